@@ -88,35 +88,37 @@ def contradiction_in(report: Report) -> Contradiction | None:
     for name in report.not_run:
         if requires.get(name) is None:
             return Contradiction("not_run", "cases that require a device or a package, which the report has", name)
-    if found := _unsaid(report):
+    if found := _missing_remark(report):
         return found
     if share := report.faults and report.faults.overfull:
         return Contradiction(f"faults.{share.name}", f"at most {share.whole}", share.part)
     return None
 
 
-_SAID = ("--no-control", "--stress", "--share-gpus")
+_NEEDS_REMARK = ("--no-control", "--stress", "--share-gpus")
 """Options of a run that its report must mention."""
 
 
-def _unsaid(report: Report) -> Contradiction | None:
+def _missing_remark(report: Report) -> Contradiction | None:
     """The contradiction of a report that lacks a required remark; None if it lacks none.
 
     Some options of a run require a remark, and so do cases whose systems did not run twice.
     """
-    said = [remark.partition(":")[0] for remark in report.remarks]
+    # A remark on an option begins with the option. A merged case has options of its own.
+    mentioned = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
-    for option in _SAID:
-        if option in options and option not in said:
+    for option in _NEEDS_REMARK:
+        if option in options and option not in mentioned:
             return Contradiction("remarks", f"a remark on {option}, which is among the options", None)
     for index, result in enumerate(report.cases):
         is_alone = result.verdict in _DECIDED and None in result.control.values()
-        if is_alone and not {"--no-control", "--control"} & {*said, *options}:
+        if is_alone and not {"--no-control", "--control"} & {*mentioned, *options}:
             return Contradiction(f"cases[{index}].control", "two runs of each system, or a remark that says why", None)
     return None
 
 
 def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
+    # The first contradiction is reported, so facts about the whole case come before those that follow from them.
     case, verdict = result.case, result.verdict
     if result.steps != case.steps:
         yield Contradiction("steps", f"{case.steps}, by its case", result.steps)
@@ -137,12 +139,13 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
         yield from _unfounded_close(result)
     if verdict == Verdict.DIFFERENT:
         yield from _unfounded_different(result)
+    # None for a system that ran once, which a remark must explain.
     repeated = [found for verdicts in (result.control, result.stress or {}) for found in verdicts.values()]
     unstable = [found for found in repeated if found not in (None, Verdict.EQUAL)]
     if unstable and verdict in _DECIDED:
-        yield _no(result, f"as a control is {unstable[0]}")
+        yield _not_supported(result, f"as a control is {unstable[0]}")
     if verdict == Verdict.NONDETERMINISTIC and not unstable:
-        yield _no(result, "as no control differs")
+        yield _not_supported(result, "as no control differs")
     yield from _misplaced(result)
     yield from _unfounded_baselines(result)
     for kind, count in result.mismatched.items():
@@ -155,7 +158,7 @@ def _numbers(known: float | dict[str, float | None]) -> list[float]:
     return [found for found in (known.values() if isinstance(known, dict) else [known]) if found is not None]
 
 
-def _no(result: CaseResult, why: str) -> Contradiction:
+def _not_supported(result: CaseResult, why: str) -> Contradiction:
     return Contradiction("verdict", f"no {result.verdict}, {why}", result.verdict.value)
 
 
@@ -164,12 +167,14 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
 
     Such a count is smaller than the numbers of steps and ranks require, or not a multiple of the number of steps.
     """
+    # A place is a step on a rank. A kind that a single rank may record needs one record per step, any
+    # other one per place.
     steps = len(result.case.compared_steps)
     places = steps * result.world_size
     required = required_kinds(result.case)
     for kind, count in (dict.fromkeys(required, 0) | result.compared).items():
         if kind in required and not count:
-            yield _no(result, "as a kind was not compared")
+            yield _not_supported(result, "as a kind was not compared")
         least, each = (steps, "step") if needs_one_rank(kind, result.case) else (places, "step and rank")
         if kind in required and count < least:
             yield Contradiction(f"compared.{kind}", f"at least {least}, one for each {each}", count)
@@ -186,18 +191,19 @@ def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
     elsewhere = 0 if needs_one_rank("loss", result.case) else places - steps
     if lengths and result.compared.get("loss", 0) < (least := lengths[0] + elsewhere):
         yield Contradiction("compared.loss", f"at least {least}, by the losses of rank 0", result.compared["loss"])
-    if {result.case.reference, result.case.candidate} <= _OURS:
+    if {result.case.reference, result.case.candidate} <= _BUILT_IN:
         yield from _uneven(result)
 
 
-_OURS = {"eager", "eager_chunked", *PREPARED}
+_BUILT_IN = {"eager", "eager_chunked", *PREPARED}
 
 
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions that only built-in systems can have, since they record alike on all ranks.
+    """Yield the contradictions that only built-in systems can have.
 
     All ranks must have equally many records, every parameter a gradient, and all parameters equally many states.
     """
+    # Built-in systems record alike on all ranks; a user's system need not.
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters
         places = result.steps
@@ -220,13 +226,16 @@ def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
         yield Contradiction("first_divergence", "a step and a rank of the case", place)
     if not first.between and any(result.compared.values()) and not result.mismatched.get(first.kind):
         yield Contradiction("first_divergence.kind", "a kind of records that differ", first.kind)
+    # Every line of a report that states how many elements differ: the tensor, the call's output, each
+    # call of the chain.
     output, chain = (first.call.output, first.call.chain) if first.call else (None, None)
-    told: list[TensorDifference | ChainLink] = [first.tensor, *([output] if output else []), *(chain or [])]
-    for found in told:
+    lines: list[TensorDifference | ChainLink] = [first.tensor, *([output] if output else []), *(chain or [])]
+    for found in lines:
         if found.elements is not None and not 0 <= (found.elements_differing or 0) <= found.elements:
             yield Contradiction(
                 "first_divergence.elements_differing", f"0 to {found.elements}", found.elements_differing
             )
+    # A weaker status than the numbers support is possible: a report may withhold a claim, but not exaggerate it.
     if first.call and (made := first.call.verification):
         strongest = Verification.strongest(made.differing, made.remaining, made.reverse)
         known = get_args(VerificationStatus)
@@ -236,11 +245,11 @@ def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
 
 def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:
     if any(result.mismatched.values()) or result.differing_kinds or result.first_divergence is not None:
-        yield _no(result, "as records differ")
+        yield _not_supported(result, "as records differ")
     if result.losses["reference"] != result.losses["candidate"]:
-        yield _no(result, "as losses differ")
+        yield _not_supported(result, "as losses differ")
     if result.error is not None:
-        yield _no(result, "as there is an error")
+        yield _not_supported(result, "as there is an error")
 
 
 def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
@@ -248,17 +257,18 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 
     CLOSE needs a bound, a difference, and values of every compared kind measured within the bound.
     """
+    # Only the first reason: each check presumes those before it.
     bound, closeness = result.case.close_within, result.closeness
     if result.layouts is not None:
         yield from _unfounded_layouts(result, result.layouts)
     elif bound is None:
-        yield _no(result, "as the case states no bound")
+        yield _not_supported(result, "as the case states no bound")
     elif closeness is None or closeness.bound != bound or not closeness.is_within:
-        yield _no(result, f"as no evidence shows every tensor within {bound:g}")
+        yield _not_supported(result, f"as no evidence shows every tensor within {bound:g}")
     elif not any(result.mismatched.values()):
-        yield _no(result, "as no record differs")
+        yield _not_supported(result, "as no record differs")
     elif result.error is not None:
-        yield _no(result, "as there is an error")
+        yield _not_supported(result, "as there is an error")
     else:
         yield from _unfounded_closeness(result)
 
@@ -268,19 +278,20 @@ def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Cont
 
     CLOSE needs a difference, and every tensor within its measured bound.
     """
+    # Every row is a tensor that may differ, so there cannot be more rows than such tensors.
     if not found.is_rounding or not found.rows or len(found.rows) > found.regrouped:
-        yield _no(result, "as no evidence shows every tensor within what sums in other orders explain")
+        yield _not_supported(result, "as no evidence shows every tensor within what sums in other orders explain")
     elif max(row.rank for row in found.rows) >= result.case.parallelism.world_size:
-        yield _no(result, "as a bound is of a rank that the case does not have")
+        yield _not_supported(result, "as a bound is of a rank that the case does not have")
     elif not any(result.mismatched.values()):
-        yield _no(result, "as no record differs")
+        yield _not_supported(result, "as no record differs")
     elif result.error is not None:
-        yield _no(result, "as there is an error")
+        yield _not_supported(result, "as there is an error")
 
 
 def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
     if not any(result.mismatched.values()):
-        yield _no(result, "as no record differs")
+        yield _not_supported(result, "as no record differs")
     for kind in result.differing_kinds:
         if not result.mismatched.get(kind):
             yield Contradiction("differing_kinds", "kinds of records that differ", kind)
@@ -289,17 +300,14 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of a result whose measured closeness must be within the case's bound.
-
-    Every compared kind must be measured, and no tensor or element may be beyond the bound.
-    """
+    """Yield the contradictions of a result whose measured closeness must be within the case's bound."""
     found = result.closeness
     assert found is not None
-    # Every compared kind must be measured, and no element may be beyond the bound.
+    # Every compared kind must be measured, and no tensor or element may be beyond the bound.
     if {kind for kind, count in result.compared.items() if count} != found.histogram.keys():
-        yield _no(result, "as the histogram lacks a compared kind")
+        yield _not_supported(result, "as the histogram lacks a compared kind")
     if any(UNLIKE in buckets for buckets in found.histogram.values()):
-        yield _no(result, "as elements are unlike")
+        yield _not_supported(result, "as elements are unlike")
     if found.first_beyond is not None:
         yield Contradiction("closeness.first_beyond", "none, as no tensor is beyond the bound", found.first_beyond.name)
 
@@ -329,6 +337,7 @@ def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
     expected = sum(result.mismatched.values())
     if len(places) + result.differing_left_out != expected:
         yield Contradiction("differing", f"{expected} keys, by the mismatched records", len(places))
+    # Kinds without a key are listed with 0, so that an unknown kind cannot hide behind an empty table.
     listed = dict.fromkeys(result.differing, 0) | Counter(kind for kind, _, _ in places)
     for kind, count in listed.items():
         if count > result.mismatched.get(kind, 0):

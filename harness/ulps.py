@@ -16,6 +16,7 @@ def ulp_bucket(power: int) -> str:
     return str(2**power) if power < 2 else f"{2 ** (power - 1) + 1}-{2**power}"
 
 
+# Powers up to 64: the distance of two float64s of opposite signs can exceed 2^63.
 BUCKETS = ("0", *(ulp_bucket(power) for power in range(65)), UNLIKE)
 """Every bucket of a ULP histogram, in order."""
 

@@ -52,7 +52,7 @@ _EXPECTED = {
     "missing": "a value",
 }
 # JSON can escape halves of surrogate pairs, which are no text alone, and pydantic refuses them. Names of files
-# and messages of errors contain them nevertheless, so they travel as private characters.
+# and messages of errors contain them nevertheless, so they are read as private characters, and converted back.
 _HALVES = {code: code - 0xD800 + 0xF0000 for code in range(0xD800, 0xE000)}
 _WHOLE = {private: half for half, private in _HALVES.items()}
 
@@ -72,6 +72,7 @@ class That:
         from pydantic_core import PydanticCustomError, core_schema
 
         def check(value: Any) -> Any:
+            # The error's context carries `expected` to `_describe`.
             if not self.holds(value):
                 raise PydanticCustomError("that", "{expected}", {"expected": self.expected})
             return value
@@ -113,6 +114,7 @@ def parse(text: str | bytes) -> Any:
     JSON has no NaN and no infinity, and a repeated field of an object is ambiguous, so both are refused; so are more
     than MOST_FIELDS fields.
     """
+    # Counted while parsing, since the objects of a hostile text would fill the memory before any later check.
     left = MOST_FIELDS
 
     def table(fields: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -142,6 +144,7 @@ def read(
     """
     from pydantic import ValidationError
 
+    # As JSON text: pydantic's strict mode accepts arrays for tuples only when it reads JSON.
     text = json.dumps(values, ensure_ascii=False)
     has_halves = not _is_unicode(text)
     try:
@@ -151,11 +154,12 @@ def read(
         # For an invalid key, report its table.
         loc = first["loc"][:-2] if first["loc"][-1:] == ("[key]",) else first["loc"]
         path = name + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-        told, expected, shown = _tell(cls, first)
+        problem, expected, shown = _describe(cls, first)
+        # A nested value's own error is more precise than "is damaged".
         if first["type"] == "whole":
             damaged = None
-        fix = _meant(cls, first["loc"]) if first["type"] == "unexpected_keyword_argument" else None
-        raise error(f"{path} {damaged or told}", expected=expected, found=shown, where=where, fix=fix) from refusal
+        fix = _suggestion(cls, first["loc"]) if first["type"] == "unexpected_keyword_argument" else None
+        raise error(f"{path} {damaged or problem}", expected=expected, found=shown, where=where, fix=fix) from refusal
     return _restored(found) if has_halves else found
 
 
@@ -168,18 +172,20 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 @functools.cache
 def _validator(cls: Any) -> SchemaValidator:
-    """The validator of a type. It stops at a list's first wrong item: 2 million of them once took 3.6 GB."""
+    """The validator of a type. It stops at a list's first wrong item."""
+    # Without that, the errors of 2 million wrong items once took 3.6 GB.
     from pydantic_core import SchemaValidator
 
-    return SchemaValidator(_stopping(_adapter(cls).core_schema))
+    return SchemaValidator(_with_fail_fast(_adapter(cls).core_schema))
 
 
-def _stopping(schema: Any) -> Any:
+def _with_fail_fast(schema: Any) -> Any:
     if isinstance(schema, list | tuple):
-        return type(schema)(map(_stopping, schema))
+        return type(schema)(map(_with_fail_fast, schema))
     if not isinstance(schema, dict):
         return schema
-    found = {key: value if key == "metadata" else _stopping(value) for key, value in schema.items()}
+    # `metadata` has functions and objects of pydantic's own, and no schemas.
+    found = {key: value if key == "metadata" else _with_fail_fast(value) for key, value in schema.items()}
     return found | {"fail_fast": True} if found.get("type") in ("list", "tuple") else found
 
 
@@ -188,11 +194,12 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
     return _adapter(typing.cast(Any, cls)).json_schema(mode="validation")
 
 
-def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
+def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
     """The problem of a refused field as texts: the problem, the expected value, and the value found.
 
     The expected value is None if the field is a `Whole`, whose own error states it.
     """
+    # "whole" and "that" are the error types of `Whole` and `That`; all others are pydantic's.
     kind, facts = refusal["type"], refusal.get("ctx", {})
     if kind == "whole":
         return f"is not {facts['noun']}", None, facts["text"]
@@ -200,17 +207,18 @@ def _tell(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
     if kind == "unexpected_keyword_argument":
         return "is not a field", ", ".join(_fields_at(cls, refusal["loc"][:-1])), found
     expected = _EXPECTED.get(kind) or facts.get("expected") or refusal["msg"]
-    told = (
+    text = (
         "is missing" if kind == "missing" else "has the wrong type" if kind.endswith("_type") else "has the wrong value"
     )
-    return told, str(expected), found
+    return text, str(expected), found
 
 
-def _meant(cls: Any, path: Sequence[str | int]) -> str | None:
+def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
     """The question "did you mean FIELD?" for an unknown field; None if no field is like it.
 
     FIELD is the field of the same name in a nested object, such as `case.steps`, or else a field with a similar name.
     """
+    # A setting in the wrong object is the commoner mistake, and its name is right, so nested objects come first.
     *parents, unknown = path
     own = _fields_at(cls, parents)
     inside = [f"{part}.{name}" for part in own for name in _fields_at(cls, [*parents, part]) if name == unknown]
@@ -223,6 +231,7 @@ def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
     for part in path:
         if dataclasses.is_dataclass(cls):
             cls = typing.get_type_hints(cls).get(str(part), cls)
+        # Unwrap annotations such as list[X], dict[str, X] and X | None, down to a dataclass.
         while not dataclasses.is_dataclass(cls) and typing.get_args(cls):
             nested = [option for option in typing.get_args(cls) if option is not type(None)]
             # The last type argument is the type of the values: of a mapping's, a list's or an optional's.
@@ -236,6 +245,7 @@ def _refuse_constant(name: str) -> Any:
 
 def _table(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     table = dict(fields)
+    # A repeated field is searched for only now, as that takes quadratic time.
     if len(table) != len(fields):
         names = [name for name, _ in fields]
         twice = next(name for name in table if names.count(name) > 1)
@@ -253,6 +263,7 @@ def _is_unicode(text: str) -> bool:
 
 def _restored(value: Any) -> Any:
     """The value with surrogate halves in place of the private-use characters that replaced them during reading."""
+    # Members of string enums are strings too, and must stay members.
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)
     if isinstance(value, dict):
@@ -262,6 +273,7 @@ def _restored(value: Any) -> Any:
     if isinstance(value, tuple):
         items = [_restored(item) for item in value]
         return tuple(items) if type(value) is tuple else type(value)(*items)  # a NamedTuple
+    # A dataclass itself, as a class, also counts as one for `is_dataclass`.
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, **{name: _restored(item) for name, item in vars(value).items()})
     return value

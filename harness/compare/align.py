@@ -16,7 +16,7 @@ NUM_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """The pairs of equal keys, in the order of the reference, and the keys that are in one recording only.
+    """The pairs of equal keys, in the order of the reference, and the keys that only a single recording has.
 
     `missing` are the keys that only the reference has, `extra` those that only the candidate has. `duplicates` has, by
     role ("reference" or "candidate"), the keys that are in that recording more than once; their first record is paired.
@@ -56,16 +56,17 @@ class Unpaired:
     @property
     def gaps(self) -> list[str]:
         """A sentence for each gap in the evidence, such as "the candidate lacks 1 record: step 0, rank 1, grad w"."""
+        # All records lack a partner if a recording is empty, so this is said once, and no record is named.
         gaps = [f"the {side} recording is empty" for side in self.empty]
         if self.missing and "candidate" not in self.empty:
             gaps.append(f"the candidate lacks {name_keys(self.missing)}")
         if self.extra and "reference" not in self.empty:
             gaps.append(f"the reference lacks {name_keys(self.extra)}")
-        gaps += self._strangers()
+        gaps += self._differing_names()
         gaps += [f"the {side} recorded twice {name_keys(keys)}" for side, keys in self.duplicates.items()]
         return gaps
 
-    def _strangers(self) -> Iterator[str]:
+    def _differing_names(self) -> Iterator[str]:
         """Yield a sentence for each kind in which each system has names that the other lacks.
 
         The same tensors may have different names. Example: the reference has `grad layers.0.w` and the candidate
@@ -73,6 +74,8 @@ class Unpaired:
         """
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
+            # Names that are paired, or unpaired on both sides, are known to both systems: only
+            # some records are missing.
             known = self.names.get(kind, set())
             theirs = [name for name in extra.get(kind, ()) if name not in {*missing[kind], *known}]
             ours = [name for name in missing[kind] if name not in {*extra.get(kind, ()), *known}]
@@ -87,6 +90,7 @@ class Unpaired:
 def _names_by_kind(keys: Iterable[Key]) -> dict[str, dict[str, None]]:
     names: dict[str, dict[str, None]] = {}
     for key in keys:
+        # A dict for its order, as a set.
         names.setdefault(key.kind, {})[key.name] = None
     return names
 

@@ -21,6 +21,8 @@ NUM_SAMPLES = 8
 SLICE = 1 << 22
 """The number of elements that are compared at a time."""
 
+# The last distance of each bucket: 0, 1, 2, 4, ... 2**62. A bucket for larger distances and one
+# for unlike elements follow.
 _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 
 
@@ -84,6 +86,7 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
         # Bytes are compared, so that -0.0 differs from 0.0, and a NaN equals itself.
         differs = (left != right).any(dim=1)
         num_differing += int(differs.sum())
+        # `start` is the slice's first element, and `place` counts within the slice.
         for place in differs.nonzero()[: NUM_SAMPLES - len(samples), 0].tolist():
             index = tuple(int(i) for i in torch.unravel_index(torch.tensor(start + place), reference.shape))
             samples.append((index, _hex(left[place]), _hex(right[place])))
@@ -112,7 +115,7 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
         return None
     largest = 0
     for _, left, right in _typed_slices(reference, candidate):
-        # int64 has no unsigned maximum: flipping the sign bit sorts the distances as unsigned numbers.
+        # torch has no maximum of unsigned int64s: with a flipped sign bit, the distances sort as unsigned numbers.
         largest = max(largest, int((ulp_distances(left, right) ^ torch.iinfo(torch.int64).min).max()) + 2**63)
     return largest
 
@@ -142,6 +145,7 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
         return counts
     for _, left, right in _typed_slices(reference, candidate):
         if _has_ulps(left):
+            # A distance between a number and a NaN would mean nothing, so such elements have a bucket of their own.
             distances, unlike = ulp_distances(left, right), is_unlike(left, right)
             index = torch.bucketize(distances, torch.tensor(_BUCKET_ENDS, device=left.device))
             index[distances < 0] = len(BUCKETS) - 2  # 2^63 and more wrapped around: float64s of opposite signs
@@ -180,10 +184,11 @@ def _ordered(tensor: Tensor) -> Tensor:
     """Convert floats to int64s that have the same order, which is that of IEEE 754's totalOrder."""
     import torch
 
+    # An integer of the same size shows the sign as the highest bit, and the other bits grow with the magnitude.
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     bits = tensor.detach().contiguous().view(integer)
     magnitude = torch.iinfo(integer).max
-    # The bits of a negative float, but for the sign, grow with its magnitude, so they are flipped.
+    # So the order of negative floats is reversed, and all their bits but the sign are flipped.
     return torch.where(bits < 0, bits ^ magnitude, bits).to(torch.int64)
 
 
@@ -196,7 +201,7 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
     from bitproof.harness.capture.digest import octets
 
     size, rows = reference.element_size(), (octets(reference.detach()), octets(candidate.detach()))
-    # So no tensor is copied from a GPU as a whole.
+    # In slices, so that no tensor is copied from a GPU as a whole, and masks stay small.
     for start in range(0, reference.numel(), SLICE):
         left, right = (row[start * size : (start + SLICE) * size].view(-1, size) for row in rows)
         yield start, left, right.to(left.device)

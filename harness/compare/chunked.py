@@ -26,12 +26,13 @@ def agreed_by_ranks(
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):
+        # The first rank of this rank's stage; without a pipeline, all ranks are one stage.
         first = rank - rank % (stage_ranks or len(by_rank))
         if chunked != by_rank[first]:
             raise RecordingError(
                 f"rank {rank} of {system} ran other modules in chunks than rank {first}",
-                expected=f"calls a step, as on rank {first}: {_tell(by_rank[first], by_rank[first], chunked)}",
-                found=_tell(chunked, by_rank[first], chunked),
+                expected=f"calls a step, as on rank {first}: {_describe(by_rank[first], by_rank[first], chunked)}",
+                found=_describe(chunked, by_rank[first], chunked),
             )
         agreed = None if chunked is None else (agreed or {}) | chunked
     return agreed
@@ -40,6 +41,7 @@ def agreed_by_ranks(
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
     """Yield the reasons why two systems cannot be compared: they chunk different modules, or not equally often."""
     found: list[Calls] = []
+    # A system that does not chunk, or a user's own, states no chunks: then there is nothing to compare.
     for side, recording in (("reference", reference), ("candidate", candidate)):
         if not _runs_in_chunks(recording.manifest):
             continue
@@ -49,7 +51,7 @@ def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
         else:
             yield f"the {side} does not say which modules ran in chunks: record it again"
     if len(found) == 2 and found[0] != found[1]:
-        first, second = (_tell(calls, *found) for calls in found)
+        first, second = (_describe(calls, *found) for calls in found)
         yield f"the reference ran in chunks, in calls a step, {first}, the candidate {second}"
 
 
@@ -59,7 +61,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
     return says_so or manifest.system == "eager_chunked" or any(entry.name == "chunk" for entry in passes)
 
 
-def _tell(calls: Calls | None, *both: Calls | None) -> str:
+def _describe(calls: Calls | None, *both: Calls | None) -> str:
     """The number of calls of each module, such as "layers.1.moe 2", without modules on which `both` agree."""
     names = sorted({name for side in both for name in side or {}})
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]

@@ -3,11 +3,10 @@
 The bits have been compared already. Here every recorded tensor's values are read, rank by rank. Their digests are
 compared with the recorded digests, so that the measured values are the recorded values.
 
-- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Numbers are divided by
-  the largest magnitude before they are squared, so no square over- or underflows. Squares are added in sequence in
-  row-major order. Example: r = [3, 4] and c = [3, 5] have the error 1 / 5.
+- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Squares are added in
+  sequence in row-major order. Example: r = [3, 4] and c = [3, 5] have the error 1 / 5.
 - An element that is NaN in both tensors, or the same infinity in both, adds nothing to an error. A NaN or an infinity
-  in only one of them makes the error infinite. So does a difference from a reference of zeros.
+  in a single tensor of the two makes the error infinite. So does a difference from a reference of zeros.
 - The error of tensors that are not floating point is 0 if they agree in bits, and otherwise infinite.
 """
 
@@ -34,7 +33,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
     """Measure the relative errors of all tensors at `step`, or at all steps, and count the tensors beyond `bound`.
 
     `reference` and `candidate` are folders of recordings with values. Raises RecordingError if a record or a value is
-    missing; only buffers may be in one recording alone.
+    missing; only buffers may be in a single recording.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
@@ -47,9 +46,10 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
         raise RecordingError(f"two recordings have no values of step {step} to compare")
     errors: dict[Key, float] = {}
     counts: dict[str, Tensor] = {}
+    # Rank by rank, so that the files of a single rank are open at a time.
     for rank in sorted({key.rank for key in measured}):
         with ExitStack() as files:
-            opened = [files.enter_context(_opened(folders[side], recordings[side], rank)) for side in folders]
+            opened = [files.enter_context(_checked_values(folders[side], recordings[side], rank)) for side in folders]
             for key in (key for key in measured if key.rank == rank):
                 left, right = (
                     values.read_recorded(key, recording.records[key])
@@ -61,6 +61,7 @@ def measure(reference: Path, candidate: Path, bound: float, step: int | None = N
     order = computation_order(keys)
     # Among equal errors, the tensor that is computed first is reported.
     largest = min(errors, key=lambda key: (-errors[key], order(key)))
+    # `not <=` and not `>`: it is also true if an error were NaN.
     beyond = sorted((key for key, error in errors.items() if not error <= bound), key=order)
     return Closeness(
         bound=bound,
@@ -90,9 +91,11 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
         return 0.0
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):
         return math.inf
+    # float64 has every value of the smaller dtypes. On the CPU, so that an error does not depend on the device.
     left, right = (x.detach().cpu().reshape(-1).to(torch.float64) for x in (reference, candidate))
     if is_unlike(left, right).any():
         return math.inf
+    # What is not finite agrees in both tensors, and adds nothing.
     finite = left.isfinite()
     left, right = left[finite], right[finite]
     apart, norm = _norm_of(left - right), _norm_of(left)
@@ -100,7 +103,7 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 
 @contextmanager
-def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
+def _checked_values(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
     """Context with the open file of a rank's values.
 
     Raises RecordingError unless the file has exactly the tensors that the rank recorded.
@@ -120,6 +123,7 @@ def _opened(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
 
 def _norm_of(x: Tensor) -> float:
     """The Euclidean norm of finite float64s. Their squares are added in row-major order."""
+    # Divided by the largest magnitude, no square over- or underflows.
     largest = float(x.abs().max()) if x.numel() else 0.0
     # `cumsum` adds in sequence; `sum` would add in blocks that depend on the processor.
     return 0.0 if largest == 0 else largest * math.sqrt(float((x / largest).square().cumsum(0)[-1]))

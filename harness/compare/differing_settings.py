@@ -17,7 +17,7 @@ from bitproof.harness.records import OPTIMIZERS
 _MAX_SENTENCES = 3
 
 
-class _Held(NamedTuple):
+class _ParameterSettings(NamedTuple):
     """A parameter's optimizer, and the optimizer's settings for it."""
 
     optimizer: str
@@ -52,8 +52,8 @@ class DifferingSetting(NamedTuple):
     def __str__(self) -> str:
         if not self.name:
             return f"the optimizer of {self.of} is {self.found}, and {self.expected} in the reference"
-        told = f"{self.optimizer} has {self.name} {self.found} where the reference has {self.expected}"
-        return f"{told}, for {self.of}"
+        text = f"{self.optimizer} has {self.name} {self.found} where the reference has {self.expected}"
+        return f"{text}, for {self.of}"
 
 
 def differing_settings(
@@ -61,17 +61,20 @@ def differing_settings(
 ) -> list[DifferingSetting]:
     """The settings in which the two systems' optimizers differ at `step`, whether set then or in an earlier step.
 
-    `reference` and `candidate` have each rank's facts about its system. A setting that only one of the optimizers has
-    is not compared: another release of torch may have added it.
+    `reference` and `candidate` have each rank's facts about its system. A setting that the other optimizer lacks is not
+    compared.
     """
+    # Parameters with the same difference are collected in one entry: by optimizer, setting, and both values.
     sides = [_settings_at(side, step) for side in (reference, candidate)]
     found: dict[tuple[str, str, str, str], list[str]] = {}
     for name, mine in sides[1].items():
         if (theirs := sides[0].get(name)) is None:
             continue
+        # Without a setting's name, the entry is about the optimizer's class.
         if mine.optimizer != theirs.optimizer:
             found.setdefault((mine.optimizer, "", mine.optimizer, theirs.optimizer), []).append(name)
         for key, text in mine.settings.items():
+            # A setting that the other optimizer lacks is equal by default: another release of torch may have added it.
             if theirs.settings.get(key, text) != text:
                 found.setdefault((mine.optimizer, key, text, theirs.settings[key]), []).append(name)
     return [
@@ -81,7 +84,7 @@ def differing_settings(
 
 
 def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
-    """Yield a sentence for each of the first 3 settings that differ, and one with the number of further settings."""
+    """Yield a sentence for each of the first 3 settings that differ, then their number if there are more."""
     yield from map(str, settings[:_MAX_SENTENCES])
     if len(settings) > _MAX_SENTENCES:
         yield f"{len(settings) - _MAX_SENTENCES} more settings of optimizers differ"
@@ -90,12 +93,13 @@ def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
 def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
     found = dict[str, float]()
     for name, text in settings.items():
+        # Other settings, such as True or None, appear in no formula.
         with suppress(ValueError):
             found[name] = float(text)
     return found
 
 
-def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _with_separate_betas(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield name and text of each setting. The pair `betas` becomes two settings, beta1 and beta2."""
     for name, text in settings.items():
         pair = text.strip("()").split(", ")
@@ -105,15 +109,16 @@ def _each(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield name, text
 
 
-def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Held]:
+def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _ParameterSettings]:
     """By parameter name, the parameter's optimizer and its settings at a step.
 
     If several ranks have the parameter, the lowest rank's facts are used.
     """
-    found: dict[str, _Held] = {}
+    found: dict[str, _ParameterSettings] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}
         for entry in _entries_of(rank):
+            # The log is in the order of steps.
             if entry["step"] > step:
                 break
             # A group's first entry is complete. Later entries have only what changed.
@@ -125,12 +130,13 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _He
             )
         for name, held, settings in groups.values():
             for parameter in held:
-                found.setdefault(parameter, _Held(name, dict(_each(settings))))
+                found.setdefault(parameter, _ParameterSettings(name, dict(_with_separate_betas(settings))))
     return found
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of optimizer settings; empty if any is damaged, as recordings are untrusted."""
+    """The entries of a rank's log of optimizer settings; empty if any of them is damaged."""
+    # A manifest is untrusted, and reading it does not check these values.
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):
         return []

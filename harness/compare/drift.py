@@ -25,28 +25,30 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """A `Drift` for each kind and name of record that differs at any step on any rank, in the order of computation.
 
-    `reference` and `candidate` are the recordings' folders. Only the records of one rank are in memory at a time. The
-    statistics of an entry are None if no values of its records are stored. Raises RecordingError if values are damaged
-    or do not have the recorded digests.
+    `reference` and `candidate` are the recordings' folders. The statistics of an entry are None if no values of
+    its records are stored. Raises RecordingError if values are damaged or do not have the recorded digests.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))
     order, entries = ComputationOrder(), dict[tuple[str, str], tuple[ComputedAt, Drift]]()
     for rank in sorted({rank for recording in recordings for rank in recording.ranks}):
+        # Columns are compared much faster than records, and most ranks agree.
         if have_same_rows(*recordings, rank):
             continue
+        # Only the records of a single rank are in memory at a time.
         left, right = (recording.records_of(rank) for recording in recordings)
         order.add(left)
         differing = [key for key in left if key in right and _identity(left[key]) != _identity(right[key])]
         for key in sorted(differing, key=order):
             place, new = order(key), _new_entry(key, left[key], right[key])
             first, entry = entries.setdefault((key.kind, key.name), (place, new))
-            if place < first:  # an earlier rank has its first difference at a later step
+            # Ranks are in order, but an earlier rank may have its first difference at a later step.
+            if place < first:
                 for name in ("step", "rank", "reference_type", "candidate_type"):
                     setattr(entry, name, getattr(new, name))
                 entries[key.kind, key.name] = place, entry
             entry.records += 1
-        for key, ours, theirs in _kept_pairs(sorted(differing, key=order), folders, recordings):
+        for key, ours, theirs in _stored_pairs(sorted(differing, key=order), folders, recordings):
             _add_values(entries[key.kind, key.name][1], ours, theirs)
     return [entry for _, entry in sorted(entries.values(), key=lambda found: found[0])]
 
@@ -69,9 +71,10 @@ def _new_entry(key: Key, reference: Record, candidate: Record) -> Drift:
     )
 
 
-def _kept_pairs(
+def _stored_pairs(
     keys: Sequence[Key], folders: tuple[Path, Path], recordings: tuple[Recording, Recording]
 ) -> Iterator[tuple[Key, Tensor, Tensor]]:
+    # The values of a pair are stored in both recordings, or cannot be compared.
     if not keys or not all(recording.manifest.values_sha256 for recording in recordings):
         return
     rank = keys[0].rank
@@ -92,6 +95,7 @@ def _add_values(entry: Drift, reference: Tensor, candidate: Tensor) -> None:
     if tensor_type(reference) != tensor_type(candidate):
         return  # elements have no partners
     difference = bit_difference(reference, candidate)
+    # Only records with different digests come here.
     if difference.is_equal:
         raise RecordingError(f"{entry.kind} {entry.name} has one value and two digests")
     if not entry.measured:
@@ -101,6 +105,7 @@ def _add_values(entry: Drift, reference: Tensor, candidate: Tensor) -> None:
     entry.elements_differing = (entry.elements_differing or 0) + difference.elements_differing
     if difference.max_ulp is not None:
         entry.max_ulp = max(entry.max_ulp or 0, difference.max_ulp)
+    # The first bucket has the equal elements, which a list of differences leaves out.
     counts = dict(zip(BUCKETS, ulp_counts(reference, candidate).tolist(), strict=True))
     totals = {bucket: entry.histogram.get(bucket, 0) + counts[bucket] for bucket in BUCKETS[1:]}
     entry.histogram = {bucket: count for bucket, count in totals.items() if count}

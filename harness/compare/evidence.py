@@ -42,6 +42,7 @@ from bitproof.harness.records import (
     zero_counts,
 )
 
+# Each group keeps the rows of its first rank in memory, and every rank is compared with each group.
 _MAX_LIKENESSES = 16
 _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 
@@ -60,7 +61,7 @@ class DifferingPair(NamedTuple):
     @property
     def divergence(self) -> Divergence:
         """The divergence at this record, without the differing bits and the call to blame."""
-        types = [_tell_type(record) for record in self.records]
+        types = [_describe_type(record) for record in self.records]
         tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
         key = self.key
         return Divergence(step=key.step, rank=key.rank, kind=key.kind, name=key.name, tensor=tensor)
@@ -130,6 +131,7 @@ class Evidence:
     @property
     def gaps(self) -> list[str]:
         """A sentence for each gap in the evidence, such as a record that only one system has; empty without gaps."""
+        # An empty recording lacks everything, so single kinds are not named. One-sided buffers are judged elsewhere.
         absent = [] if self._unpaired.empty else [*self._absent()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]
@@ -163,6 +165,7 @@ class Evidence:
         does not have the step, rank or kind; a digest is malformed; or a name is missing at a step.
         """
         alignment = align(reference.items(), candidate.items())
+        # The lengths show at the end whether these records added a problem.
         before = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
         self._unpaired.add(alignment)
         self.order.add(alignment.pairs)
@@ -182,7 +185,7 @@ class Evidence:
             self._unusable += _unusable(key, pair, self.case)
             # Digest, dtype and shape: all other fields follow from these or from the layout.
             if pair[0][:3] != pair[1][:3]:
-                self._differ(DifferingPair(self.order(key), key, pair))
+                self._add_differing(DifferingPair(self.order(key), key, pair))
         self._skipped += _skipped(alignment, unpaired, self.case)
         after = len(self._skipped), len(self._unusable), len(self._unlike), len(self._sharded)
         return not (unpaired or alignment.duplicates or alignment.empty) and before == after
@@ -202,6 +205,7 @@ class Evidence:
         return None
 
     def _likeness(self, reference: RankRows, candidate: RankRows) -> Likeness:
+        # The two systems may have recorded in different orders, so each row gets its partner's index.
         keys, rows = [*reference.records], {key: row for row, key in enumerate(candidate.records)}
         places = [self.order(key) for key in keys]
         seen = self._seen[reference.rank]
@@ -227,6 +231,7 @@ class Evidence:
         if not differs.any():
             return
         rows = numpy.flatnonzero(differs)
+        # Once per step and kind, and not once per record: a rank may have a hundred thousand differing records.
         for row, count in _first_of_each(likeness.kinds[rows], rows):
             key = likeness.keys[row]
             self.mismatched[key.kind] += count
@@ -234,33 +239,37 @@ class Evidence:
         for numbers in (likeness.kinds, likeness.tensors):
             for row, _ in _first_of_each(numbers[rows], rows):
                 self.shown.add_differing(likeness.keys[row])
+        # The group's records stand for this rank's: they have the same types, and a divergence shows no digests. In the
+        # order of computation, so that the loop can end at the first record that is not kept.
         sides = likeness.reference.records, likeness.candidate.records
         for row in likeness.computed[differs[likeness.computed]]:
             like = likeness.keys[row]
             key = like._replace(rank=reference.rank)
             found = DifferingPair(self.order(key), key, (sides[0][like], sides[1][like]))
-            if not self._keep(found):
+            if not self._keep_first(found):
                 break
 
-    def _differ(self, found: DifferingPair) -> None:
+    def _add_differing(self, found: DifferingPair) -> None:
+        # Several problems may be true of one pair: other types are named, and the difference counts in any case.
         key, (reference, candidate) = found.key, found.records
-        told = _tell_layout(key, reference, candidate)
+        text = _describe_layouts(key, reference, candidate)
         if _type(reference) != _type(candidate):
-            self._unlike[key] = told
+            self._unlike[key] = text
         if _are_sharded_otherwise(reference, candidate):
-            self._sharded[key], self.is_sharded_otherwise = told, True
+            self._sharded[key], self.is_sharded_otherwise = text, True
         if key.kind in KINDS:
             self.mismatched[key.kind] += 1
             self.kinds.setdefault(key.step, set()).add(key.kind)
-            self._keep(found)
+            self._keep_first(found)
 
-    def _keep(self, found: DifferingPair) -> bool:
+    def _keep_first(self, found: DifferingPair) -> bool:
         """Keep a differing record if it is among the MAX_DIFFERING that were computed first.
 
         Returns False if neither this record nor any record computed later is among them.
         """
         if self.first is None or found < self.first:
             self.first = found
+        # A record outside the case is a gap, and named as such; it must not end the search for others.
         if not is_inside(found.key, self.case):
             return True
         if self._is_full and found > self._differing[MAX_DIFFERING - 1]:
@@ -275,6 +284,7 @@ class Evidence:
     def _absent(self) -> Iterator[str]:
         """Yield a sentence for each required kind without a pair of records on some rank at some step."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
+        # For a kind that a single rank must record, any rank's record is enough.
         on_any = {place for seen in self._seen.values() for place in seen}
         for kind in required_kinds(self.case):
             is_enough = on_any if needs_one_rank(kind, self.case) else nothing
@@ -285,11 +295,12 @@ class Evidence:
             if absent:
                 is_users = kind == "loss" and self.case.is_foreign
                 fix = ": return the loss from step, on one rank at least" if is_users else ""
-                yield f"no {kind} was compared at {_tell_places(absent)}{fix}"
+                yield f"no {kind} was compared at {_describe_places(absent)}{fix}"
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
     """Compare two recordings, rank by rank unless a recording has all its records in memory."""
+    # Stored recordings are compared by columns (`add_rank`), others record by record.
     evidence, sides = Evidence(case=case), (reference, candidate)
     stored = [side for side in sides if isinstance(side, StoredRecording)]
     if any(side.holds_records for side in sides):
@@ -309,7 +320,7 @@ def is_inside(key: Key, case: Case) -> bool:
     return key.step in case.compared_steps and 0 <= key.rank < case.parallelism.world_size
 
 
-def _tell_type(record: Record) -> str:
+def _describe_type(record: Record) -> str:
     """A record's dtype and shape as text, such as "bfloat16[4, 8]", with placements if the tensor has any."""
     return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
 
@@ -328,12 +339,13 @@ def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
     return reference.placements != candidate.placements and has_both and not is_same_part
 
 
-def _tell_layout(key: Key, reference: Record, candidate: Record) -> str:
-    here, there = _tell_type(reference), _tell_type(candidate)
+def _describe_layouts(key: Key, reference: Record, candidate: Record) -> str:
+    here, there = _describe_type(reference), _describe_type(candidate)
+    # A rank without a part of the tensor has a record without elements, such as float32[0].
     if holds_any(reference) != holds_any(candidate):
-        here, there = (told if holds_any(part) else "none" for told, part in ((here, reference), (there, candidate)))
+        here, there = (text if holds_any(part) else "none" for text, part in ((here, reference), (there, candidate)))
     sharded = "sharded otherwise: " if _are_sharded_otherwise(reference, candidate) else ""
-    return f"{_tell_place(key)}: {sharded}{here} in the reference, {there} in the candidate"
+    return f"{_describe_key(key)}: {sharded}{here} in the reference, {there} in the candidate"
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
@@ -342,6 +354,7 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.
             continue
+        # A record that only one system has is unpaired, and named there.
         keys = (Key(step, kind, name, rank) for step in case.compared_steps)
         if steps := [key.step for key in keys if key not in alignment.pairs and key not in unpaired]:
             named = ", ".join(str(step) for step in steps[:NUM_NAMED])
@@ -351,16 +364,16 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
 def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
     """Yield the reasons why a pair is no evidence: the case lacks its step, rank or kind, or a digest is malformed."""
     if key.kind not in KINDS or not is_inside(key, case):
-        yield f"{_tell_place(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
+        yield f"{_describe_key(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
     if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):
-        yield f"{_tell_place(key)} has no digest of 32 hexadecimal digits"
+        yield f"{_describe_key(key)} has no digest of 32 hexadecimal digits"
 
 
-def _tell_place(key: Key) -> str:
+def _describe_key(key: Key) -> str:
     return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
 
 
-def _tell_places(places: list[tuple[int, int]]) -> str:
+def _describe_places(places: list[tuple[int, int]]) -> str:
     named = "; ".join(f"step {step}, rank {rank}" for step, rank in places[:NUM_NAMED])
     return named + (f"; and {len(places) - NUM_NAMED} more" if len(places) > NUM_NAMED else "")
 

@@ -47,12 +47,12 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner belongs to a buffer or setting that only one system has."""
+        """Whether a record without a partner belongs to these buffers or settings."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """Yield sentences for the report that name the buffers and settings that only one system has."""
+        """Yield sentences for the report that name these buffers and settings."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
@@ -79,12 +79,14 @@ def one_sided(
     """
     if sides[0].manifest.system == sides[1].manifest.system:
         return OneSided()  # two runs of the same system register the same
+    # A system that records all its buffers also records changed settings, so the other's changes have no counterpart.
     changing = {
         role: [*dict.fromkeys(bare(k.name) for k, _ in unpaired[role] if k.kind == "optimizer")] for role in ROLES
     }
     settings = {role: names for role, names in changing.items() if names}
     compared = frozenset(role for role in settings if sides[1 - ROLES.index(role)].manifest.shows_every_buffer)
     only_settings = OneSided(settings=settings, compared=compared)
+    # By role and bare name, then by rank and moment (the record's full name): the digest at each step.
     found: dict[Role, dict[str, dict[tuple[int, str], dict[int, str]]]] = {role: {} for role in ROLES}
     for role in ROLES:
         for key, record in unpaired[role]:
@@ -99,6 +101,7 @@ def one_sided(
     other = sides[1 - ROLES.index(role)]
     if not other.manifest.shows_every_buffer:
         return only_settings
+    # Buffers that the other system has on some rank or at some step: their missing records are gaps.
     paired = {bare(key.name) for key in _buffers_of(other)}
     names = {name: moments for name, moments in found[role].items() if name not in paired}
     changed = [name for name, moments in names.items() if _changes(moments, num_steps)]
@@ -110,6 +113,7 @@ def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: in
 
     `moments` has, by rank and record name, the buffer's digests by step.
     """
+    # Over all moments of a step: a buffer that forward changes and the optimizer changes back is no constant.
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())

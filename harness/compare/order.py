@@ -37,6 +37,7 @@ class ComputationOrder:
 
     def add(self, recorded: Iterable[Key]) -> None:
         """Add the names of some records. Their keys must be in the order in which they were recorded."""
+        # The first occurrence counts, so that the order does not depend on later steps or ranks.
         for key in recorded:
             self._tensors.setdefault((key.kind, key.name), len(self._tensors))
 
@@ -54,6 +55,8 @@ def computation_order(recorded: Iterable[Key]) -> Any:
 
 def phase_of(key: Key) -> int:
     """The phase of a step in which a record is computed, as an index into PHASES; len(PHASES) for an unknown kind."""
+    # A buffer is recorded at two moments, which its name states. Gradients of activations have
+    # the kind "activation", too.
     moments = (BEFORE_FORWARD, BEFORE_OPTIMIZER) if key.kind == "buffer" else ()
     kind = next((moment for moment in moments if key.name.endswith(moment)), key.kind)
     if kind == "activation" and (boundary := boundary_of(key.name)) and boundary.direction == "backward":
@@ -71,6 +74,7 @@ def place_of(key: Key) -> tuple[str, str]:
         return boundary.module, boundary.direction
     if key.kind not in ("grad", "param", "optimizer"):
         return "", "forward"
+    # `layers.0.w` is of the module layers.0, and its optimizer state has a further part, such as `layers.0.w.exp_avg`.
     module = key.name.rpartition(".")[0]
     if key.kind == "optimizer":
         module = module.rpartition(".")[0]

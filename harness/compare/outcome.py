@@ -28,6 +28,7 @@ def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **
 
     If the result's own numbers contradict its verdict, the verdict becomes UNVERIFIED, and the result states why.
     """
+    # A judgement's fields have the names of CaseResult's.
     judged = {name: getattr(judgement, name) for name in judgement.__dataclass_fields__}
     result = _result(case, device=device, backend=backend, **judged, **facts)
     if found := contradiction(result):
@@ -45,6 +46,7 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
     )
     if isinstance(error, RankError) and error.traceback:
         text += f"\n\n{error.traceback}"
+    # A damaged recording or a failing machine says nothing about the systems.
     verdict = Verdict.UNVERIFIED if isinstance(error, (RecordingError, MachineError)) else Verdict.ERROR
     return _result(case, verdict=verdict, error=text, device=device, backend=backend, **facts)
 

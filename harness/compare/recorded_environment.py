@@ -15,6 +15,7 @@ _NOT_DECISIVE = ("bitproof", "platform", "cpu_count", "sums_over_ranks")
 def environment_of(manifest: Manifest) -> dict[str, Any]:
     """The facts of a manifest that can change a bit, without the code under test, as nested JSON values."""
     machine, passes = manifest.machine or {}, manifest.graph.passes if manifest.graph else []
+    # A pass may run more than once, each time with other settings.
     settings: dict[str, list[Any]] = {}
     for entry in passes:
         settings.setdefault(entry.name, []).append(entry.settings)
@@ -35,10 +36,8 @@ def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """A dict with the manifest's field `torch`, without a suffix such as `+cu132`; empty without `torch` or `cuda`.
-
-    The suffix repeats the field `cuda`, and manifests of earlier versions lack the suffix.
-    """
+    """A dict with the manifest's field `torch`, without a suffix such as `+cu132`; empty without `torch` or `cuda`."""
+    # The suffix repeats the field `cuda`, and manifests of earlier versions lack the suffix.
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):
         return {}

@@ -8,7 +8,7 @@ ranks, and rows 0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 
 
 - If a cell on a rank of the candidate has other bits than in the reference, that rank differs in the tensor.
 - A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
-  the candidate differs from one of them, and `replicas` names the tensor.
+  the candidate differs from a rank of the reference, and `replicas` names the tensor.
 - A plain tensor, which is no DTensor, counts as whole. If the candidate has as many ranks as the reference, and each
   has the same part as in the reference, records pair rank by rank, and plain tensors may differ between ranks.
 - A cell that one system lacks is a gap in the evidence.
@@ -82,11 +82,12 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
     if case.reference_parallelism is not None:
         return True
     if reference.manifest.world_size == candidate.manifest.world_size:
+        # A quick check of whole columns, before the layouts of all tensors are collected.
         from bitproof.harness.capture.stored import lie_alike  # loads pyarrow
 
         if all(lie_alike(reference, candidate, rank) for rank in sorted({*reference.ranks, *candidate.ranks})):
             return False
-    return any(True for _ in _across(reference, candidate))
+    return any(True for _ in _differing_layouts(reference, candidate))
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
@@ -95,7 +96,7 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
     If so, calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another
     rank updates it for all.
     """
-    across = [] if case.reference_parallelism is not None else [*_across(reference, candidate)]
+    across = [] if case.reference_parallelism is not None else [*_differing_layouts(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
@@ -115,7 +116,7 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     A tensor whose shape as a whole differs between the two systems is left out.
     """
     boxes: dict[str, set[Box]] = {}
-    for tensor, sides in _across(reference, candidate):
+    for tensor, sides in _differing_layouts(reference, candidate):
         parts = [_box_of(held) for side in sides for held in {*side.values()}]
         boxes.setdefault(f"{tensor.kind}/{tensor.name}", set()).update(box for box in parts if box is not None)
     return {name: joint_cuts(same) for name, found in boxes.items() if (same := alike(found))}
@@ -126,7 +127,8 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
 
     Both recordings must have the digests of the cells into which `cuts` divides each tensor.
     """
-    across = [tensor for tensor, _ in _across(reference, candidate)]
+    across = [tensor for tensor, _ in _differing_layouts(reference, candidate)]
+    # All digests of cells are collected first, since a rank's part in one layout may be spread over ranks of the other.
     known = {tensor: _Cells(tensor, cuts.get(f"{tensor.kind}/{tensor.name}")) for tensor in across}
     for number, side in enumerate((reference, candidate)):
         for rank in side.ranks:
@@ -134,14 +136,14 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
                 if (cells := known.get(LogicalTensor(*key[:3]))) is not None:
                     cells.add(number, rank, record)
     unusable = [why for cells in known.values() for why in cells.unusable]
-    apart = {tensor: told for tensor, cells in known.items() if (told := [*cells.apart()])}
+    apart = {tensor: lines for tensor, cells in known.items() if (lines := [*cells.apart()])}
     # The case states the layout, so it becomes the candidate's; all else that the manifest states is unchanged.
     manifest = replace(reference.manifest, case=candidate.manifest.case, world_size=candidate.manifest.world_size)
     return Relaid(
         _RelaidRecording(manifest, reference, candidate, known),
         frozenset(across),
         tuple(unusable),
-        tuple(dict.fromkeys(each for told in apart.values() for each in told)),
+        tuple(dict.fromkeys(each for lines in apart.values() for each in lines)),
         frozenset(apart),
     )
 
@@ -175,13 +177,14 @@ class _RelaidRecording(Recording):
         A tensor that is compared by cells has the candidate's record, with another digest if the reference's bits
         differ. Any other tensor has the reference's own record. Records that only the reference has follow.
         """
+        # In the candidate's order. A record that only the candidate has is left out, and shows as extra.
         own, found = self._reference.records_of(rank), dict[Key, Record]()
         for key, record in self._candidate.records_of(rank).items():
             cells = self._known.get(LogicalTensor(*key[:3]))
             other = own.get(key) if cells is None or not cells.are_on_both else cells.as_in(rank, record)
             if other is not None:
                 found[key] = other
-        # Records that only the reference has remain as they are: the comparison reports them as missing.
+        # Records that only the reference has stay unchanged: the comparison reports them as missing.
         for key, record in own.items():
             cells = self._known.get(LogicalTensor(*key[:3]))
             if cells is None or not cells.are_on_both:
@@ -255,6 +258,7 @@ class _Cells:
             role = ("reference", "candidate")[side]
             self.unusable.append(f"the {role} has no digests of cells of {self.tensor} on rank {rank}")
             return
+        # A string if all ranks so far agree, which is the usual case, and a set if they differ.
         known = self.digests[side]
         for cell, digest in own.items():
             if (before := known.setdefault(cell, digest)) != digest:
@@ -277,20 +281,23 @@ class _Cells:
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
         if self.cuts is None or first.dtype != record.dtype:
-            return record._replace(digest=_other(record.digest), dtype=first.dtype, shape=first.shape)
+            return record._replace(digest=_other_digest(record.digest), dtype=first.dtype, shape=first.shape)
         here, own = self.digests[0], _cells_of(record, self.cuts) or {}
+        # No cells at all: the part's layout is unknown, unless it is empty.
         if any(cell not in here for cell in own) or (not own and 0 not in record.shape):
             return None
         differs = any(here[cell] != digest for cell, digest in own.items())
-        return record._replace(digest=_other(record.digest), value=first.value) if differs else record
+        return record._replace(digest=_other_digest(record.digest), value=first.value) if differs else record
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
     """The digest of each cell in a rank's part, by cell; None if the part's layout or the digests are unknown."""
+    # A plain tensor counts as whole; a DTensor without a recorded index range is unknown.
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
     if cells is None or text is None or len(text) != DIGEST_DIGITS * len(cells):
         return None
+    # The record has the digests of all cells as one string, in the order of the cells.
     return {cell: text[DIGEST_DIGITS * at :][:DIGEST_DIGITS] for at, cell in enumerate(cells)}
 
 
@@ -307,7 +314,7 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
     return None if cut is None else cut.cells(cuts)
 
 
-def _across(
+def _differing_layouts(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
     """Yield the tensors whose records do not pair rank by rank, with their part layouts in both systems.
@@ -338,8 +345,9 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
         return True
     if not here or not there:
         return False
+    # The sets of ranks must be equal, and each rank's index range, if it has elements in both systems.
     return here.keys() != there.keys() or any(
-        _held_as(part) != _held_as(there[rank])
+        _range_of(part) != _range_of(there[rank])
         for rank, part in here.items()
         if holds_any(part) and holds_any(there[rank])
     )
@@ -353,7 +361,7 @@ def holds_any(part: Record | PartLayout) -> bool:
     return bool(part.box or part.placements) or 0 not in part.shape
 
 
-def _held_as(part: Record | PartLayout) -> tuple[str | None, bool]:
+def _range_of(part: Record | PartLayout) -> tuple[str | None, bool]:
     return part.box, part.placements is None
 
 
@@ -373,11 +381,8 @@ def tensors_of(recording: Recording) -> list[LogicalTensor]:
 
 
 def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """The part layouts of all tensors, by (kind, name), then by rank, then by step.
-
-    Ranks with equal layouts share an object. The result is cached on the recording, unless its records are in memory,
-    as these may still change.
-    """
+    """The part layouts of all tensors, by (kind, name), then by rank, then by step. Ranks may share an object."""
+    # The result is cached on the recording, unless its records are in memory, as these may still change.
     is_stored = not recording.holds_records
     if is_stored and (known := vars(recording).get("part_layouts")) is not None:
         return known
@@ -413,12 +418,13 @@ def are_staged(*recordings: Recording) -> bool:
 def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
     """Whether ranks of the two systems have different parts of some gradient or parameter.
 
-    A gradient that some ranks lack does not count, as this does not affect how other gradients are summed.
+    A gradient that some ranks lack does not count.
     """
+    # A lacking gradient does not affect how other gradients are summed.
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     return any(
         tensor.kind == "param" or (tensor.kind == "grad" and not (have_as_many and _is_part_lacking(tensor, *sides)))
-        for tensor, sides in _across(reference, candidate)
+        for tensor, sides in _differing_layouts(reference, candidate)
     )
 
 
@@ -433,7 +439,7 @@ def _box_of(part: Record | PartLayout) -> Box | None:
     return None if part.placements else Box.whole(part.shape)
 
 
-def _other(digest: str) -> str:
+def _other_digest(digest: str) -> str:
     """A digest that differs from `digest`, for a record that must not be equal."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 

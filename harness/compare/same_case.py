@@ -36,6 +36,7 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
         return
     expected = {"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size}
     found = {"case": in_todays_form(manifest.case), "steps": manifest.steps, "world_size": manifest.world_size}
+    # Leaf by leaf, so that a sentence names a single setting.
     for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
         yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
 
@@ -52,7 +53,8 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield a sentence if two recordings have different kinds of digests, as then equal bits have unequal digests."""
+    """Yield a sentence if two recordings have different kinds of digests."""
+    # Then equal bits have unequal digests.
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
         yield f"the reference has digests of kind {kinds[0]}, the candidate of kind {kinds[1]}: record both again"
@@ -61,7 +63,7 @@ def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, and the two values there.
 
-    `values` has, by name, a pair of subtrees, one of each tree. LABELS of a case are not compared.
+    `values` has, by name, a subtree of each tree. LABELS of a case are not compared.
     """
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"
@@ -70,5 +72,6 @@ def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") ->
         if isinstance(left, dict) and isinstance(right, dict):
             names = [*left, *(name for name in right if name not in left)]
             yield from leaf_differences({name: (left.get(name), right.get(name)) for name in names}, f"{path}.")
+        # As JSON text, since 1 == 1.0 == True in Python, and NaN equals nothing.
         elif json.dumps(left, default=repr) != json.dumps(right, default=repr):
             yield path, (left, right)

@@ -32,6 +32,8 @@ class Agreement:
     """
 
     def __init__(self) -> None:
+        # The reasons why records are no evidence, by kind and step, and by kind and name; None for a
+        # record that is evidence.
         self._steps: dict[tuple[str, int], set[str | None]] = {}
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
@@ -54,7 +56,7 @@ class Agreement:
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
             if steps:
                 reasons = sorted({reason for step in steps for reason in self._steps[kind, step] if reason})
-                yield f"on every rank each {kind} is {' or '.join(reasons)} at {_tell_steps(steps, case)}"
+                yield f"on every rank each {kind} is {' or '.join(reasons)} at {_describe_steps(steps, case)}"
 
     def vacuous_tensors(self) -> Iterator[str]:
         """Yield a sentence for each required kind that has tensors which are no evidence at any step on any rank."""
@@ -79,14 +81,15 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
     """
     if manifest.alone:
         yield (
-            f"{side} {manifest.system} ran no collective in its steps on {_tell_ranks(manifest.alone, manifest)}: each "
-            "trained alone (a system whose ranks should says so: independent_ranks = True)"
+            f"{side} {manifest.system} ran no collective in its steps on {_describe_ranks(manifest.alone, manifest)}: "
+            "each trained alone (a system whose ranks should says so: independent_ranks = True)"
         )
+    # None for a rank that called no code of torch.compile.
     ranks = [rank for rank, found in enumerate(manifest.compiled or ()) if found is not None and not found.is_any]
     if ranks:
         yield (
             f"{side} {manifest.system} called code that torch.compile was to compile, and nothing of it was compiled, "
-            f"on {_tell_ranks(ranks, manifest)}{_why_not_compiled(manifest)}"
+            f"on {_describe_ranks(ranks, manifest)}{_why_not_compiled(manifest)}"
         )
 
 
@@ -94,9 +97,10 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
     """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none."""
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
+        # A report must not claim more than holds for every rank.
         least = min(found, key=lambda compiled: (compiled.graphs, compiled.operators))
         rank = "" if all(compiled == found[0] for compiled in found) else " on the rank with the fewest"
-        yield f"{side} {manifest.system} was compiled{rank}: {_tell_compiled(least)}"
+        yield f"{side} {manifest.system} was compiled{rank}: {_describe_compiled(least)}"
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
@@ -109,7 +113,7 @@ def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
         )
 
 
-def _tell_compiled(found: TorchCompile) -> str:
+def _describe_compiled(found: TorchCompile) -> str:
     by = f" by {', '.join(found.backends)}" if found.backends else ""
     breaks = f"{found.breaks} graph break{'' if found.breaks == 1 else 's'}" if found.breaks else "no graph break"
     first = f", the first: {found.first_break}" if found.first_break else ""
@@ -128,11 +132,11 @@ def _why_not_compiled(manifest: Manifest) -> str:
     environment = manifest.environment or {}
     off = [name for name in ("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE") if environment.get(name) == "1"]
     failed = [found.first_failure for found in manifest.compiled or () if found is not None and found.first_failure]
-    told = [f"{name}=1 is set" for name in off] + failed[:1]
-    return f": {', '.join(told)}" if told else ""
+    lines = [f"{name}=1 is set" for name in off] + failed[:1]
+    return f": {', '.join(lines)}" if lines else ""
 
 
-def _tell_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
+def _describe_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
     if len(ranks) == manifest.world_size:
         return "every rank"
     named = ", ".join(map(str, ranks[:_NUM_NAMED]))
@@ -150,13 +154,15 @@ def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
         return None
     if 0 in reference.shape:
         return "without elements"
+    # Older recordings have no `content`, but the value of a loss shows whether it is finite.
     content = reference.content or candidate.content or _NOT_FINITE.get(reference.value or "")
+    # Zeros are usual in other kinds, such as a new optimizer's state.
     if content == "zero" and key.kind not in _ZERO_IS_VACUOUS:
         return None
     return _CONTENTS.get(content or "")
 
 
-def _tell_steps(steps: Sequence[int], case: Case) -> str:
+def _describe_steps(steps: Sequence[int], case: Case) -> str:
     if len(steps) == len(case.compared_steps):
         return "every step"
     named = ", ".join(map(str, steps[:_NUM_NAMED]))

@@ -96,6 +96,7 @@ class Repeat(NamedTuple):
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
     """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED. Missing records are no error."""
+    # Recordings of other cases would only differ for that reason, so nothing else is compared.
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
         return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
@@ -103,6 +104,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
     ranks = reference.manifest.ranks or (), candidate.manifest.ranks or ()
     sides, evidence = {"reference": reference, "candidate": candidate}, evidence_of(reference, candidate, case)
+    # Gaps come first: with incomplete evidence, neither agreement nor a difference is a verdict.
     gaps, first, differing = evidence.gaps, evidence.first, evidence.differing
     return Comparison(
         verdict=Verdict.UNVERIFIED if gaps else Verdict.DIFFERENT if evidence.num_differing else Verdict.EQUAL,
@@ -117,14 +119,14 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         differing_left_out=evidence.num_differing - len(differing),
         vacuous=(
             *evidence.shown.vacuous_steps(case),
-            *(told for side in sides for told in vacuous_runs(side, sides[side].manifest)),
+            *(each for side in sides for each in vacuous_runs(side, sides[side].manifest)),
         ),
         unshared=(*evidence.one_sided.unshown(),),
         remarks=(
             *evidence.one_sided.remarks(),
             *evidence.shown.vacuous_tensors(),
-            *(told for side in sides for told in compiled_runs(side, sides[side].manifest)),
-            *(told for side in sides for told in unshown_state(side, sides[side].manifest)),
+            *(each for side in sides for each in compiled_runs(side, sides[side].manifest)),
+            *(each for side in sides for each in unshown_state(side, sides[side].manifest)),
             *(setting_sentences(differing_settings(*ranks, first.key.step)) if first else ()),
         ),
     )
@@ -166,15 +168,16 @@ def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repea
     unverified = [each for each in repeats if each.comparison.verdict == Verdict.UNVERIFIED]
     unstable = [each for each in repeats if each.comparison.verdict not in (Verdict.EQUAL, Verdict.UNVERIFIED)]
     for repeat in unverified + unstable:
-        judgement = judgement.with_error(_tell_repeat(repeat, getattr(case, repeat.side)))
+        judgement = judgement.with_error(_describe_repeat(repeat, getattr(case, repeat.side)))
     if unverified:
         return replace(judgement, verdict=Verdict.UNVERIFIED, first_divergence=comparison.first_divergence)
+    # An earlier verdict of the same kind keeps its first divergence.
     if unstable and judgement.verdict not in (Verdict.UNVERIFIED, Verdict.NONDETERMINISTIC):
         return replace(judgement, verdict=Verdict.NONDETERMINISTIC, first_divergence=unstable[0].divergence())
     return judgement
 
 
-def _tell_repeat(repeat: Repeat, system: str) -> str:
+def _describe_repeat(repeat: Repeat, system: str) -> str:
     comparison, first = repeat.comparison, repeat.comparison.first_divergence
     who = f"{repeat.side} {system}"
     head = f"control of {who} under stress" if repeat.stressed else f"control of {who}"
@@ -186,7 +189,7 @@ def _tell_repeat(repeat: Repeat, system: str) -> str:
 
 
 def tell(what: str, details: Iterable[str]) -> str:
-    """The sentence `what`, followed by the first 20 `details`, one per line, and "and N more" if there are more."""
+    """The sentence `what`, followed by the first 20 `details`, a line each, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

@@ -20,8 +20,8 @@ def argument_differences(call: Call, partner: Call) -> str:
     """
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
-    told = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
-    return cut(told, 300)
+    text = ", ".join(f"{name}={mine} where the reference has {other}" for name, mine, other in unlike)
+    return cut(text, 300)
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
@@ -31,12 +31,12 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
     example, "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, if no
     call of the step produced the input in either system, or if the two calls do not match and have no input in common.
     """
-    told = input_sources(log, index, partner)
-    if told is None:
+    sources = input_sources(log, index, partner)
+    if sources is None:
         return ""
-    if told[0] != told[1]:
-        return cut(f"{told[0]}, where the reference has {told[1]}", 300)
-    return "" if told[0] == GIVEN else cut(f"{told[0]}, with another value", 300)
+    if sources[0] != sources[1]:
+        return cut(f"{sources[0]}, where the reference has {sources[1]}", 300)
+    return "" if sources[0] == GIVEN else cut(f"{sources[0]}, with another value", 300)
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
@@ -45,24 +45,27 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
     For example, "the output of mm ..." and "an input of the step". None if no input differs, or if the two calls do not
     match and have no input in common.
     """
+    # The partner need not match: it may be the call that an extra call replaces. Then a common input is required, since
+    # otherwise all inputs differ and none of them says anything.
     if set(log.log[index].inputs).isdisjoint(log.reference.log[partner].inputs) and log.matching_call(index) != partner:
         return None
     sides: tuple[tuple[CandidateLog | ReferenceLog, int], ...] = (log, index), (log.reference, partner)
     inputs = [side.log[at].inputs for side, at in sides]
-    told: list[str] = []
-    # A differing value may only have moved to another position. Prefer a position at which the other side has another
-    # value.
+    lines: list[str] = []
+    # A differing value may only have moved to another position. Prefer a position at which the other
+    # side has another value.
     for (side, at), mine, other in zip(sides, inputs, reversed(inputs), strict=True):
+        # As a multiset: a value that the call reads twice, and its partner once, differs too.
         odd = Counter(mine) - Counter(other)
         positions = [i for i, value in enumerate(mine) if value in odd]
         elsewhere = [i for i in positions if other[i : i + 1] != (mine[i],)]
         if not positions:
             return None
-        told.append(_what_gave(side, at, (elsewhere or positions)[-1]))
-    return told[0], told[1]
+        lines.append(_source_of(side, at, (elsewhere or positions)[-1]))
+    return lines[0], lines[1]
 
 
-def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
+def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
     """The call that produced an input, as text; "an input of the step" if no call of the step produced it.
 
     The input is at `position` among the inputs of the call at `index`. If it is a view, the text names the producer of
@@ -73,9 +76,11 @@ def _what_gave(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
     if made is None:
         return GIVEN
     call = side.log[made]
+    # A call whose outputs are among its inputs is a copy. Not so a collective: its equal output may
+    # be another rank's value.
     if call.collective or not call.outputs or not set(call.outputs) <= set(call.inputs):
         return f"the output of {call}"
-    copied = _what_gave(side, made, call.inputs.index(call.outputs[0]))
+    copied = _source_of(side, made, call.inputs.index(call.outputs[0]))
     return f"the output of {call}" if copied == GIVEN else f"the output of {call}, a copy of {copied}"
 
 
@@ -87,6 +92,7 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
+    # Such a call is logged as a call for each tensor of its lists, so the numbers of logged calls are the lengths.
     made, due = (
         sum((call.operator, call.place) == (missing.operator, missing.place) for call in calls)
         for calls in (log.log, log.reference.log)
@@ -102,5 +108,6 @@ def strange_output(log: CandidateLog, call: Call) -> str:
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)
+    # The entry of a compiled graph has, for each output, the position as the name and the computing call as the value.
     made_by = dict(call.scalars).get(str(position))
     return "" if made_by is None else f"output {position} of {len(call.scalars)}, {made_by}"

@@ -50,6 +50,7 @@ def ready_logs(
     reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]]
 ) -> list[CandidateLog]:
     """For each rank, the candidate's log, matched with the reference's. Several searches may use the result."""
+    # Whether a broadcast is idle depends on all ranks' logs, so logs of only some ranks are left unchanged.
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
     # An indexed reference may come from a baseline, and is used as it is.
@@ -74,6 +75,7 @@ def culprits_in(
     found for any tensor.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
+    # The record `first` comes first, and is not searched twice.
     records = [(rank, pair) for rank, pairs in differing.items() for pair in pairs]
     for rank, pair in records if first is None else [first, *(record for record in records if record != first)]:
         walk = Walk(logs, joined, known)
@@ -95,6 +97,7 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
     """
     rank, mine, due, how = parting
     log = walk.logs[rank]
+    # At least one of the two indices is known, so `due or 0` is only for the type checker.
     call = log.reference.log[due or 0] if mine is None else log.log[mine]
     ranks = tuple(sorted({rank} | {other.rank for other in everywhere if _is_same(parting, other, walk)}))
     found = Culprit(
@@ -102,15 +105,19 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
     )
     if mine is None:
         return replace(found, arguments=list_differences(log, call))
+    # A compiled graph is a single entry, so its match and its arguments would say nothing about the
+    # wrong call within it.
     if call.operator.startswith(KERNELS):
         return replace(found, how="compiles", reference=None, reading=strange_output(log, call))
     if due is None:
         return _placed(found, walk)
     other = log.reference.log[due]
+    # The log knows better how a value without a producer came about: as uninitialized memory, or from outside torch.
     if how in ("reads", "inherits"):
         how = log.how_it_came(mine, other.inputs) or how
     return replace(
         found,
+        # Without a tensor input, equal inputs are no evidence that the call computes a wrong value.
         how="draws" if how in ("computes", "reads") and not call.inputs else how,
         arguments=argument_differences(call, other),
         reading=input_differences(log, mine, due) if how == "reads" else "",
@@ -126,6 +133,7 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
         return False
     ids = []
     for rank, mine, due, _ in (first, second):
+        # Indices of different ranks cannot be compared, so a call is identified by its operator, place and occurrence.
         log, index = (walk.logs[rank], mine) if mine is not None else (walk.logs[rank].reference, due or 0)
         ids.append((log.log[index].operator, log.log[index].place, log.occurrence(index)))
     return ids[0] == ids[1]
@@ -141,6 +149,8 @@ def _placed(culprit: Culprit, walk: Walk) -> Culprit:
     due, reader = walk.replaced.get(site), walk.readers.get(site)
     if due is not None:
         other = log.reference.log[due]
+        # It replaces the other call only if it computes something else from a common input; otherwise
+        # it merely runs nearby.
         if other.operator != culprit.call.operator and set(culprit.call.inputs) & set(other.inputs):
             return replace(culprit, call=culprit.call._replace(place=other.place), instead_of=other.operator)
     known, own = None if reader is None else log.matching_call(reader), culprit.call.place

@@ -32,13 +32,15 @@ def with_chain(
     """The culprit with `chain`: the calls that lead from it to a record.
 
     The record is on rank `rank`, and `pair` has its digests in the reference and in the candidate. `mine` and `known`
-    are the candidate's and the reference's logs. If the culprit is a missing call, the chain consists of the
-    reference's calls, as the candidate has no such call.
+    are the candidate's and the reference's logs. If the culprit is a missing call, the chain has the reference's calls.
     """
+    # The candidate has no missing call, so the path is searched in the reference's logs, through
+    # values that are missing.
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
     givers = [log.reference.givers if is_missing else log.givers for log in logs]
     differs = [log.lacks if is_missing else log.differs for log in logs]
+    # Several calls may have the record's value, for example a view and the call behind it: the nearest is used.
     lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
     first = culprit.rank, culprit.index
     way = way_between(first, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
@@ -50,6 +52,7 @@ def with_chain(
         other = log.matching_here(index) if is_missing else log.matching_call(index)
         return (index, other) if is_missing else (other, index)
 
+    # The path shows what the culprit's output is for, which may correct the direction that the log has.
     call = culprit.call._replace(place=place_on(way, joined.logs, culprit.call.place))
     return replace(culprit, call=call, explains=(rank, *pair), chain=tuple(links_of(way, joined.logs, sides)))
 
@@ -81,11 +84,11 @@ def way_between(
                         after[peer[0], giver] = peer
                         pending.append((peer[0], giver))
         if first in after:
-            return list(_followed(first, after))
+            return list(_path_from(first, after))
     return []
 
 
-def _followed(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
+def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
     current: Site | None = site
     while current is not None:
         yield current
@@ -112,16 +115,18 @@ def links_of(
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:
-        kept = sorted(_most_telling(kept, way, logs))
+        # The choice is by importance; the chain is in the order of the path.
+        kept = sorted(_most_informative(kept, way, logs))
     calls = [logs[rank][index] for rank, index in way]
     placed = [call._replace(place=place_on(way[i:], logs, call.place)) for i, call in enumerate(calls)]
+    # The numbers of left-out calls are the gaps between the kept positions; -1 stands for a position before the first.
     return [
         Link(placed[i], way[i][0], i - previous - 1, *sides(way[i]))
         for previous, i in zip([-1, *kept], kept, strict=False)
     ]
 
 
-def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
+def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
     """Choose `MAX_LINKS` of the positions `kept` in `way`: the first two, the last, and the largest changes of place.
 
     A change is between a call and the call before it. A change of rank is larger than a change of module or direction.
@@ -130,6 +135,7 @@ def _most_telling(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Seque
     def is_elsewhere(i: int) -> int:
         (rank, index), (before, earlier) = way[i], way[i - 1]
         places = [logs[r][at].place[:2] for r, at in ((rank, index), (before, earlier))]
+        # 0: another rank, 1: another module or direction, 2: neither. Chunks, the third field of a place, do not count.
         return 0 if rank != before else 1 if places[0] != places[1] else 2
 
     between = sorted(kept[2:-1], key=lambda i: (is_elsewhere(i), i))

@@ -111,21 +111,21 @@ class Culprit:
 
 
 def call_of(
-    culprit: Culprit, told: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
+    culprit: Culprit, wording: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
     """The culprit in the form that reports store.
 
-    `told` has the wording of each defect: `HOW`, or `HOW_ITSELF` if both logs are of the same system. `changed` has,
+    `wording` has the text of each defect: `HOW`, or `HOW_ITSELF` if both logs are of the same system. `changed` has,
     for each call of the chain, the difference in its output; None if unknown. The culprit's own comes first.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
-    # Then both sides are runs of the same system.
-    if told is not HOW:
-        told_of = "where the reference has", "where its other run had"
-        arguments, reading = arguments.replace(*told_of), reading.replace(*told_of)
+    # The texts speak of the reference. With another wording, both sides are runs of the same system.
+    if wording is not HOW:
+        as_runs = "where the reference has", "where its other run had"
+        arguments, reading = arguments.replace(*as_runs), reading.replace(*as_runs)
     return BlamedCall(
         operator=call.operator,
-        how=told[culprit.how]
+        how=wording[culprit.how]
         + (f": {reading}" if reading else "")
         + (f", with {arguments}" if arguments else "")
         + (f", in place of {culprit.instead_of}" if culprit.instead_of else ""),
@@ -139,11 +139,12 @@ def call_of(
         micro_batch=call.micro_batch,
         part=call.part,
         output=changed[0] if changed else None,
-        chain=[_told(link, found) for link, found in zip_longest(culprit.chain, changed) if link] or None,
+        # The chain may be longer than `changed`, which is empty if no bits were fetched.
+        chain=[_chain_link(link, found) for link, found in zip_longest(culprit.chain, changed) if link] or None,
     )
 
 
-def _told(link: Link, changed: TensorDifference | None) -> ChainLink:
+def _chain_link(link: Link, changed: TensorDifference | None) -> ChainLink:
     call, found = link.call, changed or TensorDifference()
     return ChainLink(
         operator=call.operator,

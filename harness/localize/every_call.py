@@ -103,24 +103,29 @@ class EveryCall:
         for role in ROLES:
             if (key := self._replay(role, 1)) is not None:
                 where = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
+                # Then the logged calls are not those of the recorded run, and comparing them would
+                # say nothing about it.
                 return _unverified(judgement, f"a replay of the {role} did not reproduce its recording, at {where}")
         self.found = found = self._look()
+        # A report's counts must be multiples of the steps (see `consistency`), but steps may have different numbers of
+        # calls. So the smallest is taken: the report must not claim more comparisons than were made.
         total = found.fewest * found.steps
         counts = judgement.compared | {ACTIVATION: judgement.compared.get(ACTIVATION, 0) + total}
         steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
         looked = f"{found.calls:,} calls of {steps}{told_packing(found.num_packing)}"
         if not found.strange:
-            told = f"--every-call: each of {looked} returned values that the reference had too"
+            text = f"--every-call: each of {looked} returned values that the reference had too"
             differ = judgement.mismatched | {ACTIVATION: judgement.mismatched.get(ACTIVATION, 0)}
-            return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, told))
+            return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, text))
         # Only now, as two more replays are needed: a call that varies from run to run may lack a match by chance.
         if varying := self._varying():
             return _unverified(judgement, varying)
         unmatched = summed_up([(rank, call) for _, rank, _, call in found.strange])
-        told = (
+        text = (
             f"--every-call: {len(found.strange)} of {looked} returned values that the reference never had: "
             f"{listed(unmatched)}"
         )
+        # The counted differences must not exceed the counted calls.
         number = min(len(found.strange), total)
         keys = [_key(*site) for site in found.strange[:number]]
         return replace(
@@ -132,7 +137,7 @@ class EveryCall:
             first_divergence=self._divergence(*found.strange[0]),
             differing=group_keys(keys[:MAX_DIFFERING]),
             differing_left_out=len(keys[MAX_DIFFERING:]),
-            remarks=(*judgement.remarks, told),
+            remarks=(*judgement.remarks, text),
         )
 
     def _replay(self, role: Role, number: int) -> Key | None:
@@ -152,6 +157,8 @@ class EveryCall:
     def _look(self) -> Found:
         found, by_step = Found(), dict.fromkeys(range(self.case.steps), 0)
         for rank in self._ranks:
+            # Calls are compared within a rank and a step: an equal value on another rank or in another
+            # step is no match.
             pairs = zip(self._steps("reference", 1, rank), self._steps("candidate", 1, rank), strict=True)
             for (step, known), (_, calls) in pairs:
                 look = look_at(known, calls)
@@ -169,14 +176,13 @@ class EveryCall:
         return found
 
     def _first(self, step: int, strange: list[Site]) -> Site:
-        """The unmatched call of a step to which no other unmatched call leads.
-
-        It need not have the lowest index, since indices of different ranks cannot be compared.
-        """
-        # Logs of all steps: a step may read values of earlier ones.
+        """The unmatched call of a step to which no other unmatched call leads."""
+        # It need not have the lowest index, since indices of different ranks cannot be compared. The search needs the
+        # logs of all steps: a step may read values of earlier steps.
         logs, begins = [], []
         for rank in self._ranks:
             archive = self._archive("candidate", 1, rank)
+            # The index of the step's first call in the rank's whole log.
             begins.append(sum(count for at, count in read_steps(archive) if at < step))
             logs.append(read_log(archive))
         rank, index = JoinedLogs(logs).first_of([(rank, begins[rank] + index) for rank, index in strange])
@@ -188,6 +194,7 @@ class EveryCall:
             self._replay(role, 2)
             for rank in self._ranks:
                 first, again = (read_log(self._archive(role, number, rank)) for number in (1, 2))
+                # The logs cannot be compared call by call.
                 if len(first) != len(again):
                     return f"two replays of the {role} make {len(first)} and {len(again)} calls on rank {rank}"
                 for call, other in zip(first, again, strict=True):
@@ -198,6 +205,7 @@ class EveryCall:
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
         """The first divergence of a case whose first unmatched call is `call`, which is also the call to blame."""
         known = next(calls for number, calls in self._steps("reference", 1, rank) if number == step)
+        # The same operator with equal inputs exists in the reference, so this call is a wrong computation.
         is_made = any((each.operator, each.inputs) == (call.operator, call.inputs) for each in known)
         how = HOW["computes"] if is_made else ANOTHER_VALUE
         # If the reference has no such call at all, the call is extra, whether its inputs are known or not.

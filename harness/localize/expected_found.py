@@ -54,6 +54,7 @@ def expected_and_found(
     log = logs[culprit.rank]
     known = log.log[culprit.candidate] if culprit.candidate is not None else None
     due = log.reference.log[culprit.reference] if culprit.reference is not None else None
+    # A wrong setting explains the wrong numbers of a call, so it takes precedence over them.
     wrong = wrong_settings(known, due, settings, step)
     expected, found = _settings(wrong) if wrong else _lines(culprit, log, output)
     return cut(expected, MAX_CHARS), cut(found, MAX_CHARS)
@@ -61,11 +62,11 @@ def expected_and_found(
 
 def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
     """The texts for "expected" and "found" if optimizer settings are wrong, such as "AdamW beta1 0.9, for w"."""
-    told = [
+    lines = [
         ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
         for texts in ([each.expected for each in wrong], [each.found for each in wrong])
     ]
-    return f"{wrong[0].optimizer} {told[0]}, for {wrong[0].of}", f"{wrong[0].optimizer} {told[1]}, for {wrong[0].of}"
+    return f"{wrong[0].optimizer} {lines[0]}, for {wrong[0].of}", f"{wrong[0].optimizer} {lines[1]}, for {wrong[0].of}"
 
 
 def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None) -> tuple[str, str]:
@@ -93,6 +94,7 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
 
 def _readers(log: CandidateLog, theirs: int) -> list[int]:
     """The candidate's calls whose matching calls read, directly or through views, the output of a missing call."""
+    # A missing view has no match itself, so its readers are searched as well.
     pending, found = [theirs], list[int]()
     while pending:
         for reader, _ in log.reference.readers(pending.pop()):
@@ -107,6 +109,7 @@ def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)
+    # Only arguments that both calls have: overloads of an operator may take others.
     names = [name for name in sides[1] if name in sides[0] and sides[0][name] != sides[1][name]]
     expected, found = (", ".join(f"{name}={side[name]}" for name in names) for side in sides)
     return (expected, found) if names else None

@@ -49,35 +49,40 @@ class NoiseSearch(Search):
         key = Key(first.step, first.kind, first.name, first.rank)
         for side in ROLES:
             self._replay(side, 1, Replay(step=key.step, log=True, every_step=True, record=key))
-        parted = self._parted()
-        if not parted:
-            told = f"the difference of the {self.role} from itself did not recur in two replays"
+        differing_records = self._differing_records()
+        # The noise may not show in two runs. A collective without a wait is still visible in a log, and explains why:
+        # a replay waits for each collective at once, so that the race cannot happen there.
+        if not differing_records:
+            text = f"the difference of the {self.role} from itself did not recur in two replays"
             culprit = self._abandoned(key)
             if culprit is None:
-                return first, told
-            return replace(first, call=call_of(culprit)), f"{told}, which wait for every collective at once"
-        found = min(parted, key=computation_order(parted))
-        if key in parted and key.step == found.step:
+                return first, text
+            return replace(first, call=call_of(culprit)), f"{text}, which wait for every collective at once"
+        found = min(differing_records, key=computation_order(differing_records))
+        # The replays kept the bits of this record only, and at the last step.
+        if key in differing_records and key.step == found.step:
             with self._bits_may_fail("the first differing tensor", first.rank):
                 first = self._with_bits(first)
         # Later steps only repeat the difference, and would add roots of their own.
         ranks = range(self.num_ranks)
         logs: Logs = {side: [self._log_until(side, rank, found.step) for rank in ranks] for side in ROLES}
         differing: dict[int, list[tuple[str, str]]] = {}
-        for other, (left, right) in parted.items():
+        for other, (left, right) in differing_records.items():
             if other.step == found.step:
                 differing.setdefault(other.rank, []).append((left.digest, right.digest))
-        pair = parted[found][0].digest, parted[found][1].digest
+        pair = differing_records[found][0].digest, differing_records[found][1].digest
         culprit = find_culprit(logs["reference"], logs["candidate"], differing, (found.rank, pair))
         if culprit is None:
-            return first, _tell(key, found, None)
+            return first, _remark(key, found, None)
+        # A missing call has an index in the reference's log only.
         log_of: Role = "reference" if culprit.candidate is None else "candidate"
         step, begin = step_of(archive_of(self._archives(log_of, 1), culprit.rank), culprit.index)
+        # The cause is known without these bits, so a failure to fetch them is only a remark.
         output = None
         with self._bits_may_fail(f"the output of {culprit.call}", culprit.rank):
             output = self._bits_of_noise(culprit, logs, step, begin)
         call = replace(call_of(culprit, HOW_ITSELF), output=output)
-        return replace(first, call=call), _tell(key, found, step)
+        return replace(first, call=call), _remark(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
         """The first collective that was never waited for, in the record's step and on its rank; else None."""
@@ -97,7 +102,7 @@ class NoiseSearch(Search):
         replay = replace(replay, stressed=self.stressed and side == "candidate")
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
-    def _parted(self) -> dict[Key, tuple[Record, Record]]:
+    def _differing_records(self) -> dict[Key, tuple[Record, Record]]:
         """The records that differ between the two replays: by key, the first and the second replay's record."""
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
@@ -122,11 +127,14 @@ class NoiseSearch(Search):
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):
             return None
+        # The same index in both logs: without noise in the control flow, the two runs make the same calls.
         position = _first_difference(logs["reference"][rank][index], logs["candidate"][rank][index])
         if position is None:
             return None
         for side in ROLES:
             self._replay(side, 2, Replay(step=step, log=True, values=(ValueSite(rank, index - begin, position),)))
+        # These logs have a single step, so the index counts from the step's first call. The noise must appear in the
+        # same output again: otherwise the fetched bits show something else than the blamed difference.
         again = [read_log(archive_of(self._archives(side, 2), rank))[index - begin :] for side in ROLES]
         if not all(again) or _first_difference(again[0][0], again[1][0]) != position:
             return None
@@ -134,7 +142,7 @@ class NoiseSearch(Search):
         return bits
 
 
-def _tell(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
+def _remark(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
     """A sentence for the report: two replays first differ at `replayed`; the call to blame is in step `blamed_step`.
 
     None if the recordings first differ at the same record (`recorded`), and the call is in its step or unknown.

@@ -61,6 +61,8 @@ class Walk:
         self.found: dict[Parting, int] = {}
         self.replaced = dict[tuple[int, int], int]()
         self.readers = dict[tuple[int, int], int]()
+        # `_done` has the results of searches by key. `_is_misplaced`: the record has a value that the reference has
+        # elsewhere. `_depth` is above 0 within calls whose inputs are exchanged: see `_parallel`.
         self._done = dict[object, bool]()
         self._is_misplaced = False
         self._depth = 0
@@ -76,6 +78,7 @@ class Walk:
             sys.setrecursionlimit(limit)
 
     def _from_record(self, rank: int, pair: Pair) -> None:
+        # `mine` made the candidate's value, `due` the reference's; `made` is the candidate's call that matches `due`.
         (wanted, held), log = pair, self.logs[rank]
         self._is_misplaced = held in log.reference.values
         mine, due = log.giver(wanted, held), log.reference.producer(wanted)
@@ -84,13 +87,15 @@ class Walk:
             # The value is here, too: perhaps a copy of it is missing.
             due = next((i for i in log.reference.all_with(wanted) if log.matching_here(i) is None), due)
         if mine is not None:
-            self._joint(rank, mine, due, None)
+            self._explain_value(rank, mine, due, None)
         elif due is not None and log.matching_here(due) is None:
             self._missing(rank, due)
         elif due is not None and made is not None and is_abandoned(log.log[made]):
             self._add(rank, made, due, "abandons")
 
     def _add(self, rank: int, mine: int | None, due: int | None, how: How, weight: int = 1) -> bool:
+        # Weights order the causes: 0 is the likeliest, 1 is usual, 2 is an extra call behind other calls,
+        # 3 the least likely.
         if mine is not None and how in ("reads", "inherits") and keeps_order(self.logs[rank].log[mine]):
             # Such a view computes nothing, so its reader has the wrong input.
             reader = self.readers.get((rank, mine))
@@ -101,22 +106,20 @@ class Walk:
             # The least likely causes: a call without inputs, and an extra call that computes nothing.
             if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
                 weight = 3
-        return self._found(Parting(rank, mine, due, how), weight)
+        return self._add_cause(Parting(rank, mine, due, how), weight)
 
-    def _found(self, parting: Parting, weight: int) -> bool:
+    def _add_cause(self, parting: Parting, weight: int) -> bool:
         self.found[parting] = min(weight, self.found.get(parting, weight))
         return True
 
-    def _once(self, key: object) -> bool | None:
-        """The result of the search for `key`; None the first time, so that each search runs only once.
-
-        The result is False while the search is in progress, so that a cycle of calls ends it.
-        """
+    def _result_so_far(self, key: object) -> bool | None:
+        """The result of the search for `key`; None the first time, so that each search runs only once."""
         known = self._done.get(key)
+        # False while the search is in progress, so that a cycle of calls ends it.
         self._done.setdefault(key, False)
         return known
 
-    def _joint(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
+    def _explain_value(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
         """Find out why the candidate has the output of call `mine` where the reference has the output of call `due`.
 
         `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
@@ -125,22 +128,28 @@ class Walk:
         log = self.logs[rank]
         if reader is not None:
             self.readers.setdefault((rank, mine), reader[0])
+        # `other` is the reference's call that matches `mine`, and `here` the candidate's call that matches `due`. If
+        # both are None, each system made the value by a call of its own.
         other = log.matching_call(mine)
         here = None if due is None else log.matching_here(due)
         if self._depth and due is not None:
             # Only a difference between matching calls can have exchanged the values.
             if due not in (other, None) and here != mine:
                 return self._parallel(rank, mine, due)
+            # The producers match, so this is an ordinary search again; the depth is restored for the other inputs.
             depth, self._depth = self._depth, 0
             found = other is not None and self._call(rank, mine)
             self._depth = depth
             return found
+        # From here on, the order decides which of several possible causes is found: an extra producer first, then
+        # matching producers, then a wrong call on either side, a missing call, and last a reader of right values.
         if other is None:
             return self._behind_extra(rank, mine, due, here, reader)
         if due is None:
             if (reader is None or log.differs(mine)) and self._call(rank, mine):
                 return True
             return reader is not None and self._reads(rank, reader)
+        # The producers match, or read and compute the same: fields 1 to 3 are operator, inputs and outputs.
         if due == other or here == mine or log.reference.log[other][1:4] == log.reference.log[due][1:4]:
             if self._call(rank, mine):
                 return True
@@ -148,7 +157,7 @@ class Walk:
             if not log.log[mine].view or log.log[mine].operator == log.reference.log[due].operator:
                 return False
             self.replaced[rank, mine] = due
-            return self._found(Parting(rank, mine, None, "adds"), 0)
+            return self._add_cause(Parting(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
             return True
         if here is None and log.lacks(due) and not _is_for_its_reader(log.reference.log[due]):
@@ -167,6 +176,7 @@ class Walk:
         Its defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
         """
         log, (mine, due) = self.logs[rank], reader
+        # An input that no call of the step computed, and that the reference never has, is left from before the step.
         is_left = any(
             log.maker(mine, position) is None and value not in log.reference.values
             for position, value in enumerate(log.log[mine].inputs)
@@ -176,17 +186,18 @@ class Walk:
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
         """Look for an earlier exchange of values that explains why the unmatched calls `mine` and `due` differ.
 
-        Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. The walk
-        goes back through calls of the same operators, although they do not match. Returns whether a cause is found.
+        Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. Returns
+        whether a cause is found.
         """
+        # Go back through calls of the same operators, although they do not match.
         log = self.logs[rank]
         if log.log[mine].operator != log.reference.log[due].operator:
             return False
-        if (known := self._once(("parallel", rank, mine, due))) is not None:
+        if (known := self._result_so_far(("parallel", rank, mine, due))) is not None:
             return known
         self._depth += 1
-        pairs = [(a, b) for a, b, _ in self._unlike(rank, mine, due) if a is not None and b is not None]
-        found = [self._joint(rank, a, b, None) for a, b in pairs]
+        pairs = [(a, b) for a, b, _ in self._differing_inputs(rank, mine, due) if a is not None and b is not None]
+        found = [self._explain_value(rank, a, b, None) for a, b in pairs]
         self._depth -= 1
         self._done["parallel", rank, mine, due] = any(found)
         return any(found)
@@ -201,10 +212,11 @@ class Walk:
         log, due = self.logs[rank], self.logs[rank].matching_call(mine)
         if due is None:
             return self._extra(rank, mine)
-        if (known := self._once((rank, mine))) is not None:
+        if (known := self._result_so_far((rank, mine))) is not None:
             return known
         call, other = log.log[mine], log.reference.log[due]
         found = False
+        # A wrong value may come from any rank. All ranks are searched, as several may pass wrong values.
         if call.collective:
             theirs = dict(self.known.together((rank, due)))
             for peer, index in self.joined.together((rank, mine)):
@@ -214,6 +226,7 @@ class Walk:
         if not found and is_abandoned(call):
             found = self._add(rank, mine, due, "abandons")
         elif not found and log.differs(mine):
+            # In any order: exchanged inputs that matter are found by `_inputs`.
             is_same = sorted(call.inputs) == sorted(other.inputs)
             found = self._add(rank, mine, due, "computes", 0) if is_same else self._reads(rank, (mine, due))
         self._done[rank, mine] = found
@@ -224,12 +237,16 @@ class Walk:
         log = self.logs[rank]
         call, other = log.log[mine], log.reference.log[due]
         found = False
+        # The same inputs in another order: search for the exchange before the call, and blame the call
+        # if none is found.
         is_exchange = sorted(call.inputs) == sorted(other.inputs)
         self._depth += is_exchange
-        for giver, theirs, value in self._unlike(rank, mine, due):
+        for giver, theirs, value in self._differing_inputs(rank, mine, due):
             if giver is not None:
-                found |= self._joint(rank, giver, theirs, None if is_exchange else (mine, due))
+                found |= self._explain_value(rank, giver, theirs, None if is_exchange else (mine, due))
                 continue
+            # No call of the candidate made this input. Either the call that should have made it was not waited for, or
+            # it is missing, or the value is from before the step.
             here = None if theirs is None else log.matching_here(theirs)
             if here is not None and is_abandoned(log.log[here]):
                 found |= self._add(rank, here, theirs, "abandons")
@@ -246,13 +263,14 @@ class Walk:
         for giver in log.givers(mine):
             if is_abandoned(log.log[giver]):
                 found |= self._add(rank, giver, log.matching_call(giver), "abandons", 0)
+        # Entries beyond the inputs are writers of an input's parts, and a call that read out a number.
         for number in log.given(mine)[len(call.inputs) :]:
             found |= number is not None and log.differs(number) and self._call(rank, number)
         if found or call.inputs == other.inputs or (is_exchange and name_of(call) in COMMUTATIVE):
             return found
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
-    def _unlike(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
+    def _differing_inputs(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
         """For each input in which two calls differ: the candidate's producer, the reference's producer, and the digest.
 
         `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input. The
@@ -261,13 +279,15 @@ class Walk:
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
         own, known = [*range(len(values))], [*range(len(wanted))]
-        # The order of a sum's inputs has no meaning, and a call with more inputs than its match may have some of its.
+        # `own` and `known` are the positions that remain to be compared. The order of a sum's inputs has no meaning,
+        # and a call with more inputs than its match may have some of its.
         if name_of(log.log[mine]) in COMMUTATIVE or len(own) != len(known):
             for position in [*own]:
                 if (same := next((i for i in known if wanted[i] == values[position]), None)) is not None:
                     own.remove(position)
                     known.remove(same)
         given = log.reference.given(due)
+        # Both inputs of a sum differ: compare each with the input whose producer matches its own.
         if len(own) == len(known) == 2 and name_of(log.log[mine]) in COMMUTATIVE:
             crossed = zip(own, known[::-1], strict=True)
             matches = [(log.given(mine)[i], given[j]) for i, j in crossed]
@@ -287,11 +307,14 @@ class Walk:
         `here` is the candidate's call that matches `due`. `reader` is the pair of matching calls with this input; None
         for a record. Returns whether a cause is found.
         """
+        # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference
+        # reads in its place, so it was inserted there, and is a cause itself.
         log, call = self.logs[rank], self.logs[rank].log[mine]
         computes = not log.packs(mine)
         is_right = log.reference.values.issuperset(call.outputs)
         is_between = computes and due is not None and bool(set(log.reference.log[due].outputs) & set(call.inputs))
-        # Both values are here and right: the reader takes the wrong one.
+        # `is_read_wrong`: both values are here and right, and the reader takes the wrong one. Constants and random
+        # numbers do not count: an equal value elsewhere is chance.
         is_read_wrong = is_right and due is not None and reader is not None and self._is_before(rank, due, reader[0])
         is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         if due is not None and here is None:
@@ -304,12 +327,14 @@ class Walk:
             # A copy, or a product with 1: go on to what it copies.
             giver = log.given(mine)[call.inputs.index(call.outputs[0])]
             if giver is not None:
-                return self._joint(rank, giver, due, reader)
+                return self._explain_value(rank, giver, due, reader)
             return reader is not None and self._reads(rank, reader)
         if here is not None and log.differs(here) and self._call(rank, here):
             return True
         if is_read_wrong and not is_between and reader is not None:
             return self._reads(rank, reader)
+        # Nothing before the call is wrong. So it packs right values wrongly, or a call that should read it is missing,
+        # or its reader reads the wrong value, or else it is the cause itself.
         if not is_between and (packed := self._packer(rank, mine)) is not None:
             return self._add(rank, packed, None, "adds")
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
@@ -324,6 +349,7 @@ class Walk:
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
         """Whether the candidate has an output of the reference's call `due` before its call `reader` runs."""
         log = self.logs[rank]
+        # If the value is here although no call made it (`made` is empty), it is an input from before the step.
         made = [index for value in log.reference.log[due].outputs for index in log.all_with(value)]
         return not log.lacks(due) and (not made or min(made) < reader)
 
@@ -332,13 +358,14 @@ class Walk:
 
         Returns whether a cause is found.
         """
-        if (known := self._once((rank, mine))) is not None:
+        if (known := self._result_so_far((rank, mine))) is not None:
             return known
         log, call, found = self.logs[rank], self.logs[rank].log[mine], False
         for peer, index in self.joined.together((rank, mine)):
             side = self.logs[peer]
             # Behind the inputs' producers are those of parts of a bucket.
             for value, giver in zip_longest(side.log[index].inputs, side.given(index)):
+                # The readers are calls with a match, so an extra producer has the reader of its own reader.
                 if giver is not None and peer == rank:
                     self.readers.setdefault((rank, giver), self.readers.get((rank, mine), mine))
                 is_right = value in side.reference.values
@@ -373,6 +400,7 @@ class Walk:
         It is the bucket's collective or, without one, the first call that packs. None if `mine` is itself the
         collective, or if no call packs.
         """
+        # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
         while pending:
             if (index := pending.pop()) in seen or log.matching_call(index) is not None:
@@ -398,8 +426,9 @@ class Walk:
 
         If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False.
         """
-        if (known := self._once(("missing", rank, due, is_named))) is not None:
+        if (known := self._result_so_far(("missing", rank, due, is_named))) is not None:
             return known
+        # `found`: a missing call before this one is a cause. `is_wrong`: a wrong call of the candidate before it is.
         log, found, is_wrong = self.logs[rank], False, False
         for value, giver in zip(log.reference.log[due].inputs, log.reference.given(due), strict=False):
             if giver is None:
@@ -427,6 +456,7 @@ def ordered(walk: Walk) -> list[Parting]:
     Calls with equal inputs and a different output come first, calls that only pack or take no input last.
     """
 
+    # The order of calls is only known within a system's logs, so missing calls are placed by the reference's.
     def when(parting: Parting) -> tuple[int, int, int, int]:
         if parting.candidate is None:
             return (walk.found[parting], *walk.known.when((parting.rank, parting.reference or 0)))

@@ -88,6 +88,8 @@ class Places:
         # The number of modules around the last backward: a `forward` may train.
         self._backward_within = 0
         self._hooked = set[nn.Module]()
+        # By autograd's sequence numbers, in ascending order: the places, micro-batches (`_micro_batch_at`) and parts
+        # (`_part_at`) of the forward calls that created the autograd nodes.
         self._numbers: list[int] = []
         self._made_at: list[Place] = []
         self.node: Node | None = None
@@ -102,6 +104,7 @@ class Places:
         self._micro_batch_at: list[int | None] = []
         self._backward_of: int | None = None
         self._part_at: list[str | None] = []
+        # The modules in which an operator was called from a line in forward, for functions that backward recomputes.
         self._made_by = defaultdict[tuple[str, str | None], set[str | None]](set)
         self._part: str | None = None
         """The part of the running call, if it is of forward or backward."""
@@ -114,12 +117,15 @@ class Places:
         The node's name and the line are None if unknown. `tensors` are the call's arguments. `follows`: the call reads
         an output of a call of backward or of an update.
         """
+        # From the surest source to the least sure: a graph's node, a pipeline's report, a running optimizer, autograd's
+        # node, and last what is running around the call.
         self._part = None
         if self.node is not None:
             self._has_gradients = True
             place, source = place_of(self.node)
             self._part = part_of(self.node)
             return place, self.node.name, source
+        # Two frames up: the caller is the recorder, whose frames are no user's.
         line = innermost_user_line(sys._getframe(2))
         # A pipeline prepares a graph's inputs, or processes its outputs.
         if (half := self._running_half()) is not None:
@@ -142,7 +148,7 @@ class Places:
             elif torch.is_grad_enabled():
                 place = place._replace(module=self._repeated(place.module, self._made_by[name, line]))
             return place, None, line
-        if self._is_untold():
+        if self._is_direction_unknown():
             self._is_lost = True
             return Place(None, None), None, line
         # A callback at the end of backward.
@@ -151,6 +157,7 @@ class Places:
         is_after = self._has_gradients and (
             follows or not torch.is_grad_enabled() or self._writes_buffer(name, tensors)
         )
+        # As many modules are running as around the last backward, so this call is in no forward that began after it.
         if not self.computes_gradients or (is_after and len(self._running) == self._backward_within):
             return Place(None, "update"), None, line
         if is_beginning_backward() or (not self._running and self._begins_gradient(name, tensors)):
@@ -170,7 +177,7 @@ class Places:
             around = around.rpartition(".")[0]
         return around if around in made_by else module
 
-    def _is_untold(self) -> bool:
+    def _is_direction_unknown(self) -> bool:
         """Whether the direction of a call outside autograd is unknown.
 
         A graph may compute gradients without autograd, so such a call may be of forward or of backward. Then later
@@ -188,15 +195,13 @@ class Places:
 
     def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
         """Whether a call writes in place to a module's buffer, such as an expert bias."""
+        # An in-place operator writes its first tensor.
         target = next(iter(tensors), None) if name.endswith("_") else None
         kept = (local_of(x) for module in self._names for x in module.buffers(recurse=False))
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The innermost running module as a place.
-
-        The place is remembered for the autograd nodes that this call creates, so that `_backward` finds it.
-        """
+        """The innermost running module as a place, noted for the autograd nodes that this call creates."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -211,6 +216,7 @@ class Places:
 
     def _backward(self, number: int) -> Place:
         """The place of the forward call that created the autograd node with this number, as a place of backward."""
+        # The last call with this number or a smaller one: calls that create no node of their own are not noted.
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
         self._backward_of = self._micro_batch_at[index] if index >= 0 else None
@@ -248,6 +254,7 @@ class Places:
             return self._part
         if self._optimizers:
             return self._optimizers[-1]
+        # Torch's functions for clipping and loss scaling call no hooks, so they are found on the Python stack.
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename not in _PARTS:
             frame = frame.f_back
@@ -258,8 +265,9 @@ class Places:
         """Context in which hooks keep the stack of running modules; a module leaves it after its own hooks.
 
         If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
-        code is split where modules begin and end, by hooks that are hidden from Dynamo: it would trace global hooks.
+        code is split where modules begin and end.
         """
+        # The splits are made by hooks that are hidden from Dynamo (`_unseen`): it would trace global hooks.
         self._late = hooks = list[RemovableHandle]()
         self._hook_late()
         hooks += [
@@ -270,7 +278,7 @@ class Places:
         ]
         try:
             with ExitStack() as stack:
-                stack.enter_context(backward_hooks_set_within(self._again_within))
+                stack.enter_context(backward_hooks_set_within(self._entered_again))
                 for module in self._names if self.stays_whole else ():
                     stack.enter_context(compiled_calls_within(module, functools.partial(self._within, module)))
                 yield
@@ -283,10 +291,8 @@ class Places:
         return hook if self.stays_whole else torch.compiler.disable(hook)
 
     def _hook_late(self) -> None:
-        """Make sure that a module with forward hooks of its own stays on the stack until these have run.
-
-        Torch runs a module's own hooks after global hooks, so the module is popped by a last hook of its own.
-        """
+        """Make sure that a module with forward hooks of its own stays on the stack until these have run."""
+        # Torch runs a module's own hooks after global hooks, so the module is popped by a last hook of its own.
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
         self._late += [
             module.register_forward_hook(self._unseen(self._pop), always_call=True) for module in self._hooked
@@ -322,6 +328,7 @@ class Places:
         if module in self._names and unknown is not None and torch.is_grad_enabled():
             self._is_lost = False  # autograd follows from here on
         self._entered.append((module, is_backward_running()))
+        # A module without a name, such as a wrapper, counts as part of the module around it.
         self._running.append(self._names.get(module, self._running[-1] if self._running else unknown))
 
     def _begin_update(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -359,11 +366,9 @@ class Places:
                 self._backward_within = 0
 
     @contextmanager
-    def _again_within(self, module: nn.Module) -> Iterator[None]:
-        """Context in which a module is on the stack again, while torch attaches backward hooks to its outputs.
-
-        Torch does so after the module's forward hooks, which have popped the module already.
-        """
+    def _entered_again(self, module: nn.Module) -> Iterator[None]:
+        """Context in which a module is on the stack again, while torch attaches backward hooks to its outputs."""
+        # Torch does so after the module's forward hooks, which have popped the module already.
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
         try:

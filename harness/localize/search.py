@@ -90,6 +90,7 @@ class Search:
         Raises UnrepeatableError if a system differs from itself, and the errors of a replay, such as RankError.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
+        # The replay must reproduce its recording: otherwise the logged calls do not explain the recorded difference.
         for role in ROLES if not self.is_logged else ():
             replay = Replay(step=key.step, log=True, record=key, spare=SPARE_BYTES if self.verifies else 0)
             if self._replay(role, 1, replay) != self._digest(role, key):
@@ -100,6 +101,7 @@ class Search:
             with self._bits_may_fail("the first differing tensor", first.rank):
                 first = self._with_bits(first)
         logs = {role: self._logs(role) for role in ROLES}
+        # The search begins with the first record, and continues with later ones if no call explains it.
         differing = differing_digests(self.recordings["reference"], self.recordings["candidate"], key.step)
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         pair = self._digest("reference", key), self._digest("candidate", key)
@@ -111,6 +113,7 @@ class Search:
         verification = None
         manifests = [self.recordings[role].manifest.ranks or () for role in ROLES]
         settings = differing_settings(manifests[0], manifests[1], key.step)
+        # The verifier may return another culprit than the likeliest: the first that exchanges confirm.
         if self.verifies:
             verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready, settings)
             culprit, verification = verifier.verify(*culprits)
@@ -121,13 +124,13 @@ class Search:
             self.remarks.append(buffer)
         # No call leads to the first differing record: describe the record to which the blamed call leads.
         if culprit.explains is not None and culprit.explains != (key.rank, *pair):
-            first = self._explained(key, culprit.explains)
+            first = self._later_divergence(key, culprit.explains)
         # The blamed call only reads a stale value: its cause is a call of an earlier step.
         if (
             culprit.how == "inherits"
             and key.step
             and self.shows_bits
-            and (left := self._left_by(key, differing, pair)) is not None
+            and (left := self._find_in_earlier_steps(key, differing, pair)) is not None
         ):
             culprit, logs, step = left
             self.remarks.append(f"the call to blame is in step {step}: step {key.step} reads its output")
@@ -139,7 +142,7 @@ class Search:
         expected, found = expected_and_found(culprit, ready, call.output, settings, key.step)
         return replace(first, call=replace(call, expected=expected, found=found, verification=verification))
 
-    def _left_by(
+    def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
         """The call to blame, the logs of all steps, and the call's step, which is earlier than the step of `key`.
@@ -175,6 +178,7 @@ class Search:
             pending += [number for number in left if calls[number].view or gives_what_it_reads(calls[number])]
         theirs, own = (self.recordings[role].records_at(culprit.rank, step) for role in ROLES)
         for key, record in own.items():
+            # The name of such a record is the buffer's and, after "@", the moment of the step at which it was recorded.
             name, _, _ = key.name.rpartition("@")
             if key.kind == "buffer" and name and record.digest in read:
                 if key not in theirs:
@@ -183,17 +187,19 @@ class Search:
                     return f"the call to blame reads buffer `{name}`, which differed before the step's first forward"
         return None
 
-    def _explained(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
+    def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
         """The divergence to report if the blamed call does not lead to the first differing record, but to a later one.
 
         `explains` has the later record's rank and digests. A remark names both records.
         """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
+        # The culprit knows the record by its rank and digests only. Another record with both digests
+        # would serve as well.
         found = next(key for key in sides[0] if [side[key].digest for side in sides if key in side] == pair)
         self.remarks.append(
-            f"no wrong call leads to the first difference, {_tell(first)}; shown is the first difference that a wrong "
-            f"call leads to, {_tell(found)}"
+            f"no wrong call leads to the first difference, {_describe(first)}; shown is the first difference that a "
+            f"wrong call leads to, {_describe(found)}"
         )
         return Divergence(
             **found._asdict(), holds=held_as(self.recordings["reference"], self.recordings["candidate"], found)
@@ -205,8 +211,8 @@ class Search:
         try:
             yield
         except BitproofError as error:
-            told = f"the bits of {whose} on rank {rank} could not be fetched; the verdict stands, and so does the cause"
-            self.remarks.append(f"{told}: {error.what}")
+            text = f"the bits of {whose} on rank {rank} could not be fetched; the verdict stands, and so does the cause"
+            self.remarks.append(f"{text}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
         """`first`, completed with the bits of its tensor that differ between the first replays of the two systems.
@@ -236,9 +242,10 @@ class Search:
         """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
         The culprit's difference comes first. An entry is None for a call without a match, for a call that agrees, and
-        for an output that the replay did not reproduce. Such an output need not contradict the verdict: values that no
-        record shows may vary between runs, for example rows that no call reads.
+        for an output that the replay did not reproduce.
         """
+        # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
+        # runs, for example rows that no call reads.
         links = culprit.chain or (Link(culprit.call, culprit.rank, 0, culprit.reference, culprit.candidate),)
         outputs = [_first_difference(link, logs) for link in links]
         if not any(outputs):
@@ -248,6 +255,7 @@ class Search:
             # A run that logged a small step has kept these outputs already.
             if not self.is_logged or not hand_on(self._archives(role, 1), self._archives(role, 2), sites):
                 self._replay(role, 2, Replay(step=step, values=sites))
+        # Only links with a difference have a requested value, so these are counted, and not the links.
         numbers = itertools.count()
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
@@ -296,7 +304,7 @@ def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
     return None
 
 
-def _tell(key: Key) -> str:
+def _describe(key: Key) -> str:
     return f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
 
 

@@ -45,19 +45,20 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
     For example, "mul.Tensor of layers.0 (forward) x 2 on 4 ranks; and 3 more".
     """
-    told = [
+    lines = [
         f"{unmatched.call} x {unmatched.times}" + (f" on {unmatched.ranks} ranks" if unmatched.ranks > 1 else "")
         for unmatched in found[:MAX_TOLD]
     ]
-    return "; ".join([*told, *([f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else [])])
+    return "; ".join([*lines, *([f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else [])])
 
 
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     """Compare a rank's logs of a step: find the candidate's calls with an output that is nowhere in the reference.
 
-    Views and packs of the reference's values are listed separately, as a pass may cut and join tensors. But if the
-    reference makes the same view or pack, with equal inputs and numbers, a different output is unmatched.
+    Views and packs of the reference's values are listed separately. But if the reference makes the same view or pack,
+    with equal inputs and numbers, a different output is unmatched.
     """
+    # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
     for call in reference:
@@ -69,6 +70,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
         # Eager may read a right number without an operator, for example by `tolist`.
         if right.issuperset(call.outputs) or is_read_out:
             continue
+        # A pass may cut and join tensors. But a cut that the reference makes too must have the same result.
         packs = call.view or call.operator.partition(".")[0] in PACKING
         if packs and right.issuperset(call.inputs) and _question(call) not in made:
             right.update(call.outputs)

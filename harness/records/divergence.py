@@ -124,6 +124,7 @@ class Verification:
         It is "verified" if records differed, none of them still differs, and `reverse` is True; "in part" if fewer
         records differ than before; otherwise "not verified".
         """
+        # `reverse` may be None: without the reverse run, the exchange alone is no proof.
         if differing and not remaining and reverse:
             return "verified"
         return "in part" if remaining < differing else "not verified"

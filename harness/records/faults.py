@@ -125,9 +125,11 @@ class Score:
     @staticmethod
     def of(outcomes: Sequence[FaultOutcome], *, ended_early: bool = False) -> Score:
         """The totals of these outcomes. `ended_early`: the run stopped before the last fault."""
+        # "not struck" is in neither list: a fault that changed nothing cannot be found.
         faults = [outcome for outcome in outcomes if outcome.status in ("killed", "survived")]
         equivalents = [outcome for outcome in outcomes if outcome.status in ("equal", "flagged")]
 
+        # A fault counts for a share only if it can be decided (True or False, and not None).
         def share(name: str) -> tuple[int, int]:
             found = [getattr(outcome, name) for outcome in faults]
             return found.count(True), len(found) - found.count(None)
@@ -172,6 +174,7 @@ class FaultsFound:
 
         Raises UsageError if the outcomes are those of another version of the code, with another `own_digest`.
         """
+        # Outcomes of two versions of the code would be one score of no version.
         if self.own_digest != own_digest:
             raise UsageError(
                 "what an earlier call of faults found is of other code",

@@ -34,6 +34,7 @@ class Table:
         rows = tuple(tuple(map(str, row)) for row in self.rows)
         if any(len(row) != len(self.headers) for row in rows):
             raise ValueError(f"table {self.title!r} has a row without {len(self.headers)} cells")
+        # The dataclass is frozen.
         object.__setattr__(self, "rows", rows)
 
 

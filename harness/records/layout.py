@@ -25,6 +25,7 @@ Cell = tuple[Run, ...]
 Cuts = tuple[tuple[int, ...], ...]
 """For each dim the indices at which runs begin or end, ascending."""
 
+# The text of a box: its runs in each dim, and the shape of the tensor, such as "[0:4+8:12, 0:8] of [16, 8]".
 _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
 MAX_TEXT = 1000
@@ -61,6 +62,7 @@ class Box:
         if found is None:
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
         shape = tuple(int(size) for size in found[3].split(", ") if size)
+        # A scalar has no dim, and its text is "[] of []".
         dims = [dim for dim in found[1].split(", ") if dim]
         runs = tuple(tuple(_run(text) for text in dim.split("+")) for dim in dims)
         sizes = (math.prod(shape),) if found[2] else shape
@@ -78,6 +80,7 @@ class Box:
         """The same part as a flat box; None if it does not consist of whole slices of the first dim."""
         if self.is_flat:
             return self
+        # Whole in every dim but the first: then the part's elements are consecutive in memory.
         if any(runs != ((0, size),) for runs, size in zip(self.runs[1:], self.shape[1:], strict=True)):
             return None
         # A scalar has no dim; it is a single element.
@@ -114,6 +117,7 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
     Empty if one of them has no flat form, or if their tensors have different shapes.
     """
     boxes = list(boxes)
+    # Cuts of a flat box are positions in memory, and cannot be compared with indices of dims.
     if any(box.is_flat for box in boxes):
         flat = [box.flat for box in boxes]
         boxes = [box for box in flat if box is not None] if None not in flat else []
@@ -151,6 +155,7 @@ def _ascend(runs: Sequence[Run], size: int) -> bool:
 def _divided(runs: Iterable[Run], cuts: Sequence[int]) -> list[Run]:
     found = []
     for first, end in runs:
+        # An empty run has no cell.
         at = [first, *(cut for cut in cuts if first < cut < end), end]
         found += [run for run in itertools.pairwise(at) if run[0] < run[1]]
     return found

@@ -48,6 +48,7 @@ class LayoutRow:
     @property
     def is_beyond(self) -> bool:
         """Whether the tensor differs by more than reordered sums explain. A tensor that is `apart` always does."""
+        # `not <=` and not `>`: a NaN is beyond any bound.
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
 
@@ -125,15 +126,16 @@ class LayoutBounds:
         """The result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
-        told = f"{self.across} tensors have another layout; {counts}{start}"
+        text = f"{self.across} tensors have another layout; {counts}{start}"
+        # Without samples no bound was measured, so only the counts are stated.
         if not self.samples or self.confidence is None:
-            return told
+            return text
         used = max((row.used for row in self.rows if row.used is not None), default=0.0)
         wide = ""
         if self.in_float64 is not None and not self.in_float64.failed:
             wide = f"; in float64, {self.in_float64.beyond} differ by more than rounding"
         return (
-            f"{told}; {self.beyond} are beyond what {self.samples} runs with sums in other orders explain at "
+            f"{text}; {self.beyond} are beyond what {self.samples} runs with sums in other orders explain at "
             f"{100 * self.confidence:g}%, and the largest used share of a bound is {100 * used:.3g}%{wide}"
         )
 

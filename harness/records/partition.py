@@ -37,8 +37,9 @@ class Partition:
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
         """The partition that a pass reports. `facts` are the facts of all passes; None if no pass partitions."""
+        # A pass that partitions is known by its facts, which have exactly these names.
         names = {field.name for field in fields(Partition)}
-        return next((Partition(**told) for told in facts if told.keys() == names), None)
+        return next((Partition(**each) for each in facts if each.keys() == names), None)
 
     def tell(self) -> list[tuple[str, str]]:
         """The rows of a report's table: a name and a value each."""

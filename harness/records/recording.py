@@ -29,6 +29,7 @@ def needs_one_rank(kind: str, case: Case) -> bool:
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
     """The kinds that every rank must record at every step of a case; for a kind that `needs_one_rank`, one rank."""
+    # Kinds that only some cases record.
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
@@ -297,6 +298,7 @@ class Recording:
 
     def first_steps(self, steps: int) -> Recording:
         """The recording that a run with fewer steps would have made."""
+        # The case of a run with fewer steps would state that number, too.
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 

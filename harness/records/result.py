@@ -20,6 +20,7 @@ from bitproof.harness.records.throughput import Throughput
 from bitproof.harness.ulps import Count, Histogram
 from bitproof.harness.validate import GROWING, That
 
+# The version of the form of JSON files other than report.json, such as localize.json.
 SCHEMA = 1
 
 KindName = Annotated[str, That("kinds: " + ", ".join(KINDS), KINDS.__contains__, {"enum": list(KINDS)})]
@@ -302,6 +303,7 @@ class CaseResult(CaseFindings):
     def where(self) -> str:
         """The ranks, steps, device and backend of the case, and how its ranks added, in words."""
         meeting = ", shared memory" if self.collectives == "shared" else ""
+        # If both systems added alike, this is said once, without naming them.
         agreed = {*map(self.sums_over_ranks.get, ROLES)}
         sides = {"": agreed.pop()} if len(agreed) == 1 else {f"{r}'s ": how for r, how in self.sums_over_ranks.items()}
         sums = [f"{side}sums over ranks {how}" for side, how in sides.items() if how]
@@ -323,6 +325,7 @@ class CaseResult(CaseFindings):
         """Whether the case got its expected verdict and differences. Ignores baselines and checks."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
+        # A larger difference than expected may be another defect.
         if self.is_beyond_bound:
             return False
         return self.verdict == self.case.expected and set(self.differing_kinds) == set(self.case.differs)
@@ -336,6 +339,7 @@ class CaseResult(CaseFindings):
         bound, found = self.case.differs_within, self.closeness
         if bound is None or self.verdict != Verdict.DIFFERENT:
             return False
+        # A size that was measured with another bound, or not at all, shows nothing.
         return found is None or found.bound != bound or not found.is_within
 
     def objections(self) -> Iterator[tuple[str, str]]:

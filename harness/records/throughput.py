@@ -76,5 +76,6 @@ def _giga(operations: float) -> str:
 
 def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
     """The rows of a table with a column for each system: the name of a value, then the value in each system."""
-    told = [each.tell() for each in found.values()]
-    return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*told, strict=True)]
+    # All systems have the same rows in the same order, so the first system's names are everyone's.
+    lines = [each.tell() for each in found.values()]
+    return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*lines, strict=True)]

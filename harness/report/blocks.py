@@ -43,6 +43,7 @@ def lines(finding: Finding) -> Iterator[str]:
             case Sentence(text=text):
                 yield text
             case Table(title=title, headers=headers, rows=rows):
+                # Numbers stay as the check wrote them: tabulate would align and round them.
                 from tabulate import tabulate
 
                 yield from ("", f"{title}:", *tabulate(rows, headers, disable_numparse=True).splitlines())
@@ -68,6 +69,7 @@ def shortened(block: Block) -> Block:
     """
     if isinstance(block, Table):
         more = len(block.rows) - MAX_ROWS
+        # The last row needs as many cells as the others.
         last = (f"... {more} more, in report.json", *[""] * (len(block.headers) - 1))
         return block if more <= 0 else Table(block.title, block.headers, (*block.rows[:MAX_ROWS], last))
     if len(block.text) <= MAX_CHARS:

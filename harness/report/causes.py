@@ -30,6 +30,7 @@ def lines_of(result: CaseResult) -> list[tuple[str, str]]:
 
 
 def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
+    # The first line is the message; a traceback follows.
     if result.error and (first := result.error.strip().partition("\n")[0]):
         yield "error", first
     if result.first_divergence:
@@ -37,6 +38,7 @@ def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
         where = text.locate(divergence, result.case)
         much = text.extent(divergence.tensor)
         yield "first difference", f"{where}: {much}" if much else where
+        # The label depends on the verification: "to blame", or "best candidate".
         yield text.blame_label(divergence), text.blame(divergence) or "no call was found"
         yield from text.evidence(divergence.call)
         if divergence.pass_:

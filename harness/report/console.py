@@ -40,6 +40,7 @@ class SafeConsole(Console):
             if segment.control:
                 yield segment
             else:
+                # A link in untrusted text could lead anywhere, so only our own links remain.
                 style = segment.style.update_link(None) if segment.style and segment.style.link else segment.style
                 yield from (
                     _linked(shown(segment.text), style) if self.is_terminal else [Segment(shown(segment.text), style)]

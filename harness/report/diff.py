@@ -48,6 +48,7 @@ def tell_diff(
     differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
     if comparison.reason:
+        # Two recordings have no roles here: they may be two runs of the same system.
         yield comparison.reason.replace("the reference", "the first").replace("the candidate", "the second")
     for kind, compared in comparison.compared.items():
         yield f"  {kind}: {compared} compared, {comparison.mismatched[kind]} differ"
@@ -56,6 +57,7 @@ def tell_diff(
     yield from (f"  {line}" for line in text.drift(drift, ("in the first", "in the second"), len(drift), MAX_TENSORS))
     if comparison.first_divergence:
         yield from _about_the_cause(comparison.first_divergence.kind, systems, case)
+        # The same case on another machine or torch: `bitproof moved` finds the calls whose bits this changed.
         if advises and any(path.startswith(("machine.", "environment.")) for path, _ in differences):
             yield "  to see which operator calls the other environment moved, and whether they explain it all:"
             yield f"    {shlex.join(['bitproof', 'moved', case])} --python PATH --out upgrade"
@@ -70,6 +72,7 @@ def tell_diff(
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
     """Yield the part of the step in which the cause is, and the commands that find the call to blame, as lines."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
+    # Two systems can be searched here. The same system at two times needs its earlier code, or a baseline of it.
     first, second = systems
     if first != second:
         yield "  to find the call, run both:"
@@ -83,6 +86,7 @@ def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator
 
 def _narrow(name: str, left: str, right: str) -> str:
     """A line "`name`: left against right". If it would be longer than WIDTH columns, the two values are cut."""
+    # Both values get the same room, so that a difference at the same position is visible in both.
     room = max(_LEAST, (WIDTH - len(name) - len(" against ")) // 2)
     if len(name) + len(left) + len(right) + len(" against ") > WIDTH:
         left, right = (each if len(each) <= room else f"{each[: room - 3]}..." for each in (left, right))

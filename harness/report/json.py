@@ -95,6 +95,7 @@ def upgraded(values: Any) -> Any:
     if not isinstance(values, dict):
         return values
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():
+        # The values are not checked yet, so any of them may have another type.
         for name in SHIPPED if isinstance(case, dict) else ():
             if (data := case.pop(name, None)) is not None:
                 case.setdefault("checks", {})[name] = asdict(shipped(name).finding(data))
@@ -108,12 +109,14 @@ def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
     """
     result = entry.result()
     case = result.case
+    # These fields repeat the case's for readers, and must not contradict it.
     for name in ("name", "expected", "reference", "candidate"):
         if getattr(entry, name) != getattr(case, name):
             raise _damaged(f"{field}.{name}", f"{getattr(case, name)!r}, by its case", getattr(entry, name), where)
     # A report is an input of merge and CI: a verdict must follow from its own numbers.
     if found := contradiction(result):
         raise _damaged(f"{field}.{found.field}", found.expected, found.found, where)
+    # Only bitproof's own checks have rules for their data; a user's check may write anything.
     for name, finding in result.checks.items():
         if refused := shipped(name).contradiction(finding.data) if name in SHIPPED else None:
             path, expected, wrong = refused

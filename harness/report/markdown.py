@@ -44,6 +44,7 @@ def status_text(report: Report) -> str:
 
     If injected faults make the status worse than the cases do, the sentence is about these faults.
     """
+    # The faults decided the status if the cases alone would have another.
     status = report.exit_status
     if report.faults and status != exit_status(report.cases, is_shard=report.shard is not None):
         return FAULTS_TEXTS.get(status, "unknown")
@@ -111,6 +112,7 @@ def _causes(report: Report) -> Iterator[str]:
         head = f"### {inline(_brief(f'{result.case.name}: {row_of(result).sentence}'))}"
         rows = [f"- {inline(label)}: {inline(found)}" for label, found in causes.lines_of(result)]
         replay = text.replay_command(report, result)
+        # A command cannot be shortened: a cut command would be wrong.
         again = [code_block(replay)] if len(replay) <= MAX_VALUE_CHARS else []
         yield "\n\n".join(filter(None, [head, "\n".join(rows), *again]))
     if more:
@@ -192,6 +194,7 @@ def _case_details(report: Report, result: CaseResult) -> str:
 
 def _divergence(first: Divergence) -> str:
     flat = FlatDivergence.of(first)
+    # Plain facts are rows of this table; lists and nested values have tables of their own below.
     known = [(name.rstrip("_"), value) for name, value in vars(flat).items() if isinstance(value, (str, int))]
     parts = [table_of(("what", "value"), [(name, _brief(value)) for name, value in known])]
     if shown := text.evidence(first.call):
@@ -237,6 +240,7 @@ def _short(value: str) -> str:
 def _loss_rows(result: CaseResult) -> Iterator[tuple[Any, ...]]:
     reference, candidate = result.losses["reference"], result.losses["candidate"]
     for step in range(min(max(len(reference), len(candidate)), MAX_LOSSES)):
+        # A run that failed may have fewer losses than the other.
         left = reference[step] if step < len(reference) else "missing"
         right = candidate[step] if step < len(candidate) else "missing"
         value = f"{float.fromhex(left):.6f}" if step < len(reference) else ""

@@ -28,13 +28,15 @@ _TOKENS = re.compile("|".join(f"({part.pattern})" for part in (_ESCAPED, _PARTED
 def inline(text: Any) -> str:
     """Escape a text as a single line of a paragraph, a heading or a cell."""
     found = one_line(str(text))
-    # At the beginning of a list item, a backslash goes before a sign, but after a number: `1\.`.
+    # A text must not begin a list or a heading. At the beginning of a list item, a backslash goes before a sign, but
+    # after a number: `1\.`.
     first = _FIRST.match(found)
     head = "" if first is None else found[: first.end()] + "\\" if first.group().isdigit() else "\\" + first.group()
-    return head + _TOKENS.sub(_dead, found[first.end() if first else 0 :])
+    return head + _TOKENS.sub(_escape, found[first.end() if first else 0 :])
 
 
-def _dead(found: re.Match[str]) -> str:
+def _escape(found: re.Match[str]) -> str:
+    # The groups of _TOKENS: only one of them matches.
     escaped, parted, referred = found.groups()
     if escaped is not None:
         return "".join(f"\\{character}" for character in escaped)

@@ -64,10 +64,8 @@ def describe_result(result: CaseResult) -> str:
 
 
 def describe_error(result: CaseResult) -> str:
-    """The first line of a case's error, after ": "; empty without an error.
-
-    It is printed as soon as the case has finished, since the report may be much later.
-    """
+    """The first line of a case's error, after ": "; empty without an error."""
+    # It is printed as soon as the case has finished, since the report may be much later.
     first = (result.error or "").partition("\n")[0]
     return f": {one_line(first)[:_MAX_ERROR]}" if first else ""
 
@@ -125,6 +123,7 @@ class LiveProgress:
             TimeElapsedColumn(),
         )
         self.progress = RichProgress(*columns, console=SafeConsole(stream), transient=True)
+        # The streams before rich replaces them, to recognize its own in `__enter__`.
         self.streams = {"stdout": sys.stdout, "stderr": sys.stderr}
         self.total = self.progress.add_task("cases", total=num_cases)
         self.current: dict[str, TaskID] = {}
@@ -142,6 +141,7 @@ class LiveProgress:
     def on_event(self, event: Event) -> None:
         """Update the bar of the event's case; a new case gets a bar."""
         name = event.case
+        # The total is unknown until the first step, so the bar only shows activity.
         if name not in self.current:
             self.current[name] = self.progress.add_task(name, total=None)
         self.progress.update(self.current[name], description=describe_event(event))

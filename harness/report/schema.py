@@ -187,6 +187,8 @@ class FlatDivergence(TensorDifference):
     def of(divergence: Divergence) -> FlatDivergence:
         """Convert a divergence to the form of the file."""
         call = divergence.call
+        # The tensor's fields are the file's as they are. The call's come next, and those of its output
+        # last, with a prefix.
         flat = {name: getattr(divergence, name) for name in _PLACE} | vars(divergence.tensor)
         if call is not None:
             flat |= {_FLAT.get(name, name): value for name, value in vars(call).items() if name != "output"}
@@ -197,6 +199,7 @@ class FlatDivergence(TensorDifference):
         """Convert back to a divergence."""
         found = vars(self)
         call = None
+        # A call always has an operator, so without one there was no call.
         if self.operator is not None:
             facts: dict[str, Any] = {
                 item.name: found.get(_FLAT.get(item.name, item.name)) for item in fields(BlamedCall)
@@ -341,6 +344,7 @@ class ReportEntry:
 
 def plain(entry: Any) -> Any:
     """An object of one of this module's classes as plain JSON values. Times that were not measured are left out."""
+    # Of a case with a user's systems, only the stated settings are written: see `Case.stated`.
     if isinstance(entry, Case):
         return entry.stated()
     if isinstance(entry, CaseSeconds):
@@ -354,6 +358,7 @@ def plain(entry: Any) -> Any:
 
 def schema_text() -> str:
     """The text of report.schema.json."""
+    # The title of a type is its class's name, which says nothing to a user.
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps(about | json_schema(ReportEntry) | {"title": "report.json of bitproof"}, indent=1) + "\n"
 

@@ -36,6 +36,7 @@ def shown_line(source: str | None) -> str:
 
 def file_of(path: str) -> Path | None:
     """The nearest file on this machine whose path ends with `path`; None if there is none, or several are as near."""
+    # The path comes from a recording, and must not lead to other files.
     parts = PurePosixPath(path).parts
     if ".." in parts:
         return None
@@ -49,6 +50,7 @@ def _file_below(path: str, here: str) -> Path | None:
         return Path(path) if os.path.isfile(path) else None
     for files in _places(path, Path(here)):
         found = {file.absolute() for file in files if file.is_file()}
+        # Several files are equally near: any choice might be wrong.
         if found:
             return found.pop() if len(found) == 1 else None
     return None
@@ -56,6 +58,8 @@ def _file_below(path: str, here: str) -> Path | None:
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
     """Yield lists of paths at which the file may be, the nearest first. The paths of a list are equally near."""
+    # Above the working directory, then below it, then among installed packages. Folders below are searched only a few
+    # levels deep, since a tree may have millions of files.
     yield from ([top / path] for top in (here, *here.parents))
     end = glob.escape(path)
     yield [Path(each) for depth in range(1, _MAX_DEPTH) for each in glob.iglob(f"{here}/{'*/' * depth}{end}")]

@@ -17,6 +17,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 def case_status(result: CaseResult) -> int:
     """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check could not be judged, otherwise 1."""
+    # Before the expectation, which says nothing about a case that could not be judged.
     if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
         return UNJUDGED
     if any(found.unjudged for found in result.checks.values()):

@@ -38,11 +38,12 @@ def tell_story(result: CaseResult) -> Iterator[str]:
         )
         return
     yield f"  {blame_label(divergence)}: {blame(divergence)}"
-    yield from (f"  {label}: {told}" for label, told in evidence(call))
+    yield from (f"  {label}: {value}" for label, value in evidence(call))
     yield f"  on ranks: {call.ranks}"
     if call.output is not None:
         yield f"  its output{_extent(call.output)}"
     if rows := chain_rows(call):
+        # Imported here, since it takes time and most cases have no chain.
         from tabulate import tabulate
 
         yield ""

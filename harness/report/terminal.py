@@ -101,8 +101,8 @@ def tell_case(report: Report, result: CaseResult) -> list[str]:
         lines.append(f"  first divergence: {row.where}")
         if blamed := text.blame(result.first_divergence):
             lines.append(f"  {text.blame_label(result.first_divergence)}: {blamed}")
-            told = text.evidence(result.first_divergence.call)
-            lines += [f"  {label}: {shown}" for label, shown in told]
+            rows = text.evidence(result.first_divergence.call)
+            lines += [f"  {label}: {shown}" for label, shown in rows]
     for name, reason in result.objections():
         lines.append(f"  check {name}: {reason}")
     if result.error:

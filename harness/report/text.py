@@ -136,6 +136,7 @@ def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
 
     If both roles have the same system and the same result, they share an entry, whose role is "both sides".
     """
+    # A system against itself has one recording per role, and both are compared with the same baseline.
     case, found = result.case, list(result.baseline.items())
     if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
         return [("both sides", case.reference, found[0][1])]
@@ -155,6 +156,7 @@ def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_te
 
 
 def _drift_of(entry: Drift, sides: tuple[str, str]) -> str:
+    # From the coarsest difference to the finest: other types have no elements to compare, and values may not be stored.
     place = f"{_count(entry.records, 'record')}, first at step {entry.step}, rank {entry.rank}"
     if entry.reference_type != entry.candidate_type:
         return f"{place}; {entry.reference_type} {sides[0]}, {entry.candidate_type} {sides[1]}"
@@ -198,9 +200,11 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
     Without `case`, the system's role is in place of its name.
     """
+    # `between` begins with a role: "candidate against itself under stress".
     role, _, rest = (divergence.between or "").partition(" ")
     if case is None or role not in ROLES:
         return divergence.between or ""
+    # If both roles have the same system, its name alone would be ambiguous.
     twin = f"{role} " if case.reference == case.candidate else ""
     return f"{twin}{getattr(case, role)} {rest}"
 
@@ -249,11 +253,12 @@ def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
     if call is None or found is None or found.status == "not verified":
         return []
     sides = [("expected", call.expected), ("found", call.found)]
-    return [*((label, told) for label, told in sides if told), *_verification(found)]
+    return [*((label, value) for label, value in sides if value), *_verification(found)]
 
 
 def _verification(found: Verification) -> list[tuple[str, str]]:
     num_alike, several = len(found.calls) + found.calls_left_out, bool(found.causes)
+    # "here" is the blamed call; further calls with its defect, and further causes, are counted.
     here = "the reference's value here" if not num_alike else "the reference's values here"
     also = f" and at {_count(num_alike, 'more call')} with the same defect" if num_alike else ""
     others = f" and at {_count(len(found.causes), 'more cause')}" if several else ""
@@ -261,9 +266,9 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
         f"{found.differing - found.remaining:,} of the {_count(found.differing, 'tensor')} that differ become equal"
     )
     if found.status == "verified":
-        told = f"with {here}{also}{others}, all {found.tensors:,} tensors of the step are equal, and the reference "
-        told += f"with the candidate's {'value' if here.endswith('value here') and not several else 'values'} there "
-        lines = [("verified", f"{told}gives the candidate's step")]
+        line = f"with {here}{also}{others}, all {found.tensors:,} tensors of the step are equal, and the reference "
+        line += f"with the candidate's {'value' if here.endswith('value here') and not several else 'values'} there "
+        lines = [("verified", f"{line}gives the candidate's step")]
     else:
         lines = [("verified in part", f"with {here}{also}{others}, {became}; {found.reason}")]
     lines += [("the same defect", text) for text in found.calls]
@@ -276,9 +281,9 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
 
 def direction_of(call: BlamedCall | ChainLink) -> str:
     """A call's direction, and its chunk, micro-batch and part if it has them: `forward, chunk 1`."""
-    told = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
-    told += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
-    return told + ("" if call.part is None else f", {call.part}")
+    text = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
+    text += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
+    return text + ("" if call.part is None else f", {call.part}")
 
 
 def tell_ranks(ranks: Iterable[int]) -> str:
@@ -299,6 +304,8 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
     computes them; the tensors of a kind are in the order of their first difference.
     """
     rows: list[tuple[str, ...]] = []
+    # `compared` has the kinds in the order of a step, and `differing` the tensors in the order
+    # of their first difference.
     for kind in result.compared:
         for name, steps in result.differing.get(kind, {}).items():
             ranks = {rank for found in steps.values() for rank in found}
@@ -386,6 +393,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
     A list of plain values is a single leaf.
     """
+    # An empty dict within others is a leaf, so that its name is shown; an empty whole has no leaf.
     if isinstance(value, dict) and (value or not path):
         for name, item in value.items():
             yield from leaves(item, f"{path}.{name}" if path else str(name))

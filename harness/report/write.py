@@ -67,8 +67,9 @@ def warm_up() -> None:
 def prepare_run_dir(report_dir: Path) -> Path:
     """Create the folder `<report_dir>/<run_id>/` and return it. Raises UsageError if no report can be written there.
 
-    The run id is the UTC time and a random suffix, so that runs in the same second have different folders.
+    The run id is the UTC time and a random suffix.
     """
+    # The suffix makes folders of runs in the same second different.
     run_id = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
     run_dir = report_dir / run_id
     try:
@@ -84,6 +85,7 @@ def prepare_run_dir(report_dir: Path) -> Path:
             found=f"{report_dir}: {error.strerror or error}",
             fix="choose another one with --report-dir",
         ) from error
+    # No run begins, so no empty folder stays behind.
     except UsageError:
         run_dir.rmdir()
         raise
@@ -118,10 +120,11 @@ def finish_run(
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write every form of the report, and the texts of `more` by file name, into `run_dir`; then link `latest` to it.
 
-    Everything is rendered, then written to temporary files, then moved into place. If a file cannot be written, none is
-    left and RecordingError is raised. Raises UsageError if `latest` exists and is not a link.
+    If a file cannot be written, none is left and RecordingError is raised. Raises UsageError if `latest` exists and is
+    not a link.
     """
     try:
+        # All forms are rendered before the first is written, so that an error in a form leaves no half of a report.
         texts = {file_name: render(report) for file_name, render in FORMATS.values()} | dict(more)
         _write_together(texts, run_dir)
     except Exception as error:  # a failing form is our own bug; the verdicts are already printed
@@ -173,8 +176,10 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def _point_latest(run_dir: Path) -> None:
-    """Point the link `latest` at this run, atomically, so that it points at some run at every moment."""
+    """Point the link `latest` at this run, atomically."""
     _refuse_plain_latest(run_dir.parent)
+    # A link cannot be changed in place. A rename replaces the old link, so that `latest` points at some
+    # run at every moment.
     temporary = run_dir.parent / f".{LATEST}-{secrets.token_hex(6)}"
     try:
         temporary.symlink_to(run_dir.name, target_is_directory=True)

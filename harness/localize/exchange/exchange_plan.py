@@ -44,7 +44,7 @@ MAX_NEW_CALLS = 12
 
 
 class Swap(NamedTuple):
-    """An exchange: at `site`, a value of one system is replaced by a value of the other.
+    """An exchange: at `site`, a value of a system is replaced by a value of the other.
 
     `value` is the site in the other system whose value is inserted, and `wanted` the digest of that value. `found` is
     the digest of the replaced value. If `reads` is given, the exchange only takes place if the call's inputs have these
@@ -123,12 +123,15 @@ def plan_of(
     exchanged; the outputs of the calls that read them are exchanged instead. `arguments` finds further calls with the
     same wrong argument or optimizer setting.
     """
+    # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
+    # the receiving call. `right` has, by site, the values that these exchanges insert.
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     own = set[tuple[int, int]]()
     pairs = {rank: list(found) for rank, found in differing.items()}
-    for rank, mine, theirs in [*_sites(culprit, logs), *_alike(culprit, logs, arguments or WrongArguments())]:
+    for rank, mine, theirs in [*_sites(culprit, logs), *_same_defect(culprit, logs, arguments or WrongArguments())]:
         if (rank, mine, theirs) in taken or (mine is not None and (rank, mine) in own):
             continue
+        # `_sites` has one entry per rank, and comes first.
         is_lead = len(taken) < len(culprit.ranks)
         taken.add((rank, mine, theirs))
         if mine is not None and theirs is not None and name_of(logs[rank].log[mine]) == "send":
@@ -137,6 +140,8 @@ def plan_of(
         own |= {(rank, mine)} if mine is not None else set()
         # The blamed call is exchanged in any case. A further call is exchanged only if its inputs are right then.
         draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
+        # A call that reads the wrong one of several right values never reads its matching call's inputs, so its
+        # exchange has no condition.
         if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
             draft = _only_if_right(draft, log, rank, mine, theirs, right)
         elif not draft.candidate:
@@ -145,7 +150,7 @@ def plan_of(
         if draft.candidate:
             call = log.log[mine] if mine is not None else log.reference.log[theirs or 0]
             plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
-    plan.groups = _in_turn(plan.groups)
+    plan.groups = _with_conditions_in_order(plan.groups)
     if not any(group.is_lead for group in plan.groups) and not plan.problems:
         plan.problems.append(f"what {culprit.call} gives is what its matching call gives")
     return plan
@@ -156,6 +161,8 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
     `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
     """
+    # A value from before the step has no producer, so it is exchanged at all calls that read it. If that is impossible,
+    # the call's own output is exchanged instead.
     if (
         culprit.how in ("inherits", "unwritten", "outside")
         and mine is not None
@@ -196,6 +203,7 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
     log, found = logs[culprit.rank], Sites()
     for rank in culprit.ranks:
         mine, theirs = culprit.candidate, culprit.reference
+        # Indices hold for the culprit's rank only. On other ranks, it is the call of the same operator, place and turn.
         if rank != culprit.rank:
             mine = None if mine is None else logs[rank].of_occurrence(log.log[mine], log.occurrence(mine))
             known = logs[rank].reference
@@ -208,7 +216,7 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
     return found
 
 
-def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
+def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
     """Other calls with the blamed call's defect: at other places, in other directions, and on other ranks.
 
     If the blamed call has a match, they are the calls with the same wrong argument. If its defect is that it reads a
@@ -219,7 +227,7 @@ def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArgum
     for rank, log in enumerate(logs):
         if culprit.candidate is not None and culprit.reference is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
-            alike = [i for i, call in enumerate(log.log) if not call.view and _is_akin(call, blamed, wrong)]
+            alike = [i for i, call in enumerate(log.log) if not call.view and _is_of_family(call, blamed, wrong)]
             pairs = ((i, log.matching_call(i)) for i in alike)
             there = set(log.there(blamed)) if culprit.how == "reads" else set()
             found += [
@@ -229,16 +237,17 @@ def _alike(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArgum
             ]
         elif culprit.candidate is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
-            alike = [i for i, call in enumerate(log.log) if _is_alike(call, blamed)]
+            alike = [i for i, call in enumerate(log.log) if _is_same_or_backward(call, blamed)]
             found += [(rank, i, None) for i in alike if log.matching_call(i) is None]
         elif culprit.reference is not None:
             blamed = logs[culprit.rank].reference.log[culprit.reference]
-            alike = [i for i, call in enumerate(log.reference.log) if _is_alike(call, blamed)]
+            alike = [i for i, call in enumerate(log.reference.log) if _is_same_or_backward(call, blamed)]
+            # If the candidate has the missing call's output from another call, nothing needs an exchange.
             found += [(rank, None, i) for i in alike if log.lacks(i) and log.matching_here(i) is None]
     return found
 
 
-def _is_alike(call: Call, blamed: Call) -> bool:
+def _is_same_or_backward(call: Call, blamed: Call) -> bool:
     """Whether a call has the blamed call's operator and numbers, or is its backward."""
     if call.operator == blamed.operator:
         return call.scalars == blamed.scalars
@@ -250,7 +259,7 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.givers(mine)))
 
 
-def _is_akin(call: Call, blamed: Call, wrong: Wrong) -> bool:
+def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
     """Whether a call may have the blamed call's wrong argument: their operators are of the same family.
 
     If the wrong argument is an optimizer setting, the two calls must be of the same optimizer instead.
@@ -265,8 +274,11 @@ def _only_if_right(
 ) -> _Draft:
     """The exchanges of another call with the same defect, made only if the call reads its right inputs when it runs.
 
-    So no exchange hides a defect before the call. Empty if the right inputs are not known.
+    Empty if the right inputs are not known.
     """
+    # With this condition, no exchange hides a defect before the call. Three forms: a missing call, which is exchanged
+    # at its readers; an extra call with right inputs; and a call whose right inputs are those of its matching call, or
+    # follow from the exchanges before it.
     if mine is None:
         given = log.reference.log[theirs or 0].inputs
         swaps = [_expecting(swap, log, given) for swap in draft.candidate]
@@ -275,10 +287,12 @@ def _only_if_right(
     else:
         reads = _right_inputs(log, rank, mine, theirs, right)
         swaps = [
+            # Only exchanges of the call's own outputs can be made to depend on its inputs.
             s._replace(reads=reads, found="") if s.site[1:] == (mine, s.site.position, False) else None
             for s in draft.candidate
         ]
         swaps = swaps if reads is not None else []
+    # All of the call's exchanges or none: a part of them would leave the call neither right nor wrong.
     known = [swap for swap in swaps if swap is not None]
     return (
         _Draft(known, [swap._replace(found="") for swap in draft.reference]) if len(known) == len(swaps) else _Draft()
@@ -299,18 +313,19 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
         return swap._replace(reads=reads, found="") if log.reference.values.issuperset(reads) else None
     if other is None or not given or not swap.site.is_input:
         return None
+    # Without the missing call, the reader gets that call's input in place of its output.
     inputs = list(log.reference.log[other].inputs)
     inputs[swap.site.position] = given[0]
     return swap._replace(reads=tuple(inputs), found="")
 
 
-def _in_turn(groups: Sequence[WrongCall]) -> list[WrongCall]:
+def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
     """The wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
 
-    The inputs of a call are exchanged one by one, in order of position. When an input is exchanged, the later inputs
-    still have their wrong values, and its condition must expect them. For example, if `stack a b` reads two losses that
-    were not divided, then `b` is still undivided when `a` is exchanged.
+    For example, if `stack a b` reads two losses that were not divided, `b` is still undivided when `a` is exchanged.
     """
+    # The inputs of a call are exchanged one by one, in order of position. When an input is exchanged, the later inputs
+    # still have their wrong values, and its condition must expect them. `expected` has these, by call and position.
     expected: dict[tuple[int, int], dict[int, str]] = defaultdict(dict)
     for swap in (swap for group in groups for swap in group.candidate if swap.site.is_input):
         if swap.reads:
@@ -333,6 +348,8 @@ def _right_inputs(
     """
     call = log.log[mine]
     if theirs is not None:
+        # The matching call's inputs, but constants of the code stay the candidate's: they are
+        # the wrong argument itself.
         known = log.reference.log[theirs].inputs
         own = _constants(log, mine, theirs)
         if len(known) != len(call.inputs):
@@ -342,6 +359,7 @@ def _right_inputs(
     # that of its producer's matching call.
     exchanged = {(site.call, site.position): value for site, value in right.items() if site.rank == rank}
     found = list[str]()
+    # A value from before the step stays as it is.
     for value, giver in zip(call.inputs, log.given(mine), strict=False):
         if giver is None:
             found.append(value)
@@ -361,6 +379,7 @@ def _right_inputs(
 
 def family_of(operator: str) -> str:
     """The common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
+    # Longer endings come first: removing `_backward` alone would leave `_dense`.
     name = operator.partition(".")[0].strip("_")
     for ending in ("_backward_data", "_dense_backward", "_backward", "_forward"):
         name = name.removesuffix(ending)
@@ -389,6 +408,7 @@ class WrongArguments:
     def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
         """The arguments in which a call differs from a matching call."""
         call, partner = log.log[mine], log.reference.log[theirs]
+        # A setting explains the numbers, and is the same defect in calls with other numbers.
         if found := self._settings_of(call, partner):
             return found
         known = dict(partner.scalars)
@@ -398,7 +418,7 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether a call has these wrong arguments, or one of these wrong settings."""
+        """Whether a call has these wrong arguments, or shares a wrong setting with them."""
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
 
@@ -445,8 +465,8 @@ def _checked(plan: _Draft) -> _Draft:
     """`plan`; or a draft with only a problem, if `plan` exchanges a value without bytes, such as a sparse tensor."""
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
-        told = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
-        return _Draft(problems=[told])
+        text = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
+        return _Draft(problems=[text])
     return plan
 
 
@@ -467,9 +487,9 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Whether a call was planned before, at this depth or a smaller one; notes that it is planned now.
+        """Whether a call was planned before, at this or a smaller depth; notes that it is planned now.
 
-        `depth` is the number of calls passed between the blamed call and this one.
+        `depth` is the number of calls passed between the blamed call and this call.
         """
         known = self._planned.get((side, index), MAX_NEW_CALLS + 1)
         self._planned[side, index] = min(known, depth)
@@ -495,7 +515,10 @@ class _Readers:
             return plan
         if self.is_blocked(index):
             return self._of_readers(index, depth)
-        # `due` has, for each output, the values that the matches of its readers read in its place, with their sites.
+        # Three collections, all by output: -1, -2, ... stand for aliases, and None for memory that several calls
+        # wrote. `at_readers` has the exchanges at single readers, and `read_right` the outputs that some reader
+        # needs unchanged. `due` has, for each output, the values that the matches of its readers read in its
+        # place, with their sites.
         due: dict[int | None, dict[str, ValueSite]] = defaultdict(dict)
         at_readers, read_right = list[tuple[int | None, Swap]](), set[int | None]()
         for reader, position in self.log.readers(index):
@@ -514,10 +537,13 @@ class _Readers:
                 continue
             due[output][wanted] = _source(self.log.reference, self.rank, other, at)
             pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
+            # An alias, or memory that several calls wrote, is overwritten in place: its later readers need
+            # the right value too.
             is_written = output is not None and output >= 0
             at_readers.append((output, self._at_reader(*pair, in_place=not is_written)))
             plan.reference.append(self._at_reader_there(*pair, in_place=name_of(call).endswith("_")))
         # A record that shows an output of this call counts as a reader of it.
+        # The reference's value is that of the first call with the record's digest.
         for wanted, held in self.pairs:
             made = next(iter(self.log.reference.all_with(wanted)), None)
             output = _output_with(call, held)
@@ -537,6 +563,7 @@ class _Readers:
             [(wanted, source)] = values.items()
             site = ValueSite(self.rank, index, output)
             plan.candidate.append(Swap(site, source, call.operator, str(value_at(call, site)), wanted))
+        # Only new calls read it: go on to their outputs.
         if not plan.candidate and not read_right and depth < MAX_NEW_CALLS:
             plan.add(self._of_readers(index, depth))
         if not plan.candidate and not plan.problems and not depth:
@@ -575,17 +602,16 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of the calls that read a call's output.
-
-        The other inputs of these calls must be right, so that no defect is hidden.
-        """
+        """Exchange the outputs of the calls that read a call's output. Their other inputs must be right."""
+        # With a wrong other input, an exchange of the output would hide a second defect.
         plan = _Draft()
-        self.passed.update((index, *self._with_it(index)))
+        self.passed.update((index, *self._same_defect_there(index)))
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
             call, other = self.log.log[reader], self.log.matching_call(reader)
             sides = zip(call.inputs, self.log.given(reader), strict=False)
             inputs = [value for value, giver in sides if giver not in self.passed]
             right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
+            # `right` are the values that the matching call reads; for a new call, all values of the reference.
             if not set(inputs) <= set(right):
                 plan.problems.append(f"{call} also reads another value that is wrong")
             elif other is not None and self.may_take_outputs_of(reader, other):
@@ -596,7 +622,7 @@ class _Readers:
             plan.problems.append(f"no call that the reference has reads what {self.log.log[index]} gives")
         return plan
 
-    def _with_it(self, index: int) -> list[int]:
+    def _same_defect_there(self, index: int) -> list[int]:
         """The indices of calls with the same defect at the same place, such as calls for other tensors of a list.
 
         A call for the other chunk is included.
@@ -615,6 +641,7 @@ class _Readers:
         in_place = name_of(call).endswith("_")
         for reader, position in reference.readers(index):
             mine = self.log.matching_here(reader)
+            # The reader is missing too: search its own readers, if the candidate lacks its value as well.
             if mine is None:
                 if depth < MAX_NEW_CALLS and self.log.lacks(reader):
                     plan.add(self.of_missing(reader, depth + 1))
@@ -622,13 +649,15 @@ class _Readers:
             is_alike = len(self.log.log[mine].inputs) == len(reference.log[reader].inputs)
             at = _position_there(reference.log[reader], self.log.log[mine], position) if is_alike else position
             here, there = ValueSite(self.rank, mine, at, True), ValueSite(self.rank, reader, position, True)
+            # The reader's input cannot be exchanged, so its output is.
             if not is_alike or here in self.blocked_inputs:
                 own = self.may_take_outputs_of(mine, reader)
                 plan.add(self._of_join(mine, reader) if own else self._of_readers(mine, depth))
             elif self.log.log[mine].inputs[at] != reference.log[reader].inputs[position]:
                 plan.candidate.append(self._at_reader(here, there, in_place))
                 plan.reference.append(self._at_reader_there(here, there, in_place))
-        plan.candidate[:0], plan.reference[:0] = self._where_shown(index)
+        # At the front, since the record is taken of the producer's output, before any reader.
+        plan.candidate[:0], plan.reference[:0] = self._of_records(index)
         # The first exchange may be in place, and change the memory that the others read. So they accept any value.
         for swaps in (plan.candidate, plan.reference):
             swaps[1:] = [swap._replace(found="") for swap in swaps[1:]]
@@ -636,12 +665,12 @@ class _Readers:
             plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
         return _checked(plan)
 
-    def _where_shown(self, index: int) -> tuple[list[Swap], list[Swap]]:
+    def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
         """Exchanges in the candidate and in the reference, for records of a missing call's output.
 
         For example, the missing call adds a gradient over ranks; in the candidate the gradient's record is that call's
         input. So the call that computed this input gets the missing output as its own. Both lists are empty if a call
-        of the reference reads this input too, or if the input is wrong, since then an earlier call is to blame.
+        of the reference reads this input too, or if the input is wrong.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
@@ -650,6 +679,7 @@ class _Readers:
                 continue
             readers = [(self.log.matching_call(reader), position) for reader, position in self.log.readers(made)]
             due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
+            # Another reader needs the value unchanged; or it is wrong already, and an earlier call is to blame.
             if (held,) in due or held not in self.log.reference.values:
                 continue
             here = ValueSite(self.rank, made, self.log.log[made].outputs.index(held))

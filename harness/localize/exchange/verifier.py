@@ -61,7 +61,7 @@ MAX_ROUNDS = 8
 """The maximum number of runs with exchanged values that search for causes."""
 
 MAX_CULPRITS = 6
-"""The maximum number of calls that are tried one after another, until one can be a cause."""
+"""The maximum number of calls that are tried in turn, until a call can be a cause."""
 
 MAX_CALLS_SHOWN = 6
 
@@ -93,6 +93,8 @@ class Cause:
         with a wrong optimizer setting have the same defect if they share such a setting, wherever they are. `reads` are
         further values that the call reads, through other missing calls.
         """
+        # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
+        # lines are compared.
         if settings := of_setting(wrong):
             return bool(settings & of_setting(self.wrong))
         mine, other = self.culprit.call, culprit.call
@@ -116,7 +118,7 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether `culprit` and this cause are an extra and a missing call, one each, that read the same value.
+        """Whether `culprit` and this cause are an extra call and a missing call that read the same value.
 
         For example, the reference reduces a gradient over the ranks; the candidate first adds another gradient to it,
         and reduces their sum.
@@ -128,10 +130,11 @@ class Cause:
         return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether an extra call has this cause's wrong argument, or a missing one the right argument.
+        """Whether an extra call has this cause's wrong argument, or a missing call the right argument.
 
         For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
+        # A pair has the candidate's value at 0, and the reference's at 1.
         values = {pair[how == "lacks"] for pair in self.wrong}
         return any(value in values for _, value in call.scalars)
 
@@ -191,56 +194,61 @@ class Verifier:
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is the first of `culprit` and `others` that can be one. If the step also becomes right without its
+        The cause is the first possible cause among `culprit` and `others`. If the step also becomes right without its
         exchanges, the cause is a call that the search found later.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
             causes, reason, run = self._search([culprit, *others])
+            # Without a right step there is nothing to compare: a cause that is not needed could not be recognized.
             if not self._wrong(run.recording):
                 causes = self._needed(causes)
             reverse = None if self._wrong(run.recording) else self._reversed(causes)
         except BitproofError as error:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
-        found, told = culprit, self._told(causes, run, reason, reverse)
-        if causes and told.remaining == 0 and causes[0].culprit is not culprit:
+        found, verification = culprit, self._verification(causes, run, reason, reverse)
+        if causes and verification.remaining == 0 and causes[0].culprit is not culprit:
             # This cause was found in the log of a run with exchanged values. The first run, which the report describes,
             # need not have the same call at this index.
             found = causes[0].culprit
             known = self.logs["candidate" if found.candidate is not None else "reference"][found.rank]
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
                 reason = f"with exchanged values, the cause is {told_of(found)}"  # which the first run does not make
-                return culprit, replace(told, status="in part", reason=reason)
+                return culprit, replace(verification, status="in part", reason=reason)
+            # The chain's indices are those of a run with exchanged values, so it is dropped.
             found = replace(found, explains=culprit.explains, chain=())
-        return found, told
+        return found, verification
 
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
-        """Exchange one cause after another, until the step is right or no cause is left.
+        """Exchange the causes in turn, until the step is right or no cause is left.
 
         Returns the causes, the reason why the search ended early ("" if the step is right), and the last valid run. If
-        a call of `culprits` cannot be a cause, the next one is tried.
+        a call of `culprits` cannot be a cause, the next is tried.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
         pending = [*culprits]
+        # `refused` is the first reason, since the last valid run, why a call cannot be a cause. It is reported if no
+        # later call can.
         while pending:
             if self._runs == MAX_ROUNDS:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
             current = pending.pop(0)
             logs, differing = run.ready, self._pairs(run.recording)
             planned = plan_of(current, logs, differing, blocked, self._arguments)
-            reason = wrong_input(current, logs) or self._told_twice(current, planned, causes, run)
+            reason = wrong_input(current, logs) or self._exchanged_already(current, planned, causes, run)
             if not reason and not any(group.is_lead for group in planned.groups):
                 reason = refused or _joined(planned.problems)
             if reason:
                 refused = refused or reason
                 continue
-            tried, cause, groups = self._tried(current, planned, causes, logs)
+            tried, cause, groups = self._with_cause_of(current, planned, causes, logs)
             after = self._exchanged("candidate", _swaps(tried, "candidate"))
             trouble = self._trouble(planned, run, after, tried)
             # Some values have another dtype or shape: plan again, with these sites blocked.
             others = {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked
             if others or trouble:
+                # The run is invalid, so the cause gets back the exchanges that it had before.
                 blocked |= others
                 cause.groups, refused = groups, trouble
                 pending[:0] = [current] if others else []
@@ -250,11 +258,12 @@ class Verifier:
             cause.accounts += len(before - self._wrong(after.recording))
             if not self._wrong(after.recording):
                 return causes, "", run
+            # Something still differs: search the log of this run for the next call to blame.
             run.ready = ready_logs(self._known, run.calls)
             pending = self.blamed(run.recording, run.ready)
         return causes, refused or "no call explains what still differs", run
 
-    def _tried(
+    def _with_cause_of(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
     ) -> tuple[list[Cause], Cause, list[WrongCall]]:
         """The causes including this culprit, the culprit's own cause, and the exchanges which that cause had before.
@@ -266,6 +275,7 @@ class Verifier:
         cause = next((each for each in causes if each.has(culprit, wrong, reads)), None)
         tried = [*causes] if cause else [*causes, Cause(culprit, wrong)]
         cause = cause or tried[-1]
+        # A site that an earlier cause exchanges is not exchanged again, except for the blamed call itself.
         known = {swap.site for each in tried for group in each.groups for swap in group.candidate}
         groups = [*cause.groups]
         cause.groups += [group for group in planned.groups if group.is_lead or group.candidate[0].site not in known]
@@ -277,7 +287,9 @@ class Verifier:
         rank = next(iter(pairs), None)
         return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
 
-    def _told_twice(self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun) -> str:
+    def _exchanged_already(
+        self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun
+    ) -> str:
         """The problem if all planned values were exchanged already; empty if some of the values are new."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
@@ -288,8 +300,11 @@ class Verifier:
     ) -> str:
         """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
+        # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
         if unsteady := [made for made in failed if made.not_done.startswith(UNSTEADY)]:
+            # The candidate's own value did not repeat. With more text after it, it is the inserted
+            # value of the reference.
             side = "candidate" if unsteady[0].not_done == UNSTEADY else "reference"
             return f"the {side} differs from itself: {_where(unsteady[0], before)}: {unsteady[0].not_done}"
         if len(failed) == len(leads):
@@ -309,6 +324,7 @@ class Verifier:
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
+            # One by one: of two causes that each suffice, one must stay.
             if not self._wrong(self._exchanged("candidate", swaps).recording):
                 causes = others
         return causes
@@ -318,6 +334,8 @@ class Verifier:
 
         None if some of these values cannot be exchanged.
         """
+        # The planned values of later causes come from runs with exchanges. The reference must get those
+        # of the first run.
         swaps = [self._at_first(swap) for swap in _swaps(causes, "reference")]
         known = [swap for swap in swaps if swap is not None]
         run = self._exchanged("reference", known)
@@ -334,9 +352,12 @@ class Verifier:
         value = value_at(calls[index], swap.value) if index < len(calls) else None
         return None if value is None else swap._replace(found="", wanted=value)
 
-    def _told(self, causes: Sequence[Cause], run: ExchangedRun, reason: str, reverse: bool | None) -> Verification:
+    def _verification(
+        self, causes: Sequence[Cause], run: ExchangedRun, reason: str, reverse: bool | None
+    ) -> Verification:
         remaining, before = len(self._wrong(run.recording)), len(self._wrong(self.recordings["candidate"]))
         accounts = causes[0].accounts if causes else 0
+        # A right step alone does not verify the cause: the exchanged values must also explain the whole difference.
         if not remaining and reverse is False:
             reason = "the reference with the candidate's value here does not give the candidate's step"
         elif not remaining and reverse is None and not reason:
@@ -352,7 +373,7 @@ class Verifier:
             reason=reason or None,
             calls=calls[:MAX_CALLS_SHOWN],
             calls_left_out=max(0, len(calls) - MAX_CALLS_SHOWN),
-            causes=[_other(each) for each in causes[1:]],
+            causes=[_other_cause(each) for each in causes[1:]],
             runs=self._runs,
         )
 
@@ -361,6 +382,7 @@ class Verifier:
         other: Role = "reference" if role == "candidate" else "candidate"
         self._fetch(other, [swap.value for swap in swaps])
         self._runs += 1
+        # Only a candidate's run is searched for further causes, so only its calls are logged.
         folder = self._replay(
             role, Replay(step=self.step, log=role == "candidate", exchanges=self._planned(other, swaps))
         )
@@ -401,10 +423,11 @@ class Verifier:
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
-        """The first output of the same value on this rank, as the first replay keeps no inputs.
+        """The first output of the same value on this rank; `site` itself if no output has the value.
 
         For example, the input of an `mm` is kept as the output of the all-gather before it.
         """
+        # The first replay keeps outputs only. Reversed, so that the first output with a value stays.
         calls = self.logs[role][site.rank]
         if site.rank not in (outputs := self._outputs.setdefault(role, {})):
             sites = ((value, (index, at)) for index, call in enumerate(calls) for at, value in enumerate(call.outputs))
@@ -451,14 +474,15 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         is_there = culprit.how != "lacks" or _has_inputs(log, culprit.index)
         return "" if is_there else f"the candidate does not have what {call} reads"
     mine = log.log[culprit.candidate]
-    if told := _wrong_number(culprit, log):
-        return told
+    if text := _wrong_number(culprit, log):
+        return text
     if culprit.how == "adds" and log.makes_right_values(culprit.candidate):
         return f"what {mine} gives is right: the reference has it, too"
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
-    if mine.collective and (told := _wrong_peer(culprit, logs)):
-        return told
-    # An input that the matching call has as well, or that is from before the step, is not due to an earlier call.
+    if mine.collective and (text := _wrong_peer(culprit, logs)):
+        return text
+    # A cause must read right values only. An input that the matching call has as well, or that is from before the step,
+    # is not due to an earlier call.
     for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
         if giver is None or theirs[position : position + 1] == (value,):
             continue
@@ -474,7 +498,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether a call without a match only selects or copies right values, such as one element of a tensor, or a bucket.
+    """Whether a call without a match only selects or copies right values, such as an element of a tensor, or a bucket.
 
     The reference may lack its output although the output is right. For example, a pass inserts `select g 0` before an
     extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` may take the wrong part if
@@ -491,7 +515,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of one of these values with a call that the candidate lacks."""
+    """Whether the reference takes a part of these values with a call that the candidate lacks."""
     return any(
         call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
@@ -519,6 +543,7 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         other = logs[rank].matching_call(index)
         if rank != culprit.rank and other is not None:
             given, due = logs[rank].log[index], logs[rank].reference.log[other]
+            # On a rank on which the call is blamed as well, other right inputs are the defect itself.
             is_blamed = rank in culprit.ranks and logs[rank].reads_right_values(index)
             if given.inputs != due.inputs and not is_blamed:
                 return f"it brings what {given} on rank {rank} gives to it, and its matching call gives another value"
@@ -545,10 +570,10 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
     """The index of the first call whose output differs between two runs of the candidate; None if there is none.
 
-    The comparison ends at the first call with an exchanged value, and at a collective that differs, as it may receive
-    an exchanged value. Views do not count: they may show freed or uninitialized memory that no call reads.
+    The comparison ends at the first call with an exchanged value, and at a collective that differs. Views do not count.
     """
-    # Calls after an exchanged value differ because of it, so only the calls before it are compared.
+    # Calls after an exchanged value differ because of it, and a collective may receive such a value from another rank.
+    # A view may show freed or uninitialized memory that no call reads.
     for index, (first, second) in enumerate(zip(calls, again, strict=False)):
         is_other = first.operator != second.operator or first.outputs != second.outputs
         if index in exchanged and (is_other or first.inputs != second.inputs):
@@ -565,7 +590,7 @@ def told_of(culprit: Culprit) -> str:
     return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
 
 
-def _other(cause: Cause) -> OtherCause:
+def _other_cause(cause: Cause) -> OtherCause:
     culprit, place = cause.culprit, cause.culprit.call.place
     return OtherCause(
         call=told_of(culprit),
@@ -578,9 +603,9 @@ def _other(cause: Cause) -> OtherCause:
 
 
 def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
-    """The exchanges in one system for some causes, one per site.
+    """The exchanges in a system for some causes, a single exchange per site.
 
-    If several are planned for a site, an exchange of a blamed call takes precedence over one of another call.
+    If several are planned for a site, an exchange of a blamed call takes precedence.
     """
     groups = sorted((group for cause in causes for group in cause.groups), key=lambda group: not group.is_lead)
     found: dict[ValueSite, Swap] = {}

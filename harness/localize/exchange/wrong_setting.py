@@ -18,10 +18,11 @@ from math import isclose, sqrt
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.logs.calls import Call
 
+# A scalar may be a list of numbers as text, so numbers are searched for within the text.
 _NUMBER = re.compile(r"[-+]?[0-9.]+(?:e[-+]?[0-9]+)?|[-+]?inf|nan")
 
 _MAX_LENGTH = 4000
-"""The maximum length of a text that is searched for numbers: one number for each parameter may be in it."""
+"""The maximum length of a text that is searched for numbers: it may have a number for each parameter."""
 
 
 def wrong_settings(
@@ -30,21 +31,27 @@ def wrong_settings(
     """The `settings` that explain why a call of an update differs from the reference's call; empty if none does.
 
     `settings` are the settings that differ; `step` counts from 0. `call` or `partner` is None if the candidate or the
-    reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for one of 0.0.
+    reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for 0.0.
     """
     known = call or partner
     if known is None or known.place.direction != "update":
         return ()
+    # `part` of a call of an update is the class of its optimizer.
     own = [setting for setting in settings if setting.name and setting.optimizer == known.part]
     mine, theirs = (dict(side.scalars) if side is not None else {} for side in (call, partner))
     pairs = [(mine.get(name), theirs.get(name)) for name in mine | theirs if mine.get(name, "") != theirs.get(name, "")]
     if not own or not pairs:
         return ()
-    found = {setting.name for pair in pairs for setting in own if setting.name in _changing(pair, setting, own, step)}
+    found = {
+        setting.name
+        for pair in pairs
+        for setting in own
+        if setting.name in _explaining_settings(pair, setting, own, step)
+    }
     return tuple(setting for setting in own if setting.name in found)
 
 
-def _changing(
+def _explaining_settings(
     pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
 ) -> Collection[str]:
     """The names of the settings that explain why the two systems have different numbers, such as -0.01 and -0.1.
@@ -57,9 +64,10 @@ def _changing(
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)
     found = set[str]()
     for formula, number in sides[0].items():
+        # A number that both systems would compute alike explains no difference.
         if formula not in sides[1] or isclose(number, sides[1][formula], rel_tol=1e-12):
             continue
-        if not all(_has(text, side[formula]) for text, side in zip(pair, sides, strict=True)):
+        if not all(_contains(text, side[formula]) for text, side in zip(pair, sides, strict=True)):
             continue
         # Put the reference's value of each setting, alone, into the candidate's settings: does the result change?
         for name in names & setting.mine.keys() & setting.theirs.keys():
@@ -69,7 +77,7 @@ def _changing(
     return found
 
 
-def _has(text: str | None, number: float) -> bool:
+def _contains(text: str | None, number: float) -> bool:
     """Whether `text` contains a number. True if `text` is None: a system without the call has no number."""
     if text is None:
         return True
@@ -93,6 +101,7 @@ def _computed(settings: Mapping[str, float], t: int) -> Iterator[tuple[str, floa
         yield name, value
         yield f"-{name}", -value
         yield f"1 - {name}", 1 - value
+    # An optimizer may lack a setting, and a setting may have any value, such as a beta of 1.
     with suppress(KeyError, ZeroDivisionError, ValueError, OverflowError):
         yield "1 - lr * weight_decay", 1 - settings["lr"] * settings["weight_decay"]
     with suppress(KeyError, ZeroDivisionError, ValueError, OverflowError):

@@ -105,10 +105,8 @@ class CallRecorder(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: torch.compile's code stays compiled under this mode.
-
-        By default it would run eagerly, and compute different bits.
-        """
+        """Return True: torch.compile's code stays compiled under this mode."""
+        # By default it would run eagerly, and compute different bits.
         return True
 
     def __init__(
@@ -127,12 +125,14 @@ class CallRecorder(TorchDispatchMode):
         self._rank, self._kept_inputs = rank, sites_of(keep)
         self._place = place
         self._keep, self._only_keeps, self._spare = keep, only_keeps, spare
+        # By storage: the call that is still filling it, the living tensors over it, and whether it is new (`_fresh`).
         self._in_flight: dict[int, int] = {}
         self._works = Works()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
         self._fresh: dict[int, bool] = {}
         """Storages that no call has written yet, and whether they were allocated as zeros, as under stress."""
         self._written = set[int]()
+        # By storage and value, since several tensors of one storage may be read after it was written in parts.
         self._producers: dict[tuple[int, str], int] = {}
         self._parts = Parts(_digest)
 
@@ -153,10 +153,11 @@ class CallRecorder(TorchDispatchMode):
             if name == "wait_tensor" or function in offload_operators.WAITS:
                 return self._wait(function, args)
             if self.exchanges or self._kept_inputs:
-                args, kwargs = self._given(function, args, kwargs)
+                args, kwargs = self._exchange_inputs(function, args, kwargs)
             # Inputs are digested before the call runs, since it may overwrite them.
             reading = self._reading(function, args, kwargs)
             result = theirs(function, *args, **kwargs)
+            # Arguments too: the first call that is seen may read a tensor from before the step.
             tensors = tensors_in((args, kwargs, result))
             if any(map(has_no_values, tensors)):  # a DTensor infers a shape
                 return result
@@ -178,7 +179,7 @@ class CallRecorder(TorchDispatchMode):
                 self._fresh[storage] = _has_bytes(tensor) and not plain(tensor).any()
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
-    def _given(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def _exchange_inputs(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """A call's arguments, in which inputs with a planned exchange are replaced by the other system's values.
 
         Also copies requested inputs into `kept`.
@@ -189,7 +190,7 @@ class CallRecorder(TorchDispatchMode):
             index = len(self.calls) + number
             inputs = tensors_in(lane(read, number, lanes) if lanes else read)
             others |= self.exchanges.of_inputs(index, _full_name(function), inputs, tensors_in(written))
-            self._give_state(index, len(inputs), function, _generator(function, args, kwargs))
+            self._exchange_state(index, len(inputs), function, _generator(function, args, kwargs))
             for site in self._kept_inputs.get(index, ()):
                 # The position after the tensors is that of the generator's state, as in the log.
                 if site.position < len(inputs):
@@ -198,7 +199,7 @@ class CallRecorder(TorchDispatchMode):
                     self.kept[site] = generator.get_state()
         return (replaced(args, others), replaced(kwargs, others)) if others else (args, kwargs)
 
-    def _give_state(self, index: int, position: int, function: Any, generator: torch.Generator | None) -> None:
+    def _exchange_state(self, index: int, position: int, function: Any, generator: torch.Generator | None) -> None:
         """Set a random call's generator to the state that it had in the other system, if that exchange is planned."""
         if generator is not None and self.exchanges:
             state = generator.get_state()
@@ -208,6 +209,7 @@ class CallRecorder(TorchDispatchMode):
 
     def _reading(self, function: Any, args: Any, kwargs: Any) -> _Reading:
         lanes, generator = num_lanes(function, args, kwargs), _generator(function, args, kwargs)
+        # Values are kept by the index of their call, so every call needs an entry, but no digests.
         if self._only_keeps:
             return _Reading(lanes, [_Inputs((), ())] * (lanes or 1), (), generator, _state(generator))
         read = read_by(function, args, kwargs)
@@ -217,13 +219,15 @@ class CallRecorder(TorchDispatchMode):
     def _log(self, function: Any, args: Any, kwargs: Any, reading: _Reading, result: Any) -> Any:
         """Log a call that has run. Returns its result, in which outputs with a planned exchange are replaced."""
         lanes, inputs, left = reading.lanes, reading.inputs, _state(reading.generator)
+        # A call with a generator may draw nothing, as dropout in evaluation.
         draws = left != reading.state
         # The state is an input, as it determines the drawn numbers.
         if draws:
             inputs = [self._with_state(inputs[0], str(reading.state))]
         namespace = getattr(function, "namespace", None)
+        # c10d's collectives write their tensors, and are complete when their handle is waited for.
         if namespace == IN_PLACE_COLLECTIVES:
-            result = self._held(function, tensors_in(written_by(function, args, kwargs)), result)
+            result = self._with_logged_waits(function, tensors_in(written_by(function, args, kwargs)), result)
         written = written_by(function, args, kwargs)
         # A call over lists is logged as a call for each index, with its own written tensors and results.
         parts = [(written, result)]
@@ -233,20 +237,21 @@ class CallRecorder(TorchDispatchMode):
         if self._only_keeps:
             call = Call(Place(None, None), _full_name(function), (), (), collective=namespace in COLLECTIVE_NAMESPACES)
         else:
-            call = self._told(function, args, kwargs, reading, draws)
+            call = self._entry(function, args, kwargs, reading, draws)
         given = tensors_in((args, kwargs)) if self.exchanges else []
         others = dict[int, Any]()
         for read, (part_written, part_result) in zip(inputs, parts, strict=True):
             if self.exchanges and (outputs := self._outputs(function, part_written, part_result)):
-                told = len(self.calls), _full_name(function), outputs, given, tensors_in(part_written), read.digests
-                others |= self.exchanges.of_outputs(*told)
+                facts = len(self.calls), _full_name(function), outputs, given, tensors_in(part_written), read.digests
+                others |= self.exchanges.of_outputs(*facts)
                 part_result = replaced(part_result, others)
+            # After the exchange, so that aliases and outputs show the inserted values.
             aliases = self._changed_aliases(len(self.calls), _full_name(function), tensors_in(part_written), read)
             values = tuple(value for _, value in aliases)
             here = call._replace(inputs=read.digests, aliases=values, producers=read.producers)
             self.calls.append(here._replace(unwritten=read.unwritten, outside=read.outside))
             self._producers |= dict.fromkeys(aliases, len(self.calls) - 1)
-            self._give(function, part_written, part_result)
+            self._add_outputs(function, part_written, part_result)
             if draws:
                 self._add_state(len(self.calls) - 1, reading.generator, read.digests)
             if name_of(function) == READS_OUT:
@@ -276,8 +281,9 @@ class CallRecorder(TorchDispatchMode):
         self._add_value(index, GENERATORS, told_of(number))
         return number
 
-    def _told(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
+    def _entry(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
         """The log entry of a call that has run. Its inputs and outputs are added later."""
+        # The place of a call outside autograd depends on whether it reads a result of backward or of the update.
         read_here = [number for each in reading.inputs for number in each.producers if number is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
@@ -308,7 +314,7 @@ class CallRecorder(TorchDispatchMode):
         producers = (*own, self._producers.get((GENERATORS, state)), *more)
         return read._replace(digests=(*read.digests, state), producers=producers)
 
-    def _give(self, function: Any, written: Any, result: Any) -> None:
+    def _add_outputs(self, function: Any, written: Any, result: Any) -> None:
         """Add the outputs to the entry of the call that was logged last.
 
         If the outputs must be waited for, their storages are noted as in flight, and the wait adds them.
@@ -330,7 +336,7 @@ class CallRecorder(TorchDispatchMode):
             return []
         return tensors_in(written if in_place else (result, written))
 
-    def _held(self, function: Any, written: list[Tensor], result: Any) -> Any:
+    def _with_logged_waits(self, function: Any, written: list[Tensor], result: Any) -> Any:
         """The result of a c10d collective. Its async handles are wrapped: a wait logs the collective's outputs."""
         index = len(self.calls)
 
@@ -343,21 +349,25 @@ class CallRecorder(TorchDispatchMode):
     def _inputs(self, values: Any) -> _Inputs:
         """For each input, its digest and its producer: the logged call that wrote this value into the input's storage.
 
-        If a collective or copy is still filling the storage, the call that launched it is the producer, since the
-        reading call races with it. If an input was written in parts, by several calls, the last of them is its
-        producer, and all of them are appended to the producers, after those of the inputs.
+        If a collective or copy is still filling the storage, the call that launched it is the producer. If an input was
+        written in parts, by several calls, the last of them is its producer, and all of them are appended to the
+        producers, after those of the inputs.
         """
+        # `more` are the writers of parts.
         found: list[tuple[str, int | None]] = []
         more: list[int] = []
         unwritten, outside = list[int](), list[int]()
         for position, tensor in enumerate(tensors_in(values)):
             storage, value = _storage(tensor), _digest(tensor)
-            # By storage and value: other tensors over the storage may have been written since.
+            # By storage and value: other tensors over the storage may have been written since. Without such a call, a
+            # collective in flight is the producer, since this call races with it.
             left = self._producers.get((storage, value), self._in_flight.get(storage))
             is_whole = storage in self._in_flight or (left is not None and value in self.calls[left].outputs)
             parts = [] if is_whole else self._parts.inside(storage, tensor)
             found.append((value, max(parts, default=None) if left is None else left))
             more += parts
+            # No call wrote this value. In memory of this step it is either what new memory is filled with, or it was
+            # written behind torch's back. Memory from before the step may hold any value.
             if found[-1][1] is None and value != OPAQUE and self._is_of_step(storage):
                 is_fresh = storage in self._fresh and _is_filled(tensor, with_zeros=self._fresh[storage])
                 (unwritten if is_fresh else outside).append(position)
@@ -378,9 +388,11 @@ class CallRecorder(TorchDispatchMode):
         """
         if self._only_keeps:
             return []
+        # Weak references return None for tensors that are gone. A value that has a producer did not change here.
         same = [(_storage(x), tensor()) for x in written for tensor in self._seen.get(_storage(x), {}).values()]
         others = [(storage, x) for storage, x in same if x is not None and all(x is not y for y in written)]
         changed = [(storage, x) for storage, x in others if (storage, _digest(x)) not in self._producers]
+        # Negative positions are aliases: see `ValueSite`.
         for number, (_, tensor) in enumerate(changed, 1):
             self.exchanges.put(index, -number, tensor, operator, read.digests)
             if (site := ValueSite(self._rank, index, -number)) in self._keep:
@@ -407,22 +419,24 @@ class CallRecorder(TorchDispatchMode):
         """Run a graph that Inductor compiled, and log it as a single call.
 
         The entry's `scalars` name the call that computes each output. Outputs beyond the first `graph.num_visible` are
-        Inductor's own, such as saved activations, and have no counterpart in the reference. The entry is noted as their
-        producer, but they are not logged as outputs.
+        not logged.
         """
+        # `inputs` is a list that the kernels empty, to free its tensors early.
         read, place = list(inputs), Place(graph.module, graph.direction)
         digests, producers, _, _ = self._inputs(read)
         # Calls within the kernels are Inductor's, so they are not logged.
         with disable_current_modes():
             result = theirs(kernels, inputs)
         index = len(self.calls)
-        told = tuple((str(position), text) for position, text in enumerate(graph.outputs[: graph.num_visible]))
+        computed_by = tuple((str(position), text) for position, text in enumerate(graph.outputs[: graph.num_visible]))
         self.calls.append(
-            Call(place, f"{KERNELS}{graph.label}", digests, (), graph.label, producers=producers, scalars=told)
+            Call(place, f"{KERNELS}{graph.label}", digests, (), graph.label, producers=producers, scalars=computed_by)
         )
         for position, tensor in enumerate(result):
             if isinstance(tensor, Tensor) and position < graph.num_visible:
                 self._add_output(index, self._exchanged(index, tensor))
+            # Inductor's own outputs, such as saved activations, have no counterpart in the reference. But a later graph
+            # that reads one needs its producer.
             elif isinstance(tensor, Tensor):
                 self._producers[_storage(tensor), _digest(tensor)] = index
         # Kernels may also write their inputs in place.
@@ -432,10 +446,8 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def forget_abandoned(self) -> None:
-        """Remove the outputs of c10d collectives that were never waited for.
-
-        So their entries are like those of functional collectives, which have no outputs without a wait.
-        """
+        """Remove the outputs of c10d collectives that were never waited for."""
+        # So their entries are like those of functional collectives, which have no outputs without a wait.
         for index in self._works.abandoned():
             self.calls[index] = self.calls[index]._replace(outputs=())
 
@@ -448,6 +460,7 @@ class CallRecorder(TorchDispatchMode):
             self.kept[site] = plain(tensor).clone()
         storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
         self._add_value(index, storage, value)
+        # A view shows memory, and leaves it as uninitialized as it was.
         if not call.view:
             self._written.add(storage)
             self._fresh.pop(storage, None)
@@ -463,11 +476,13 @@ class CallRecorder(TorchDispatchMode):
 def _is_own(frame: FrameType | None) -> bool:
     """Whether bitproof's recording called an operator: the nearest frame outside torch is in the recording's files.
 
-    Such calls record a step's tensors, and are not part of the step. The sum of a loop's losses is an exception: it is
-    logged, because it connects the recorded loss with the losses that the loop computed.
+    Such calls record a step's tensors, and are not part of the step.
     """
+    # Generated code has a file name such as "<string>".
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):
         frame = frame.f_back
+    # The sum of a loop's losses is an exception: it is logged, because it connects the recorded loss with the losses
+    # that the loop computed.
     code = frame.f_code if frame is not None else watched_loop.sum_of_losses.__code__
     return code.co_filename.startswith(_OWN) and code is not watched_loop.sum_of_losses.__code__
 
@@ -506,9 +521,9 @@ def _digest(tensor: Tensor) -> str:
 def _is_filled(tensor: Tensor, *, with_zeros: bool) -> bool:
     """Whether a tensor looks like uninitialized memory: all its elements are NaN, the largest integer, or True.
 
-    In deterministic mode torch fills new memory with these values. In a run under stress new memory is filled with
-    zeros; `with_zeros` is for such memory, and all elements must be zero.
+    With `with_zeros`, for a run under stress: all its elements are zero.
     """
+    # In deterministic mode torch fills new memory with these values; under stress it is filled with zeros.
     local = plain(tensor)
     if with_zeros:
         return not local.any()
@@ -540,6 +555,7 @@ def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
     given = given_to(function, args, kwargs)
     if isinstance(named := given.get("generator"), torch.Generator):
         return named
+    # A factory function states its device; other calls draw on the device of their tensors.
     devices = [torch.device(given["device"])] if given.get("device") else [x.device for x in tensors_in((args, kwargs))]
     if any(device.type == "cuda" for device in devices):
         return torch.cuda.default_generators[torch.cuda.current_device()]
@@ -579,6 +595,7 @@ def logged(
     places = Places(shown.named_modules if shown is not None else tuple, *running)
     places.stays_whole = stays_whole or captured is not None
     recorder = CallRecorder(places, keep, only_keeps, spare, rank, exchanges)
+    # Attributes of the system that are wrapped while it runs, with their own values, which are restored at the end.
     replaced = {}
 
     def replace(name: str, value: Any) -> None:
@@ -597,6 +614,7 @@ def logged(
     try:
         with places.following(), by_node, by_parts, recorder:
             yield recorder
+        # Only at the end of the step it is known which collectives were never waited for, and what backward leads to.
         recorder.forget_abandoned()
         recorder.calls = settled(recorder.calls)
     finally:

@@ -93,6 +93,7 @@ def is_abandoned(call: Call) -> bool:
 
 def gives_what_it_reads(call: Call) -> bool:
     """Whether each output of a call equals one of its inputs, as for a product with 1. False without outputs."""
+    # The first output is compared before sets are built: this runs for every call of a log.
     outputs, inputs = call.outputs, call.inputs
     return bool(outputs) and outputs[0] in inputs and (len(outputs) == 1 or set(outputs) <= set(inputs))
 
@@ -130,9 +131,9 @@ def calls_from_text(text: str, where: str) -> list[Call]:
 
 
 def _call(values: list[Any]) -> Call:
-    place, operator, inputs, outputs, *told = values
+    place, operator, inputs, outputs, *more = values
     # JSON has lists for tuples. `scalars` is a tuple of pairs, so its entries are converted as well.
-    others: list[Any] = [tuple(each) if isinstance(each, list) else each for each in told]
+    others: list[Any] = [tuple(each) if isinstance(each, list) else each for each in more]
     call = Call(Place(*place), operator, tuple(inputs), tuple(outputs), *others)
     scalars = tuple((str(name), str(value)) for name, value in call.scalars)
     return call._replace(scalars=scalars) if scalars else call

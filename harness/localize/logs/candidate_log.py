@@ -24,6 +24,7 @@ class CandidateLog(IndexedLog):
         self._num_makers = Counter[str]()
         self._given = list[tuple[int | None, ...]]()
         self._read_out: int | None = None
+        # Call by call: `_givers` looks up the last call so far with an equal output, and must find no later call.
         for index, call in enumerate(calls):
             self._given.append(self._givers(index, call))
             for value in (*call.aliases, *call.outputs):
@@ -44,6 +45,7 @@ class CandidateLog(IndexedLog):
         An extra call is wrong if one of its outputs is nowhere in the reference. A view is right if its outputs are
         among its matching call's. A collective that is never waited for is wrong.
         """
+        # A collective without a wait comes before its outputs are compared, as it has none.
         call, other = self.log[index], self.matching_call(index)
         if is_abandoned(call):
             return True
@@ -59,6 +61,8 @@ class CandidateLog(IndexedLog):
         call may use a wrong number that another call read out of a tensor, that call is appended.
         """
         producers = call.producers or (None,) * len(call.inputs)
+        # If the log states producers, a right value without one needs no search: it is from before the step. A wrong
+        # value may come from a call that wrote it elsewhere.
         right = self.reference.values if call.producers else ()
         own = (
             self._last.get(value) if producer is None and value not in right else producer
@@ -72,10 +76,11 @@ class CandidateLog(IndexedLog):
     def _may_have_read(self, index: int, call: Call) -> bool:
         """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.
 
-        True if the call's numbers differ from its matching call's, since the log cannot follow a number through Python.
-        For example, a wrong step count reaches Adam's bias correction. Both calls must be of the update, because a
-        forward reads many numbers, such as counts of rows.
+        True if the call's numbers differ from its matching call's. For example, a wrong step count reaches Adam's bias
+        correction. Both calls must be of the update.
         """
+        # The log cannot follow a number through Python, so this is a guess. It is limited to the update, because a
+        # forward reads many numbers, such as counts of rows.
         other = self.matching_call(index)
         if self._read_out is None or other is None or index == self._read_out:
             return False
@@ -90,6 +95,7 @@ class CandidateLog(IndexedLog):
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
+            # Among the calls of the producer's operator and place, the matching call first.
             there = [i for i in self.there(self.reference.log[known]) if digest in self.log[i].outputs]
             mine = self.matching_here(known)
             if there:
@@ -120,6 +126,7 @@ class CandidateLog(IndexedLog):
         giver = self._given[index][position] if position < len(self._given[index]) else None
         view = giver
         while view is not None and self.log[view].view and self.log[view].operator != "view.dtype":
+            # A view of a value from before the step that the reference lacks: nothing in this step made that value.
             made_by = self._given[view][0] if self._given[view] else None
             if made_by is None and not self.reference.values.issuperset(self.log[view].inputs):
                 return None
@@ -135,6 +142,7 @@ class CandidateLog(IndexedLog):
         for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
             if value in known:
                 continue
+            # Through views to the call that reads the memory itself: only its entry has the positions.
             call, at = self.log[index], position
             while giver is not None and self.log[giver].view and self.log[giver].inputs:
                 call, at, giver = self.log[giver], 0, self._given[giver][0]
@@ -167,9 +175,9 @@ class CandidateLog(IndexedLog):
         right value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and
         the parts that are taken out of it are right gradients.
 
-        False for calls that make constants, since zeros are everywhere, and for in-place calls, which also overwrite a
-        value.
+        False for calls that make constants and for in-place calls.
         """
+        # Constants are no evidence, since zeros are everywhere; and an in-place call also overwrites a value.
         call, name = self.log[index], name_of(self.log[index])
         if name in CONSTANTS or name.endswith("_") or not call.outputs:
             return False
@@ -183,4 +191,5 @@ class CandidateLog(IndexedLog):
         call = self.log[index]
         if gives_what_it_reads(call):
             return not call.collective
+        # A clone that changes its value is wrong, and packs nothing.
         return call.view or (name_of(call) in PACKING and name_of(call) != "clone")

@@ -34,6 +34,7 @@ class Exchanges:
         self.made: list[Exchanged] = []
         self._digest = digest
         self._planned = {(e.site.call, e.site.is_input, e.site.position): e for e in planned}
+        # The values that exchanges have inserted so far, and the calls with a planned exchange, for a quick check.
         self._written = set[str]()
         self._calls = {(call, is_input) for call, is_input, _ in self._planned}
 
@@ -56,6 +57,7 @@ class Exchanges:
             tensor, keeps = read[position], id(read[position]) not in owned
             other = self.put(call, position, tensor, operator, tuple(digests), keeps=keeps, is_input=True)
             found.append((tensor, other))
+            # The next condition is about the inputs that the call will read, exchanged ones included.
             digests[position] = self._digest(other)
         return {id(tensor): other for tensor, other in found if other is not tensor}
 
@@ -107,17 +109,19 @@ class Exchanges:
         if planned is None:
             return tensor
         held = self._digest(tensor)
-        if not self._may(planned, held, operator, reads):
+        if not self._is_to_be_made(planned, held, operator, reads):
             return tensor
         try:
             with disable_current_modes(), torch.no_grad():
                 other = self._exchanged(planned, tensor, keeps and not planned.in_place)
+        # A failed exchange must not end the run: its reason is part of the verification.
         except BitproofError as error:
             self._note(planned, held, error.what)
             return tensor
         except RuntimeError as error:  # torch refuses to write there
             self._note(planned, held, f"{error}".partition("\n")[0])
             return tensor
+        # Elements of the tensor may share memory, which then cannot hold the value.
         self._note(planned, held, "" if self._digest(other) == planned.wanted else "its memory holds no such value")
         return other
 
@@ -125,19 +129,18 @@ class Exchanges:
         """The number that a call reads out of a tensor, or the other system's number if its exchange is planned."""
         planned = self._planned.get((call, False, 0))
         held = told_of(number)
-        if planned is None or not self._may(planned, held, operator, reads):
+        if planned is None or not self._is_to_be_made(planned, held, operator, reads):
             return number
         other = type(number)(read_value(archive_of(planned.archives, planned.site.rank), planned.name).item())
         self._note(planned, held, "" if told_of(other) == planned.wanted else "the value is another number")
         return other
 
-    def _may(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
+    def _is_to_be_made(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
         """Whether to make a planned exchange; if not, its outcome is noted. `held` is the present value's digest.
 
         A value that is right already is not exchanged, and counts as done.
         """
-        # The site may have the wanted value already: an earlier exchange may have corrected this one's input. Then
-        # nothing needs to be written, and the exchange counts as made.
+        # An earlier exchange may have corrected this call's input. Then nothing needs to be written.
         is_right = held == planned.wanted
         if operator != planned.operator:
             self._note(planned, held, f"another call stands there: {operator}, not {planned.operator}")
@@ -159,14 +162,15 @@ class Exchanges:
     def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
         """Write the other system's value into the tensor and return it; with `beside`, return new memory."""
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
+        # The verifier recognizes OTHER_TYPE and UNSTEADY in the errors, and plans again or ends.
         types = type_of(plain(tensor)), type_of(value)
         if types[0] != types[1]:
             raise RecordingError(f"{types[0]} {OTHER_TYPE} {types[1]}")
         if self._digest(value) != planned.wanted:
             raise RecordingError(f"{UNSTEADY}: the other system's value did not come again")
         if not beside:
-            return _written(tensor, value)
-        other = _beside(tensor, value)
+            return _overwrite(tensor, value)
+        other = _in_new_memory(tensor, value)
         return other if self._digest(other) == planned.wanted else value.to(tensor.device)
 
     def left_out(self) -> list[Exchanged]:
@@ -202,7 +206,7 @@ def replaced(values: Any, others: dict[int, Any]) -> Any:
     return values
 
 
-def _written(tensor: Tensor, value: Tensor) -> Tensor:
+def _overwrite(tensor: Tensor, value: Tensor) -> Tensor:
     """Write the value into the tensor's memory, unseen by autograd; returns the tensor."""
     local = plain(tensor)
     with torch.inference_mode(tensor.is_inference()), unsafe_preserve_version_counter(local):
@@ -210,17 +214,23 @@ def _written(tensor: Tensor, value: Tensor) -> Tensor:
     return tensor
 
 
-def _beside(tensor: Tensor, value: Tensor) -> Tensor:
-    """New memory with the value, in the tensor's strides: kernels may be chosen by strides."""
+def _in_new_memory(tensor: Tensor, value: Tensor) -> Tensor:
+    """New memory with the value, in the tensor's strides if its elements do not share memory."""
+    # The same strides, as kernels may be chosen by strides.
     local = plain(tensor)
     if not local.numel():
         return value.to(local.device)
+    # One more than the index of the last element in memory.
     extent = 1 + sum((size - 1) * step for size, step in zip(local.shape, local.stride(), strict=True))
     memory = torch.empty(extent, dtype=local.dtype, device=local.device)
-    return memory.as_strided(local.shape, local.stride()).copy_(value) if _is_apart(local) else value.to(local.device)
+    return (
+        memory.as_strided(local.shape, local.stride()).copy_(value)
+        if _has_no_overlap(local)
+        else value.to(local.device)
+    )
 
 
-def _is_apart(tensor: Tensor) -> bool:
+def _has_no_overlap(tensor: Tensor) -> bool:
     """Whether no two elements share memory. False for an expanded tensor."""
     return all(step or size < 2 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
 

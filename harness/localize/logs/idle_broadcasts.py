@@ -50,13 +50,14 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
         gone |= back
         # Views that cut the part out of the bucket come before the copy, so they are in `found` already.
         for number in sorted(back - {index}):
-            found[number] = _blank(found[number])
+            found[number] = _without_outputs(found[number])
+        # Readers of a removed output read the value from before: their producer is that of the broadcast's input.
         producers = tuple(
-            _before(found[producer], value) if producer in gone and producer is not None else producer
+            _producer_of_input(found[producer], value) if producer in gone and producer is not None else producer
             for value, producer in zip(call.inputs, call.producers, strict=False)
         )
         call = call._replace(producers=(*producers, *call.producers[len(producers) :]))
-        found.append(_blank(call) if index in gone else call)
+        found.append(_without_outputs(call) if index in gone else call)
     return found
 
 
@@ -69,6 +70,7 @@ def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
         return set()
+    # The second input of `copy_` is the copied part. Follow its views back to the bucket.
     found, shown = {index}, call.producers[1]
     while shown is not None and shown not in idle and calls[shown].view and calls[shown].producers:
         found.add(shown)
@@ -76,10 +78,10 @@ def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
     return found if shown in idle else set()
 
 
-def _blank(call: Call) -> Call:
+def _without_outputs(call: Call) -> Call:
     return call._replace(outputs=(), aliases=())
 
 
-def _before(call: Call, value: str) -> int | None:
+def _producer_of_input(call: Call, value: str) -> int | None:
     """The producer of an idle call's input that has this value; None if no input has it or its producer is unknown."""
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

@@ -29,6 +29,8 @@ class JoinedLogs:
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
         self.logs = logs
+        # By rank: the turn of each collective, which counts its group's earlier launches, and the indices of each
+        # group's launches. `_rounds` is computed on the first use.
         self._turns: list[dict[int, int]] = []
         self._at: list[dict[tuple[tuple[int, ...], bool], list[int]]] = []
         for calls in logs:
@@ -128,6 +130,7 @@ class JoinedLogs:
                     known = [rounds[peer][i] for peer, i in launches if i < len(rounds[peer])]
                     if len(known) < len(launches) and not stuck:
                         break
+                    # At least as many as at the call before, and more than at each collective whose result it reads.
                     before = rounds[rank][-1] if index else 0
                     rounds[rank].append(max([before, *(1 + number for number in known)]))
                     moved, stuck = True, False
@@ -137,5 +140,6 @@ class JoinedLogs:
 
 def _group(call: Call) -> tuple[tuple[int, ...], bool]:
     """The key of a collective's group: its ranks, and whether it is point-to-point."""
+    # A send from 0 to 1 and a send from 1 to 0 are different groups, so the order of a message's peers is kept.
     is_one_way = name_of(call) in _ONE_WAY
     return call.peers if is_one_way else tuple(sorted(call.peers)), is_one_way

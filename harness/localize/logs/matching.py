@@ -47,6 +47,7 @@ class Matching:
         self._receives()
         for keys in (_origin, lambda c: (c.operator, c.place), lambda c: (c.operator, c.place[:2])):
             self._match_groups(keys)
+        # The other calls, in any module: a pass may have moved them.
         for value in (_computation, _result, _question, _any_question, _inputs):
             self._match(value)
         self._views()
@@ -57,6 +58,7 @@ class Matching:
         """Group the unmatched calls of both systems by origin, and match the calls within each group."""
         groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, calls in enumerate(self.calls):
+            # Only the strictest key keeps steps apart (see `_steps`): what it leaves may match across steps.
             done, steps = (self.theirs, self.mine)[side], _steps(calls) if origin is _origin else [0] * len(calls)
             for index, call in enumerate(calls):
                 if done[index] is None:
@@ -74,6 +76,7 @@ class Matching:
 
         If not, two calls match only if their numbers are equal and the same operators produced their inputs.
         """
+        # Unequal numbers: calls are missing or extra, so the longest common runs of alike calls are matched.
         pairs = [*zip(own, due, strict=False)] if len(own) == len(due) else []
         if own and due and not pairs:
             sides = [[self._circumstances(side, i) for i in indices] for side, indices in enumerate((own, due))]
@@ -87,6 +90,7 @@ class Matching:
         calls = self.calls[side]
         before = tuple(calls[i].operator for i in calls[index].producers if i is not None)
         is_known = (calls[index].scalars or before) and not calls[index].collective
+        # Side and index are equal for no other call, so a call without circumstances matches none.
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
@@ -102,6 +106,7 @@ class Matching:
         for index in range(len(calls)) if own is None else own:
             if self.theirs[index] is not None:
                 continue
+            # The first that may match, so that equal calls match in order.
             there = waiting.get(key(calls[index]), [])
             other = next((i for i in there if _may_match(known[i], calls[index])), None)
             if other is not None:
@@ -136,6 +141,7 @@ class Matching:
                 continue
             there = [i for i in waiting[call.operator] if _may_match(known[i], call)]
             shared = {i: len(set(known[i].inputs) & set(call.inputs)) for i in there}
+            # Of equally good calls, `max` takes the first, so that they match in order.
             best = max(there, key=lambda i: shared[i], default=None)
             if best is not None and shared[best]:
                 waiting[call.operator].remove(best)
@@ -159,6 +165,7 @@ class Matching:
     def _views(self) -> None:
         """Match views that return the same value by different operators, such as a `slice` for half of a `split`."""
         calls, known = self.calls
+        # Reversed, so that the first view with a value stays. Several views of the candidate may match the same view.
         shown = {value: i for i, call in reversed([*enumerate(known)]) if call.view for value in call.outputs}
         for index, call in enumerate(calls):
             if (
@@ -186,6 +193,7 @@ class Matching:
                     continue
                 there = asked.get(_inputs(call), [])
                 done[index] = next((i for i in there if _may_match(self.calls[1 - side][i], call)), None)
+                # A recomputed call with wrong inputs: its node's name has that of the first call in it.
                 if side == 0 and done[index] is None and RECOMPUTED in (call.node or ""):
                     first = nodes.get((call.node or "").replace(RECOMPUTED, ""))
                     done[index] = None if first is None else self.theirs[first]
@@ -207,10 +215,8 @@ def _steps(calls: Sequence[Call]) -> list[int]:
 
 
 def _may_match(first: Call, second: Call) -> bool:
-    """Whether two calls agree in direction and chunk.
-
-    Two random calls must also agree in module and micro-batch, since different random calls may read the same state.
-    """
+    """Whether two calls agree in direction and chunk; two random calls also in module and micro-batch."""
+    # Different random calls may read the same state, so equal inputs are weaker evidence for them.
     if not fits(first.place, second.place):
         return False
     pairs = (first.place.module, second.place.module), (first.micro_batch, second.micro_batch)

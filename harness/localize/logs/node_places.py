@@ -39,11 +39,12 @@ def place_of(node: Node) -> tuple[Place, str | None]:
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
     if FOREIGN_KEY in node.meta:
-        said = _checked(node)
-        return Place(said.get("module"), said.get("direction"), said.get("chunk")), said.get("source")
+        stated = _checked(node)
+        return Place(stated.get("module"), stated.get("direction"), stated.get("chunk")), stated.get("source")
     origin = node.meta.get(META_KEY)
     if not isinstance(origin, Origin):
         return Place(None, None, node.meta.get(CHUNK_KEY)), None
+    # A node that a user's pass added: see the top of this file for the order.
     if origin == UNKNOWN:
         nearest = _other_writers(node) or _nearest(node, lambda node: node.all_input_nodes)
         nearest = nearest or _nearest(node, lambda node: node.users)
@@ -96,19 +97,19 @@ def _common(nodes: list[Node], chunk: int | None) -> Place:
 
 
 def _checked(node: Node) -> Mapping[str, Any]:
-    said = node.meta[FOREIGN_KEY]
-    is_right = isinstance(said, Mapping) and all(
-        name in _TYPES and (value is None or isinstance(value, _TYPES[name])) for name, value in said.items()
+    stated = node.meta[FOREIGN_KEY]
+    is_right = isinstance(stated, Mapping) and all(
+        name in _TYPES and (value is None or isinstance(value, _TYPES[name])) for name, value in stated.items()
     )
-    if not is_right or said.get("direction") not in (None, *_DIRECTIONS):
+    if not is_right or stated.get("direction") not in (None, *_DIRECTIONS):
         raise UsageError(
             f"node {node.name} of a system's graph states its place in an unknown form",
             expected="a mapping with some of module (text), direction (forward, backward or update), chunk (number), "
             "source (text), part (text)",
-            found=repr(said),
+            found=repr(stated),
             where=f'node.meta["{FOREIGN_KEY}"]',
         )
-    return said
+    return stated
 
 
 class ToldNodes(Protocol):

@@ -43,14 +43,12 @@ class Parts:
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """The indices of the calls that wrote a part of a tensor, if that part still has the value that the call wrote.
-
-        Values are compared again, because the storage's address may have been reused, or the part overwritten.
-        """
+        """The indices of the calls that wrote a part of a tensor, if the part still has the value that they wrote."""
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():
             return []
         # A contiguous tensor covers a range of its storage, so a part is inside if its first and last elements are.
         begin = int(tensor.storage_offset())
         parts = [part for part in known if begin <= part.offset and part.end <= begin + tensor.numel()]
+        # Values are compared again, because the storage's address may have been reused, or the part overwritten.
         return [known[part][1] for part in parts if self._digest(tensor.as_strided(*part)) == known[part][0]]

@@ -66,11 +66,9 @@ class IndexedLog:
         return found
 
     def all_with(self, value: str) -> Sequence[int]:
-        """The indices of the calls with this value among their outputs, in order.
-
-        Aliases do not count. A call over lists is logged entry by entry after it has run as a whole, so aliases of its
-        first entry may have values that a later entry computes.
-        """
+        """The indices of the calls with this value among their outputs, in order. Aliases do not count."""
+        # A call over lists is logged entry by entry after it has run as a whole, so aliases of its first entry may have
+        # values that a later entry computes.
         return self._with.get(value, ())
 
 
@@ -93,6 +91,7 @@ class ReferenceLog(IndexedLog):
     def given(self, index: int) -> list[int | None]:
         """For each input of a call, the index of the call that produced it; None for a value from before the step."""
         call = self.log[index]
+        # Without stated producers, the first call with an equal output counts, but only if it is before this call.
         producers = call.producers or [self._producers.get(value) for value in call.inputs]
         return [giver if giver is not None and giver < index else None for giver in producers]
 

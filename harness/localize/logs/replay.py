@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 CALLS, STEPS, RECORDS, SPARE = "calls.jsonl", "steps.json", "records.json", "spare"
 EXCHANGED = "exchanged.json"
+# A log is text, and a damaged or hostile archive may claim any size.
 _MAX_CALLS_BYTES = 4 << 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 SPARE_BYTES = 32 << 20
@@ -156,10 +157,8 @@ class StepTrace:
     exchanged: list[Exchanged] = field(default_factory=list)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
-        """Append the log of a step.
-
-        Indices of producers count within the step, and are converted to indices into the whole log.
-        """
+        """Append the log of a step."""
+        # Indices of producers count within the step, and are converted to indices into the whole log.
         before = len(self.calls)
         self.calls += [
             call._replace(producers=tuple(None if index is None else before + index for index in call.producers))
@@ -183,6 +182,7 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
     from bitproof.harness.capture.value import pack_value
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Renamed at the end, so that a rank that dies leaves no half of an archive.
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(CALLS, calls_to_text(step_trace.calls))
@@ -206,6 +206,7 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
         spare = {rank: _read_spare(archive_of(source, rank)) for rank in {site.rank for site in sites}}
     except RecordingError:
         return False
+    # All values are looked up before anything is written.
     for number, site in enumerate(sites):
         if (value := spare[site.rank].get(name_of_spare(site))) is None:
             return False
@@ -261,7 +262,7 @@ def read_records(path: Path) -> dict[Key, Record]:
     """A rank's records in a replay, in order. Raises RecordingError if they are missing or damaged."""
     try:
         items = json.loads(_read(path, RECORDS))
-        return {Key(*key): Record(digest, dtype, tuple(shape), *told) for key, (digest, dtype, shape, *told) in items}
+        return {Key(*key): Record(digest, dtype, tuple(shape), *rest) for key, (digest, dtype, shape, *rest) in items}
     except (ValueError, TypeError, RecursionError) as error:
         raise RecordingError("the records of a replay are damaged", found=str(error), where=str(path)) from error
 
@@ -285,10 +286,10 @@ def read_value(path: Path, name: str) -> Tensor:
 def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
     """Write many small values into a single member of the archive.
 
-    The member begins with a line of JSON that has each value's size by name; the bytes of all values follow. A member
-    for each would take longer to write and to find than most of these values themselves. Requested values may be large,
-    so each of them has a member.
+    The member begins with a line of JSON that has each value's size by name; the bytes of all values follow.
     """
+    # A member for each would take longer to write and to find than most of these values themselves. Requested values
+    # may be large, so each of them has a member.
     with archive.open(SPARE, "w") as member:
         member.write(json.dumps({name: len(value) for name, value in values.items()}).encode() + b"\n")
         for value in values.values():
@@ -304,6 +305,7 @@ def _read_spare(path: Path) -> dict[str, memoryview]:
         for name, size in sizes.items():
             found[name] = content[begin : begin + size]
             begin += size
+        # A negative size would move `begin` back, so that the sum may still be right.
         if begin != len(packed) or min(sizes.values(), default=0) < 0:
             raise ValueError(f"sizes for {begin} bytes, and {len(packed)} of them")
     except (ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -29,8 +29,8 @@ def render(report: Report) -> str:
 def _line(objection: Objection) -> str:
     facts = {"file": objection.path, "line": None if objection.line is None else str(objection.line)}
     facts["title"] = f"bitproof {objection.case}"
-    told = ",".join(f"{name}={_value(value)}" for name, value in facts.items() if value is not None)
-    return f"::error {told}::{_text(shorten(objection.message, MAX_CHARS, 'report.md has it'))}"
+    text = ",".join(f"{name}={_value(value)}" for name, value in facts.items() if value is not None)
+    return f"::error {text}::{_text(shorten(objection.message, MAX_CHARS, 'report.md has it'))}"
 
 
 def _text(value: str) -> str:
@@ -39,4 +39,5 @@ def _text(value: str) -> str:
 
 
 def _value(value: str) -> str:
+    # In a property, a comma would begin the next one, and two colons would end them all.
     return _text(value).replace(":", "%3A").replace(",", "%2C")

@@ -41,10 +41,11 @@ def render(report: Report, against: Report | None = None) -> str:
 
 
 def _changes(report: Report, against: Report) -> Iterator[tuple[Any, ...]]:
+    # What is left in `before` at the end has no result in this run.
     before = {_key(result): result for result in against.cases}
     for result in report.cases:
         old = before.pop(_key(result), None)
-        if old is None or _told(old) != _told(result):
+        if old is None or _outcome_and_cause(old) != _outcome_and_cause(result):
             yield _row(result, "not there" if old is None else row_of(old).outcome)
     for old in before.values():
         yield _cells(old.case.name, row_of(old).outcome, "not run", "", "")
@@ -60,7 +61,7 @@ def _key(result: CaseResult) -> tuple[str, str, str]:
     return result.case.name, result.case.reference, result.case.candidate
 
 
-def _told(result: CaseResult) -> tuple[str, ...]:
+def _outcome_and_cause(result: CaseResult) -> tuple[str, ...]:
     """The parts of a case that count as its outcome and cause, to find the cases that changed since another run."""
     moved = [text.blame_of(about.call) for about in result.baseline.values()]
     return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *moved
@@ -68,6 +69,7 @@ def _told(result: CaseResult) -> tuple[str, ...]:
 
 def _row(result: CaseResult, was: str) -> tuple[Any, ...]:
     row = row_of(result)
+    # The call to blame between the two systems, or else those that moved from a baseline.
     moved = [text.blame_of(about.call) for about in result.baseline.values() if about.call]
     blamed = text.blame(result.first_divergence) or "; ".join(dict.fromkeys(moved))
     outcome = row.outcome if result.as_expected else Strong(row.outcome)

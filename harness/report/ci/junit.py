@@ -30,6 +30,7 @@ def render(report: Report) -> str:
         "time": f"{sum(text.total_seconds(result) for result in report.cases):.3f}",
     }
     attributes = {"name": "bitproof", **{name: str(value) for name, value in counts.items()}}
+    # Both elements have the same totals, as there is a single suite; the schema has no `skipped` on the outer one.
     suites = ElementTree.Element("testsuites", {name: attributes[name] for name in attributes if name != "skipped"})
     suite = ElementTree.SubElement(suites, "testsuite", attributes)
     properties = ElementTree.SubElement(suite, "properties")
@@ -65,6 +66,7 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult, 
             message += f"; to blame: {blamed}"
     message = "; ".join([*text.headlines_of(result), message])
     tag = "error" if case_status(result) == UNJUDGED else "failure"
+    # Viewers show the message in lists of tests, and the text, which repeats it, on the test's own page.
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": printable(message)})
     error = text.shorten(result.error or "", MAX_ERROR_CHARS)
     problem.text = printable("\n".join([message, *([error] if error else []), text.replay_command(report, result)]))

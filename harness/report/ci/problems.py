@@ -56,6 +56,7 @@ def objections(report: Report) -> Iterator[Objection]:
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue
+        # A case may be as expected, and still have an objecting baseline or check.
         if not result.agrees_as_expected:
             yield _of_case(report, result)
         yield from _of_baselines(report, result)
@@ -104,10 +105,11 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 def place_of(source: str | None) -> tuple[str | None, int | None]:
     """The path in the working tree and the line number of a source such as `a/b/mine.py:9`.
 
-    Reports only keep a path's last three parts, but code hosts need paths from the root. So the path of the file in the
-    working tree that ends with these parts is returned. If there is no such file, or several, the path stays unchanged.
-    (None, None) for a text of another form, and for a path that leads out of the working tree.
+    It is the path of the file in the working tree that ends with the source's path. If there is no such file, or
+    several, the path stays unchanged. (None, None) for a text of another form, and for a path that leads out of the
+    working tree.
     """
+    # Reports only keep a path's last three parts, but code hosts need paths from the root.
     found = _SOURCE.fullmatch(source or "")
     if not found:
         return None, None

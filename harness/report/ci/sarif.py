@@ -34,6 +34,7 @@ def render(report: Report) -> str:
         "tool": {"driver": driver},
         "invocations": [
             {
+                # Whether every case was judged; unexpected verdicts are results.
                 "executionSuccessful": report.exit_status in (SUCCESS, UNEXPECTED),
                 "exitCode": report.exit_status,
                 "exitCodeDescription": tally(report),
@@ -55,6 +56,7 @@ def _result(objection: Objection, names: list[str]) -> dict[str, Any]:
         "message": {"text": message},
         "partialFingerprints": {"bitproof/v1": objection.fingerprint},
     }
+    # Without a file, the case is the only location.
     location: dict[str, Any] = {"logicalLocations": [{"name": objection.case, "kind": "case"}]}
     if objection.path is not None:
         place = {"artifactLocation": {"uri": quote(objection.path)}, "region": {"startLine": objection.line}}

@@ -190,6 +190,7 @@ def fair_share(wanted: Iterable[int], total: int) -> int:
 def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
     case, parallelism, first = result.case, result.case.parallelism, result.first_divergence
     chunking = case.chunking and f"{case.chunking.modules} in two along {case.chunking.dim}"
+    # A user's systems may ignore the case's model and parallelism, so only the settings that the case states are shown.
     about = [
         ("compared", f"{case.candidate} against {case.reference}"),
         *(_stated(case) if case.is_foreign else [("model", f"{case.model.family} {case.model.flavor}")]),
@@ -224,10 +225,11 @@ def _stated(case: Case) -> list[tuple[str, str]]:
     """The settings that a case with a user's systems states; it is unknown whether these systems use them."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
-    told = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
-    if told.get("parallelism.ep") == "1":
-        del told["parallelism.ep"]
-    return [("the case states", ", ".join(map(" ".join, told.items())))]
+    # `ep` 1 means no expert parallelism, and is not worth a mention.
+    shown = dict(text.leaves({name: stated[name] for name in settings if stated.get(name)}))
+    if shown.get("parallelism.ep") == "1":
+        del shown["parallelism.ep"]
+    return [("the case states", ", ".join(map(" ".join, shown.items())))]
 
 
 def _values(value: Any, limit: int = MAX_VALUES) -> list[tuple[str, str]]:
@@ -267,23 +269,22 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """The bars of a histogram: each bucket's name, its count, and its length in percent of the longest bar.
-
-    Lengths are logarithmic, so that the bar of a single element is visible.
-    """
+    """The bars of a histogram: each bucket's name, its count, and its logarithmic length in percent of the longest."""
+    # Logarithmic, so that a few elements among millions are visible. `1 +`, as the logarithm of 1 has no length.
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
     return [(bucket, count, round(100 * math.log2(1 + count) / math.log2(1 + longest))) for bucket, count in counts]
 
 
 def _passes(passes: list[PassReport], limit: int) -> list[PassBlock]:
+    # `or 1`: passes that took no measurable time have no bar, and must not divide by zero.
     longest = max((entry.seconds for entry in passes), default=0) or 1
     shown = []
     for entry in passes:
         changed = [(name, before, after) for name, (before, after) in entry.changed.items()]
         changed.sort(key=lambda row: -abs(row[2] - row[1]))
-        told = {"settings": entry.settings, "facts": entry.facts}
-        details = {name: _values(values, limit) for name, values in told.items() if values}
+        tables = {"settings": entry.settings, "facts": entry.facts}
+        details = {name: _values(values, limit) for name, values in tables.items() if values}
         shown.append(
             PassBlock(
                 name=entry.name,

@@ -75,6 +75,7 @@ def by_kind(result: CaseResult) -> KindHeat | None:
     if not any(result.compared.values()):
         return None
     columns = _Columns(result)
+    # Old reports count differing records without listing them: then the steps of the differences are unknown.
     is_known = bool(result.differing) or not any(result.mismatched.values())
     rows = []
     for kind, compared in result.compared.items():
@@ -113,6 +114,7 @@ def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
     if not result.differing:
         return None
     columns = _Columns(result)
+    # The rows that are left for further kinds; a case shows at least 10.
     left = max(10, max_cells // (len(columns.ranges) + ROW_CELLS))
     groups, hidden = [], 0
     for kind in result.compared:

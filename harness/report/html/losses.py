@@ -59,8 +59,9 @@ def losses(result: CaseResult) -> LossBlock | None:
     rows = [(first + place, _at(reference, place), _at(candidate, place)) for place in range(num_steps)]
     apart = [step for step, left, right in rows if left != right]
     return LossBlock(
-        sentence=_tell_losses([row for row in rows if row[1] != row[2]], num_steps),
+        sentence=_describe_losses([row for row in rows if row[1] != row[2]], num_steps),
         chart=_chart(reference, candidate, [step - first for step in apart], first),
+        # If a run ended early, only the other side's loss is known.
         rows=[
             (step, f"{float.fromhex(left or right):.6f}", left or "missing", right or "missing", left == right)
             for step, left, right in rows[:MAX_LOSSES]
@@ -71,8 +72,12 @@ def losses(result: CaseResult) -> LossBlock | None:
 
 
 def _growth(rows: Sequence[tuple[int, str, str]], apart: list[int]) -> list[tuple[int, str, int]]:
+    # A single difference does not grow, so it needs no picture.
     since = [row for row in rows if apart and row[0] >= apart[0]][:MAX_LOSSES]
-    found = [(step, *told) for (step, _, _), told in zip(since, _ulps_by_step([row[1:] for row in since]), strict=True)]
+    found = [
+        (step, *distance)
+        for (step, _, _), distance in zip(since, _ulps_by_step([row[1:] for row in since]), strict=True)
+    ]
     return found if sum(bool(ulps) for _, ulps, _ in found) > 1 else []
 
 
@@ -80,7 +85,7 @@ def _at(losses: list[str], step: int) -> str:
     return losses[step] if step < len(losses) else ""
 
 
-def _tell_losses(apart: list[tuple[int, str, str]], num_steps: int) -> str:
+def _describe_losses(apart: list[tuple[int, str, str]], num_steps: int) -> str:
     if not apart:
         return f"The same bits on both sides at all {num_steps} steps."
     step, left, right = apart[0][0], *(loss or "missing" for loss in apart[0][1:])
@@ -141,6 +146,7 @@ def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
     The text is "" if the distance is unknown.
     """
     apart = [_ulps(*pair) for pair in losses]
+    # Bars show the number's bits, a logarithm: a distance may grow from 1 to millions of ULPs in a few steps.
     longest = max((number.bit_length() for number in apart if number), default=0)
     return [
         ("", 0) if number is None else (f"{number:,}", round(100 * number.bit_length() / max(1, longest)))
@@ -153,6 +159,7 @@ def _ulps(reference: str, candidate: str) -> int | None:
     if not reference or not candidate:
         return None
     values = [float.fromhex(text) for text in (reference, candidate)]
+    # Larger numbers are no float32, and `struct` raises for them.
     if not all(map(math.isfinite, values)) or any(abs(value) > 3.4e38 for value in values):
         return None
     # A loss may have another dtype, such as float64 for a sum of losses. Then ULPs of float32 mean nothing.

@@ -9,6 +9,7 @@ from bitproof.harness.records import BlamedCall
 
 MAX_LANES = 16
 
+# In pixels: from call to call, from lane to lane, the margins on the left and above, and a label's height.
 _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 

@@ -339,6 +339,7 @@ class Case:
                 kept |= {name: changed} if changed else {}
             elif value != plain[name]:
                 kept[name] = value
+        # In the order of the fields, in which `kept` was not filled.
         return {name: kept[name] for name in values if name in kept}
 
     @staticmethod
@@ -373,6 +374,7 @@ class Script(NamedTuple):
 def script_of(system: str) -> Script | None:
     """The script that a system's name describes; None if the system is no script, such as `train.py:make`."""
     try:
+        # shlex raises ValueError for an unclosed quote: a script's name has none.
         first, *args = shlex.split(system)
     except ValueError:
         return None
@@ -399,4 +401,5 @@ def are_foreign(reference: object, candidate: object) -> bool:
         for each in (reference, candidate)
         if isinstance(each, str) and (is_factory(each) or script_of(each) is not None)
     ]
+    # `compiled` is no user's system itself, so it is missing in `names`.
     return len(names) == 2 or (names == [reference] and candidate == COMPILED)

@@ -162,6 +162,7 @@ class Parallelism:
                 expected="world_size a multiple of pp",
                 found=f"world_size={self.world_size}, pp={self.pp}",
             )
+        # Without a pipeline the error speaks of the world size, which a user has set.
         what = "the world size" if self.pp == 1 else "a stage's ranks"
         for kind, name in (("expert", "ep"), ("tensor", "tp")):
             if self.stage_ranks % getattr(self, name):

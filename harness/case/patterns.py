@@ -61,10 +61,8 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two patterns, as lists of components, may match the same name.
-
-    If one has more components than the other, the additional ones are ignored.
-    """
+    """Whether two patterns, as lists of components, may match the same name."""
+    # A longer pattern is compared by its first components only: its module may be inside the other's.
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 
@@ -76,4 +74,5 @@ def is_pattern(text: str) -> bool:
 def fits(pattern: str, module: str) -> bool:
     """Whether a pattern with `*` and `**` matches a module: layers.** matches layers.1.moe, but not layers."""
     parts = {"*": "[^.]+", "**": ".+"}
+    # All other components are words of letters, digits and _, so they need no escape.
     return re.fullmatch(r"\.".join(parts.get(part, part) for part in pattern.split(".")), module) is not None

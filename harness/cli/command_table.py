@@ -40,5 +40,6 @@ def load_commands(words: Sequence[str]) -> None:
     called = words[0] if words else ""
     for name in [called] if called in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name])
+    # Typer lists commands in the order of their declaration, which depends on the imports.
     order = list(COMMANDS)
     app.registered_commands.sort(key=lambda command: order.index(command.name or ""))

@@ -81,7 +81,7 @@ class FirstHour:
 
     def page(self) -> str:
         """Return the page as Markdown: the machine, each check in order, and the meaning of each failure."""
-        told = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
+        lines = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (
                 x.outcome,
@@ -95,10 +95,11 @@ class FirstHour:
         ]
         reached = {x.name for x in self.tried}
         left = tuple(name for name in FIRST_HOUR if name not in reached)
+        # An interrupted call leaves the remaining checks in the page, in their order.
         rows += [("not reached", name, "", _planned(name), "", "") for name in left]
         table = table_of(["", "check", "seconds", "planned", "found", "a failure means"], rows)
         ahead = f"{minutes(left)} of {minutes()} planned minutes are left" if left else "Every check was reached"
-        return "\n".join(["# doctor --gpu", "", *told, "", f"{ahead}.", "", table, ""])
+        return "\n".join(["# doctor --gpu", "", *lines, "", f"{ahead}.", "", table, ""])
 
 
 def _planned(name: str) -> str:
@@ -119,4 +120,5 @@ def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
     # A call that ended is not continued: a new one checks everything again.
     if found is None or found.is_over or found.about != about:
         return ()
+    # A check that the plan no longer has is dropped.
     return tuple(x for x in found.tried if x.outcome == "pass" and x.name in FIRST_HOUR)

@@ -47,9 +47,10 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
     score, reports = _score_of(reports)
     if not reports:
         raise RecordingError("no shard's report can be read", found=", ".join(map(str, folders)))
-    _refuse_other_selections(reports)
+    _refuse_unlike_shards(reports)
     _refuse_double_claims(reports)
     with interrupts.held():
+        # An interrupt is let in only while files are copied, where the new folder can be removed again.
         return _merge(reports, score, prepare_run_dir(report_dir))
 
 
@@ -92,7 +93,8 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     return merged.exit_status
 
 
-def _refuse_other_selections(reports: Reports) -> None:
+def _refuse_unlike_shards(reports: Reports) -> None:
+    # The folder of each shard so far, by the shard's index.
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]
     for folder, report in reports:
@@ -131,6 +133,7 @@ def _refuse_double_claims(reports: Reports) -> None:
     for folder, report in reports:
         assert report.shard is not None
         selection = {case.name: case for case in report.shard.selection}
+        # A case that a shard left out counts as claimed: no other shard may have run it.
         for name in [result.case.name for result in report.cases] + list(report.not_run):
             if other := seen.get(name):
                 raise RecordingError(
@@ -167,6 +170,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
         for result in report.cases
     ]
     not_run = {name: why for report in reports for name, why in report.not_run.items()}
+    # Cases that no shard has, nor left out on purpose, become UNVERIFIED.
     expected = [case for case in selection if case.name not in not_run]
     cases = complete(expected, results, reason)
     return Report(
@@ -185,6 +189,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
     """The environments of all shards as one; a fact that differs, such as torch's version, is a dict by shard."""
+    # A shard without cases has no environment of ranks.
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
@@ -195,8 +200,8 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first
-    told = ", ".join(f"{value} in {shard}" for shard, value in values.items())
-    print(f"bitproof: shards differ in {what}: {told}", file=sys.stderr)
+    text = ", ".join(f"{value} in {shard}" for shard, value in values.items())
+    print(f"bitproof: shards differ in {what}: {text}", file=sys.stderr)
     return values
 
 

@@ -106,6 +106,7 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
     last = "\n".join(printed.strip().splitlines()[-8:])
     if "No module named 'torch'" in printed:
         return MachineError("the Python has no torch", expected="an interpreter that imports torch", found=python)
+    # A negative status is the signal that ended the process.
     if status < 0:
         name = signal.Signals(-status).name if -status in [*signal.Signals] else str(-status)
         return RecordingError(f"the process that should {what} was ended by {name}", found=last or None, where=python)
@@ -125,6 +126,8 @@ def installed(requirement: str) -> str:
     cache = default_folder()
     if cache is None:
         raise UsageError("there is no folder for the new environment", fix="set BITPROOF_CACHE")
+    # The name of the folder depends on all that decides its content: the requirement, this Python, and its packages'
+    # folder.
     rest = sysconfig.get_path("purelib")
     folder = cache / "environments" / sha256(f"{requirement} {sys.version} {rest}".encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
@@ -138,6 +141,7 @@ def installed(requirement: str) -> str:
             shared.write_text(text)
         _run_install(requirement, [str(python), "-m", "pip", "install", "--quiet", requirement])
         shared.write_text(text)
+        # Last, so that an interrupted installation is not taken for a complete one.
         (folder / "ready").touch()
     return str(python)
 

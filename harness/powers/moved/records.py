@@ -154,6 +154,7 @@ def read_certificate(path: Path) -> MovedCertificate:
         raise RecordingError("the certificate cannot be read", found=error.strerror, where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise RecordingError("the certificate is not JSON", found=str(error), where=str(path)) from error
+    # The digest is over the file's own values, before any default is filled in.
     if not isinstance(values, dict) or values.pop("digest", None) != digest_of(values):
         raise RecordingError("the certificate is damaged", expected="a digest of its values", where=str(path))
     found = read(MovedCertificate, values, "certificate", RecordingError, where=str(path))

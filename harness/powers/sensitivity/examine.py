@@ -99,11 +99,13 @@ class Examiner:
             return CallFinding(call=index, lost=(-1,), is_blind=True, neighbours=answers)
         fate = Fate()
         for turn in range(TRIES):
-            fate = self._one_ulp(call, turn)
+            # Another element each time: one element may be masked, or its error rounded away.
+            fate = self._follow_one_ulp(call, turn)
             if fate.shown:
                 return CallFinding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
         # Only for unseen calls: an error of 1 ULP that shows proves that the call is not blind.
         gross = self._is_blind(call, targets) if may_be_blind else None
+        # Of a blind call the gross errors show best where errors disappear.
         lost = fate.lost if gross is None else gross.lost
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
@@ -120,15 +122,16 @@ class Examiner:
         """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
+        # The tries take the results of the call in turn.
         slot = targets[turn % len(targets)]
         rank = chance.choice(self._filled(slot))
         return slot, rank, by_one_ulp(self._ranks[rank][slot], chance)
 
-    def _one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
+    def _follow_one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
         slot, rank, wrong = self.error(call, turn)
         value = self._ranks[rank][slot]
         # The control experiment: the readers of an unchanged copy must return the recorded bits.
-        if not readers_agree(self._program, self._ranks, slot, rank, _again(value)):
+        if not readers_agree(self._program, self._ranks, slot, rank, _unchanged_copy(value)):
             raise NotRepeatableError(f"what reads {call.operator} {call.node} gives other bits when it is repeated")
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
@@ -153,12 +156,15 @@ class Examiner:
 
     def _followed(self, wrong: Mapping[tuple[int, int], Any], safe: bool) -> Fate:
         run = functools.partial(follow, self._program, self._ranks, wrong, self._compared)
+        # A wrong index may crash the kernel that reads it, and with it this process.
         return run() if safe else self._isolate(run)
 
     def _neighbour(self, call: ReplayedCall, name: str) -> Answer | None:
+        # A function per rank, which returns the value of a slot.
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:
             found = computed(self._program, call, name, gets)
+        # The formula does not support these arguments, such as another number of dims.
         except KERNELS_REFUSE:
             return None
         wrong = {key: value for key, value in found.items() if not same(value, self._ranks[key[1]][key[0]])}
@@ -167,5 +173,5 @@ class Examiner:
         return "seen" if follow(self._program, self._ranks, wrong, self._compared).shown else "lost"
 
 
-def _again(value: Any) -> Any:
+def _unchanged_copy(value: Any) -> Any:
     return copied(value) if tensors_of(value) and not isinstance(value, (tuple, list)) else value

@@ -30,6 +30,7 @@ def as_integers(x: Tensor) -> Tensor:
 
 def copied(x: Tensor) -> Tensor:
     """Return a copy with the same strides, storage offset and alignment, since these can decide which kernel runs."""
+    # The whole storage, since `clone` of the tensor would drop its offset and its strides.
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
 
@@ -79,6 +80,7 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
         return replaced(value, x, wrong)
     # As integers, neighbouring floats of one sign differ by 1.
     bits = as_integers(wrong)
+    # A complex element is two integers: either its real or its imaginary part changes.
     place = (*where, chance.randrange(2)) if x.is_complex() else where
     bits[place] = _off_by_one(x, bits[place].item(), chance)
     return replaced(value, x, wrong)
@@ -88,12 +90,14 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
     if x.dtype == torch.bool:
         return not bits
     if x.is_floating_point() or x.is_complex():  # sign and magnitude: adding 1 moves away from zero
+        # The bits of infinity: its exponent is all ones, and so it is the first number that is not finite.
         infinity = int(as_integers(torch.tensor(float("inf"), dtype=x.real.dtype)))
         magnitude = bits & ((1 << (infinity.bit_length())) - 1)
         # A finite number must stay finite: an infinity would be seen everywhere, unlike 1 ULP.
         if magnitude == 0 or magnitude + 1 >= infinity:  # the largest finite number, and infinity, become smaller
             return bits + (1 if magnitude == 0 else -1)
         return bits + chance.choice((-1, 1))
+    # An integer may be an index or a count: outside the tensor's range it could be invalid.
     return bits - 1 if bits == int(x.max()) and bits > int(x.min()) else bits + 1
 
 
@@ -133,6 +137,7 @@ def grossly(value: Any, chance: random.Random) -> Any:
         else:
             low, high = int(x.min()), int(x.max())
             drawn = torch.randint(low, high + 1, x.shape, generator=generator)
+            # If all integers are equal, their range has no other value.
             new = (drawn if high > low else x + 1).to(x.dtype)
         once = tuple(
             slice(0, 1) if s == 0 else slice(None) for s in x.stride()

@@ -37,6 +37,7 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
     if the search had no result. Raises UsageError if options or case are wrong, before anything runs.
     """
     options = checked_options(case, options)
+    # Under torchrun only rank 0 searches.
     if follows():
         return follow_rank_0(case, options, report_dir)
     return search(case, options, report_dir, replay)[0]

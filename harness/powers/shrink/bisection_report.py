@@ -65,6 +65,7 @@ def tell_answer(
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
     """The text of bisect.json: the result of a search and its `answer` in words; `name` is the case's name."""
+    # An injected fault is no fault of tracing.
     is_injected = found.blamed == TRACE and inject is not None
     values = {
         "schema": SCHEMA,

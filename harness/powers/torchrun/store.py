@@ -63,12 +63,12 @@ class Launcher:
         torchrun ends all ranks of its machine if one dies, but does not report which. Always None except on Linux,
         where the children of a process are listed.
         """
-        told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-        if self._parent is None or not all(map(str.isdecimal, told)):
+        lines = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        if self._parent is None or not all(map(str.isdecimal, lines)):
             return None
         if not (processes := children_environments(self._parent)):
             return None
-        rank, local_rank, count = map(int, told)
+        rank, local_rank, count = map(int, lines)
         living = {int(value) for each in processes for name, value in each if name == "RANK"}
         # torchrun numbers the ranks of an agent consecutively.
         first = rank - local_rank

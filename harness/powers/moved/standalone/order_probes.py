@@ -86,6 +86,7 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]
     if name in SUMS:
+        # The first list among the arguments has the dims; without one, the call adds all elements.
         dims = next((v[1] for v in call["args"][1:] if v[0] == "l"), [["i", d] for d in range(len(tensor["shape"]))])
         count = 1
         for _, dim in dims:
@@ -144,7 +145,7 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
     return sizes
 
 
-def _bits(call: dict[str, Any]) -> int | None:
+def _accumulator_bits(call: dict[str, Any]) -> int | None:
     """The precision of the accumulator in bits: the first tried number of bits with which 1 + 2^-bits - 1 becomes 0.
 
     None if none of the tried numbers loses the small term, at several positions in the sum, or if this cannot be
@@ -155,6 +156,7 @@ def _bits(call: dict[str, Any]) -> int | None:
         return None
     terms, dtype = order["terms"], _inner(call)[1]
     thirds = sorted({0, 1, order["first"], terms // 4, terms // 2, 3 * terms // 4, terms - 1})
+    # The index of the small term and of the last one, among the positions where kernels split their sums.
     places = [(small, last) for small in thirds for last in thirds if 0 < small != last > 0]
     # The stored bits of a significand in bfloat16, float16, float32 and float64, and one more each.
     for bits in (7, 8, 10, 11, 23, 24, 52, 53):
@@ -212,9 +214,10 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
-    # Not for calls that draw numbers, nor with lists of integers, which may be sizes.
     if state is not None or any(value[0] == "l" and value[1] and value[1][0][0] == "i" for value in call["args"][2:]):
         return found
+    # Each entry maps an original size to a smaller one; all dims of that size shrink together, so that products still
+    # fit.
     tried: list[dict[int, int]] = [{}]
     for size in sorted({s for t in call["tensors"] for s in t["shape"] if s > 1}, reverse=True)[:3]:
         smaller = [size >> k for k in range(size.bit_length()) if size >> k >= 1]
@@ -230,7 +233,7 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _exp(call: dict[str, Any]) -> str | None:
+def _elementary_values(call: dict[str, Any]) -> str | None:
     """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators.
 
     A softmax also adds, so it is probed with rows of only two finite terms, whose sum is the same in any order.
@@ -242,6 +245,7 @@ def _exp(call: dict[str, Any]) -> str | None:
     if name not in ("_softmax", "_log_softmax"):
         return None
     rows = torch.full((64, 64), -float("inf"))
+    # exp(-inf) is 0, so each row adds exactly two terms.
     rows[:, 0], rows[:, 1] = values, 0.0
     return digest_of(operator(rows, 1, False))
 
@@ -249,8 +253,8 @@ def _exp(call: dict[str, Any]) -> str | None:
 _ASKED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "order": order_of_additions,
     "bias": _bias,
-    "accumulator": _bits,
+    "accumulator": _accumulator_bits,
     "fused": _fused,
     "flushes": _flushes,
-    "exp": _exp,
+    "exp": _elementary_values,
 }

@@ -96,9 +96,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
         by_group[group].append(rank)
     numbers = {}
     for members in by_group.values():
-        told = {ranks[rank].local_rank: rank for rank in members}
-        if told.keys() == set(range(len(members))):
-            members = [told[number] for number in range(len(members))]
+        by_local_rank = {ranks[rank].local_rank: rank for rank in members}
+        # Only if they are 0, 1, 2, ...: a number may be missing, or two ranks may have the same one.
+        if by_local_rank.keys() == set(range(len(members))):
+            members = [by_local_rank[number] for number in range(len(members))]
         numbers.update({rank: (number, len(members)) for number, rank in enumerate(members)})
     return [numbers[rank] for rank in range(len(ranks))]
 
@@ -116,6 +117,7 @@ def place_seats(
     is_shared = request == "cuda" and share_gpus and all(seat.name for seat in seats)
     if lack is not None and request == "cuda" and not is_shared:
         raise lack
+    # With `auto`, GPUs that do not suffice are not used at all.
     num_gpus = 0 if lack is not None and not is_shared else len(names)
     placement = place(request, len(seats), num_gpus, collectives, share_gpus=share_gpus)
     if placement.device == "cuda":

@@ -26,6 +26,7 @@ class Launcher:
     """The torchrun process that started this rank, and the store. If the process dies, nothing else ends its ranks."""
 
     def __init__(self) -> None:
+        # The parent is torchrun's agent only if torchrun started this process.
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._store: socket.socket | None = None
 
@@ -143,12 +144,13 @@ class Store:
                 self._launcher.watch_store(self._address, self._port)
         try:
             if self._store is None:
-                self._store = _apart(self._open, self._deadline)
-            return _apart(lambda: act(self._store), self._deadline)
+                self._store = _in_thread(self._open, self._deadline)
+            return _in_thread(lambda: act(self._store), self._deadline)
         except TimeoutError:
             what = (
                 "its own store is not open yet" if self._is_server else "what listens there does not answer as a store"
             )
+            # The client is dropped: its thread may still be within a call.
             self._store, self.where = None, f"at {at} {what}"
         except Exception as error:
             self._store, self.where = None, f"the store at {at}: {type(error).__name__}: {error}"
@@ -168,7 +170,7 @@ class Store:
         )
 
 
-def _apart(act: Callable[[], A], deadline: float) -> A:
+def _in_thread(act: Callable[[], A], deadline: float) -> A:
     """Run `act` in a thread, and return its result; meanwhile signals are handled. Raises TimeoutError if it is late.
 
     If an interrupt ends the wait, the thread gets a moment to end, since Python does not exit cleanly while a thread
@@ -211,6 +213,7 @@ def children_environments(parent: int) -> list[list[tuple[str, str]]]:
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():
             for child in (task / "children").read_text().split():
+                # A child may end between the two reads.
                 with suppress(FileNotFoundError, ProcessLookupError):
                     content = Path(f"/proc/{child}/environ").read_bytes().decode(errors="replace")
                     pairs = (line.partition("=") for line in content.split("\0"))
@@ -222,6 +225,7 @@ def children_environments(parent: int) -> list[list[tuple[str, str]]]:
 
 def _is_closed(watched: socket.socket) -> bool:
     try:
+        # Nothing is sent on this connection, so the only thing that can be read is its end.
         return watched.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False

@@ -185,7 +185,7 @@ class Case:
 
     @property
     def gradient_seed(self) -> float:
-        """The gradient that backward starts from: the weight of a micro-batch's mean loss on one rank."""
+        """The gradient that backward starts from: the weight of a micro-batch's mean loss on a rank."""
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
     @property

@@ -186,7 +186,7 @@ class Parallelism:
 
     @property
     def data_ranks(self) -> int:
-        """The number of ranks of a stage that read different data: a tensor group counts as one rank."""
+        """The number of ranks of a stage that read different data: a tensor group counts as a single rank."""
         return self.stage_ranks // self.tp
 
     @property

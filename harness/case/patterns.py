@@ -1,4 +1,4 @@
-"""Match module names with patterns: `*` stands for one component, and `**`, allowed only in `observe`, for several."""
+"""Match module names with patterns: `*` stands for a component, and `**`, allowed only in `observe`, for several."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def pattern_of(module: str) -> str:
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches one of `patterns` and is or contains `module`; None if there is none.
+    """The module that matches any of `patterns` and is or contains `module`; None if there is none.
 
-    `patterns` are joined by commas, and `*` stands for one component. For example, the pattern layers.*.moe and the
+    `patterns` are joined by commas, and `*` stands for a component. For example, the pattern layers.*.moe and the
     module layers.1.moe.router have the result layers.1.moe.
     """
     for pattern in patterns.split(","):

@@ -1,8 +1,8 @@
 """Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
 
 A launch is a call that starts a collective or a message without waiting for its end. On NCCL, the launches of a
-communicator run one after the other on each rank. A group has one communicator for collectives, one for batches of
-messages and, if it was initialized eagerly, one for single messages. So each launch begins when the launch before it
+communicator run in sequence on each rank. A group has a communicator for collectives, another for batches of messages
+and, if it was initialized eagerly, a third for single messages. So each launch begins when the launch before it
 has ended, and it ends when all participating ranks have begun it. Messages that a single call sends run together. A
 wait blocks its rank until the launch has ended. On NCCL the wait blocks only a stream, not the host, but all later work
 of the stream comes after it, including launches.
@@ -131,7 +131,7 @@ def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made one yet.
+    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made it yet.
 
     The n-th launches of a group on all its ranks match.
     """

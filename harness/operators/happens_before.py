@@ -1,17 +1,17 @@
 """Finds races in a graph: pairs of calls that use the same memory, although neither happens before the other.
 
 Imports no torch. The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes,
-its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has one
+its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has a
 key, and a value may use several pieces. The table (`harness.operators.rows`) says which operators launch, wait and
 order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of one stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
+1. Calls of a stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
    last call that ends before this stream's next call. An event stores the clock of the stream that recorded it. A
    stream that waits for the event merges that clock into its own.
 2. The host queues work on streams, so all earlier work and waits of the host come before that work. The host itself
    waits for a stream only explicitly.
 3. A launch starts after its stream's earlier calls, and then runs concurrently with everything, until a stream waits
-   for it. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on that order: a
+   for it. NCCL would run two launches of a group in order; gloo need not, so no graph may depend on that order: a
    wait for a launch ends no other launch.
 
 Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other. Example:
@@ -59,7 +59,7 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The part of a launch's work that fills one of the launch's results.
+    """The part of a launch's work that fills a single result of the launch.
 
     `fills` is the memory of this result, and `takes` the memory that the launch reads. `filled` and `taken` list the
     waits after which the result is complete and the reading is over, each as the waiting stream and the wait's number.
@@ -89,7 +89,7 @@ class _Uses:
 
 
 class Order:
-    """The order of a graph's calls, which the caller reports one after the other, to find races.
+    """The order of a graph's calls, which the caller reports in sequence, to find races.
 
     A time is the number of a call. `last_use` maps each piece of memory to the time of its last use, or to NEVER_FREED
     if the memory's owner keeps it, such as a graph's inputs and outputs. `last_use` is None if the times are known only

@@ -15,7 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """Return the row of an operator such as `aten.empty_like`; without one, its namespace's, or else an empty row."""
+    """Return the row of an operator such as `aten.empty_like`; without a row, its namespace's, or else an empty row."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)

@@ -28,7 +28,7 @@ MIN_SHARE_OF_BANDWIDTH = 0.05
 
 
 def check_digests(setting: Setting) -> Answer:
-    """Check that each layout of a tensor has the same digest on the device as on the CPU, and that changing any one
+    """Check that each layout of a tensor has the same digest on the device as on the CPU, and that changing any
     element changes the digest.
     """
     device, differing, count = setting.device_of(0), [], 0

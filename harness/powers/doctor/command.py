@@ -1,4 +1,4 @@
-"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failed one.
+"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failure.
 
 Facts about torch are read in a separate process, since this process never imports torch. The last checks run small
 cases.
@@ -44,7 +44,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """The result of checking whether this machine meets one requirement.
+    """The result of checking whether this machine meets a requirement.
 
     `is_required`: the main cases cannot run if the requirement is not met; others are only for optional features.
     """
@@ -144,7 +144,7 @@ def check_compiler(problem: str | None) -> MachineCheck:
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """Check that one of `programs` is installed. Only optional features need it, so the check is not required."""
+    """Check that any of `programs` is installed. Only optional features need it, so the check is not required."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
@@ -279,7 +279,7 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """Check that there are NUM_RANKS GPUs, one per rank, and a torch with NCCL.
+    """Check that there are NUM_RANKS GPUs, a GPU per rank, and a torch with NCCL.
 
     Without GPUs, the check fails even if they are not required.
     """

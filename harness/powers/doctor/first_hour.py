@@ -1,4 +1,4 @@
-"""The results of `doctor --gpu`, saved after each check, so that the next call can continue an interrupted one.
+"""The results of `doctor --gpu`, saved after each check, so that the next call can continue an interrupted call.
 
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
@@ -62,7 +62,7 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """Return a copy with the result of one more check."""
+        """Return a copy with the result of another check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))

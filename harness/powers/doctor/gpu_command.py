@@ -151,7 +151,7 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """Return the exit status: 1 if a check failed, 3 if there is no check or one was not run, otherwise 0."""
+    """Return the exit status: 1 if a check failed, 3 if there is no check or some check was not run, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
@@ -266,7 +266,7 @@ def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
     """Return whether a time-out's report shows that `rank` blocks the others, and the finding in words.
 
-    The report must list `rank` and at least one other rank as late at step 1, and each rank's last action must show
+    The report must list `rank` and at least another rank as late at step 1, and each rank's last action must show
     that `rank` is behind the others.
     """
     text = result.error or ""

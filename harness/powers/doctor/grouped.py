@@ -84,7 +84,7 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 def check_no_rows(setting: Setting) -> Answer:
     """Check that the weight gradients of experts without rows are zero, not uninitialized memory.
 
-    All other results must be finite. One of the tests has no rows at all, like a rank that receives none.
+    All other results must be finite. A test has no rows at all, like a rank that receives none.
     """
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):

@@ -45,7 +45,7 @@ ALONE: dict[str, Callable[[Setting], Answer]] = {
 }
 """Checks of a single device."""
 PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": processes.compute}
-"""Checks in which all processes must give the same answer: one process per GPU, started twice."""
+"""Checks in which all processes must give the same answer: a process per GPU, started twice."""
 TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "NCCL": together.check_joined,
     "sums in rank order": together.check_rank_order_sums,

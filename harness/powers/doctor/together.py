@@ -64,7 +64,7 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
     """Check that bitproof's own sums over ranks add in ascending rank order.
 
-    This is checked for every size, both for tensors summed one by one and for tensors joined in a single message.
+    This is checked for every size, both for tensors summed separately and for tensors joined in a single message.
     """
     return _sums(setting, rank, is_ordered=True)
 
@@ -72,7 +72,7 @@ def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
 def check_native_sums(setting: Setting, rank: int) -> Answer:
     """Check that NCCL's own sums over ranks have the same bits when they are repeated.
 
-    They must also be the same whether tensors are summed one by one or joined in a single message.
+    They must also be the same whether tensors are summed separately or joined in a single message.
     """
     return _sums(setting, rank, is_ordered=False)
 

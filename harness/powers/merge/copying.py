@@ -33,7 +33,7 @@ class CopyCapacity:
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Reduce the capacity by one entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
+        """Reduce the capacity by an entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:

@@ -1,4 +1,4 @@
-"""`bitproof merge`: join the run folders of a run that was split into shards, one per machine.
+"""`bitproof merge`: join the run folders of a run that was split into shards, a shard per machine.
 
 1. Read every shard's report. An unreadable report counts as missing.
 2. Refuse anything except different shards of the same run, and at most one run of `bitproof faults`, whose score is
@@ -34,7 +34,7 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
     """Merge run folders into a new folder under `report_dir` and return the worst exit status.
 
-    One of the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
+    Among the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
     status. Raises UsageError if folders are no shards, are not of the same run, or contain a shard twice. Raises
     RecordingError if no folder can be read, or if two contain the same case. After an error nothing is written.
     """
@@ -151,7 +151,7 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """Join the shards' reports into one report.
+    """Join the shards' reports into a report of the whole run.
 
     If machines or options differ between shards, the differences are printed, and kept in the report.
     """
@@ -188,7 +188,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environments of all shards as one; a fact that differs, such as torch's version, is a dict by shard."""
+    """The environments of all shards together; a fact that differs, such as torch's version, is a dict by shard."""
     # A shard without cases has no environment of ranks.
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)

@@ -1,4 +1,4 @@
-"""Injects faults into a case one after the other, and judges each.
+"""Injects faults into a case in turn, and judges each.
 
 1. The reference is recorded once, and the candidate once without a fault. They must agree: otherwise no difference
    could be attributed to a fault. The first step of both is repeated with every call logged, and must agree with the
@@ -69,7 +69,7 @@ MAX_TOLD = 600
 
 
 class FaultRuns:
-    """Runs one case repeatedly, each time with another fault injected into its candidate."""
+    """Runs a case repeatedly, each time with another fault injected into its candidate."""
 
     def __init__(
         self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent

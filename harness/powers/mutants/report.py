@@ -21,7 +21,7 @@ HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and d
 
 
 def line_of(outcome: FaultOutcome) -> str:
-    """Return an outcome as one line, to be printed as soon as it is known."""
+    """Return an outcome as a line, to be printed as soon as it is known."""
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
@@ -47,7 +47,7 @@ def blamed(outcome: FaultOutcome) -> str:
 
 
 def by_family(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
-    """Return the scores as rows of a table: one row per family of faults, and one for all."""
+    """Return the scores as rows of a table: a row per family of faults, and a last row for all."""
     families = dict.fromkeys(outcome.family for outcome in outcomes)
     groups = {family: [x for x in outcomes if x.family == family] for family in families} | {TOTAL: list(outcomes)}
     return [_row(name, Score.of(group)) for name, group in groups.items()]

@@ -1,6 +1,6 @@
-"""Examines one call of a step: would the compared tensors show an error in its output?
+"""Examines a call of a step: would the compared tensors show an error in its output?
 
-Three kinds of errors are tried: 1 ULP in one element, grossly wrong values, and the results of formulas that round
+Three kinds of errors are tried: 1 ULP in an element, grossly wrong values, and the results of formulas that round
 differently.
 """
 
@@ -19,7 +19,7 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 from bitproof.harness.powers.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
-"""The maximum number of elements of a call's output that are changed in a step, one at a time, until the error is
+"""The maximum number of elements of a call's output that are changed in a step, each alone, until the error is
 seen."""
 
 Isolate = Callable[[Callable[[], Fate]], Fate]
@@ -34,8 +34,8 @@ class CallFinding:
     """Whether errors in the output of a call showed in the compared tensors.
 
     `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
-    that were changed, one at a time. If none showed, `lost` has the indices of the calls at which the last error
-    disappeared: they returned the right bits although they read wrong ones; -1 means that no call read it. `is_blind`:
+    that were changed, each alone. If none showed, `lost` has the indices of the calls at which the last error
+    disappeared: they returned the right bits although they read wrong bits; -1 means that no call read it. `is_blind`:
     even gross errors in all elements on all ranks did not show; then `lost` is about the gross errors. `neighbours` has
     the results for formulas with other rounding.
     """
@@ -53,7 +53,7 @@ class NotRepeatableError(Exception):
 
 
 class Examiner:
-    """Examines the calls of one step of a program.
+    """Examines the calls of a step of a program.
 
     Each value that the program computes has a number, its slot: `ranks[rank][slot]` is the value in this step on a
     rank. All random choices depend only on `seed`.
@@ -138,7 +138,7 @@ class Examiner:
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
         """Try gross errors in all results of a call, first on one rank, then on all ranks.
 
-        Returns None if one of the errors showed; otherwise the fate of the last error, with the calls at which it
+        Returns None if any of the errors showed; otherwise the fate of the last error, with the calls at which it
         disappeared.
         """
         fate = Fate()

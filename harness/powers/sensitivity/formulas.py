@@ -222,7 +222,7 @@ def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
-    """The result of a reduction on one rank, but with the group's ranks added in descending order."""
+    """The result of a reduction on a rank, but with the group's ranks added in descending order."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
     # Descending: bitproof's own sums add in ascending rank order.
@@ -233,7 +233,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield (name, function) of formulas that combine a sum with the call of one of its inputs, and round differently.
+    """Yield (name, function) of formulas that combine a sum with the call that makes its input, and round differently.
 
     These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
     """

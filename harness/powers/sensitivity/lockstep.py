@@ -20,7 +20,7 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""A function that returns the value of a slot, i.e. the value with this number, on one rank."""
+"""A function that returns the value of a slot, i.e. the value with this number, on a rank."""
 
 Ranks = Sequence[Sequence[Any]]
 """All values of a step: `ranks[rank][slot]`, where a slot is the number of a value."""

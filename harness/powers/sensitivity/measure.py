@@ -37,7 +37,7 @@ def why_not(case: Case) -> str | None:
 
 @dataclass
 class Steps:
-    """The steps of a case's candidate, replayed one by one for all ranks in this process.
+    """The steps of a case's candidate, replayed in order for all ranks in this process.
 
     After `advance`, `ranks[rank][slot]` has the values of the current step; a slot is the number of a value.
     """

@@ -1,4 +1,4 @@
-"""Makes values wrong, by 1 ULP in one element or grossly; also compares values bit by bit."""
+"""Makes values wrong, by 1 ULP in an element or grossly; also compares values bit by bit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def copied(x: Tensor) -> Tensor:
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, in order, without empty ones. The value may be a nested tuple or list."""
+    """Return the tensors in a value, in order, without empty tensors. The value may be a nested tuple or list."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
@@ -60,7 +60,7 @@ def is_safe(value: Any) -> bool:
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """Return the value with one element off by 1 ULP; None if the value contains neither elements nor a number.
+    """Return the value with an element off by 1 ULP; None if the value contains neither elements nor a number.
 
     `chance` chooses the element, among finite nonzero elements if there are any. If all elements are zero, the chosen
     one becomes the ULP of 1, since a subnormal would vanish in any sum. Integers change by 1 and stay within the range
@@ -118,7 +118,7 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """Return the value with every element far from the original one; a value without elements or numbers is unchanged.
+    """Return the value with every element far from the original; a value without elements or numbers is unchanged.
 
     Finite elements stay finite. Integers are drawn from the range of the tensor's values. A Python number grows by 1.
     """

@@ -137,7 +137,7 @@ def wilson(hits: int, tries: int) -> tuple[float, float]:
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Return one row per direction ("forward", ...), with the sums over all modules."""
+    """Return a row per direction ("forward", ...), with the sums over all modules."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

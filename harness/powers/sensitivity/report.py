@@ -37,7 +37,7 @@ def percent(share: float) -> str:
 
 
 def headline(found: Sensitivity) -> str:
-    """Return one line: `clause`, sample size, calls seen at the first try, calls never visible, ranks, steps, time."""
+    """Return a line: `clause`, sample size, calls seen at the first try, calls never visible, ranks, steps, time."""
     if found.share is None:
         return f"sensitivity not measured: {found.reason or 'no call was tried'}"
     tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""

@@ -141,7 +141,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded ones."""
+        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded bits."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._note_results(call, rank, run_call(call, functools.partial(self._get, rank)))

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class ComparedRun(Protocol):
-    """The interface through which the search runs a case: both systems, or one of them.
+    """The interface through which the search runs a case: both systems, or either of them.
 
     If the case asks for placements to be planned, `case` contains the plan after a run.
     """

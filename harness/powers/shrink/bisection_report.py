@@ -31,7 +31,7 @@ def tell_answer(
 ) -> Iterator[str]:
     """Yield the search's answer, line by line.
 
-    `dumped` is the file that shows how the blamed pass changed the graph, if there is one. `replay` are the options of
+    `dumped` is the file that shows how the blamed pass changed the graph, if there is any. `replay` are the options of
     the command that repeats the case, and `name` is the case's name.
     """
     if found.blamed is None:

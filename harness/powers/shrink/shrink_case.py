@@ -8,7 +8,7 @@
 Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
 is fixed, so the same case always shrinks to the same result.
 
-A user's system may ignore the sizes of a case's model and batch. Therefore one run makes all sizes minimal at once. If
+A user's system may ignore the sizes of a case's model and batch. Therefore a run makes all sizes minimal at once. If
 every loss and every difference stays the same, bit for bit, the systems ignore the sizes: they are not changed, and are
 reported as ignored. Otherwise sizes are tried separately.
 
@@ -222,7 +222,7 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {text}")
 
     def improve(self, place: int) -> bool:
-        """Try the smaller values of a dimension until one fails the same way, and keep it. Returns whether one does.
+        """Try a dimension's smaller values until a trial fails the same way, and keep it. Returns whether any does.
 
         `place` is the dimension's index in DIMENSIONS.
         """
@@ -300,7 +300,7 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     """Yield settings of parallelism to try: fewer ranks, with several group sizes (see `_groups`); then smaller groups.
 
-    The sizes of expert and tensor parallelism are halved one at a time, then both.
+    The sizes of expert and tensor parallelism are halved separately, then both.
     """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
@@ -342,7 +342,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of layers to try: fewer layers, with as many dense layers as now or none; then only dense ones."""
+    """Yield numbers of layers to try: fewer layers, with as many dense ones as now or none; then only dense layers."""
     model = trial.case.model
     if model.layers is None:
         return

@@ -269,9 +269,9 @@ def _write_own_systems(
 ) -> tuple[Path | None, str]:
     """Write a Python file that contains or loads a user's two systems and shows their difference.
 
-    Three forms are tried until one shows the difference: a file with the systems' code that needs no bitproof, one that
-    needs bitproof, and one that loads the systems from their folder. Returns the path and a text about the file, or
-    None and a text with the reason.
+    Three forms are tried until one shows the difference: the systems' code in a file that needs no bitproof, in a file
+    that needs bitproof, and a file that loads the systems from their folder. Returns the path and a text about the
+    file, or None and a text with the reason.
     """
     case = trial.case
 

@@ -136,7 +136,7 @@ def _compare_in_float64(plain: BoundsRequest, record: Record, sample: Callable[.
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """The tensors whose replicas, copies on several ranks, differ within one system but agree within the other.
+    """The tensors whose replicas, copies on several ranks, differ within either system but agree within the other.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, but after it in the reference.
     """

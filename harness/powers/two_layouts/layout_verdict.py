@@ -6,7 +6,7 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""If only one tensor moved farther than rounding usually does, but by less than this share of its bound: no remark.
+"""If a single tensor moved farther than rounding usually does, but by less than this share of its bound: no remark.
 
 Among a hundred tensors, there may be one in which rounding alone uses half of the bound, such as a loss that moves by
 two units in the last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).

@@ -15,7 +15,7 @@
    systems cannot be compared in float64, `across` takes more samples: with twelve, a bound is 6 spreads wide.
 
 Distances are Euclidean, over all cells of a tensor, each counted once. If several ranks of the candidate have a cell,
-the one with the largest distance counts.
+the largest distance counts.
 """
 
 from __future__ import annotations

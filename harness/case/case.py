@@ -322,9 +322,9 @@ class Case:
     def stated(self) -> dict[str, Any]:
         """The case as plain JSON values; if both systems are a user's trainers, without fields that have defaults.
 
-        Such systems may ignore fields of the case, so defaults might be untrue for them. `from_dict` makes the same
-        case from the result.
+        `from_dict` makes the same case from the result.
         """
+        # A user's systems may ignore fields of the case, so defaults might be untrue for them.
         values = self.to_dict()
         if not self.is_foreign:
             return values

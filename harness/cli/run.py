@@ -133,11 +133,8 @@ def declare(checks: Sequence[type[Check]]) -> None:
 
 
 def declare_asked(words: Sequence[str]) -> None:
-    """Declare `run` again, with the options of checks from installed packages, or named by `--check` in these words.
-
-    The words are searched for `--check` before they are parsed, since parsing needs the checks' options. pytest does
-    the same for `-p`.
-    """
+    """Declare `run` again, with the options of checks from installed packages, or named by `--check` in these words."""
+    # Before the words are parsed, since parsing needs the checks' options. pytest does the same for `-p`.
     asked = [after for word, after in pairwise(words) if word == "--check"]
     asked += [word.partition("=")[2] for word in words if word.startswith("--check=")]
     declare(all_checks(asked))

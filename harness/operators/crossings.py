@@ -180,8 +180,7 @@ def _stuck_rank(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlo
 def _mismatches(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Launches that match by number but are not the same call, or that some ranks of the group do not make.
 
-    Launches match if each is the n-th of the group on its rank. If two ranks launch the same calls in different orders,
-    different calls match: this is an error even if their operators and shapes are equal.
+    Launches match if each is the n-th of the group on its rank.
     """
     found = []
     launched = {
@@ -195,8 +194,8 @@ def _mismatches(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
                 if other <= rank or other not in launched:
                     continue
                 theirs = launched[other].get(group, ())
-                # Two all-reduces of equal shape would match by operator and shape in either order, but by name they do
-                # not.
+                # The same calls in another order: two all-reduces of equal shape match by operator and shape, but not
+                # by name, and each would get the values of the other.
                 is_swapped = sorted(x.name for x in turns) == sorted(x.name for x in theirs)
                 for mine, their in zip(turns, theirs, strict=False):
                     if not _are_same_call(mine, their) or (is_swapped and mine.name != their.name):

@@ -62,10 +62,9 @@ def is_safe(value: Any) -> bool:
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
     """Return the value with an element off by 1 ULP; None if the value contains neither elements nor a number.
 
-    `chance` chooses the element, among finite nonzero elements if there are any. If all elements are zero, the chosen
-    one becomes the ULP of 1, since a subnormal would vanish in any sum. Integers change by 1 and stay within the range
-    of the tensor's values unless all are equal. A Python number changes by 1. Elements that share memory, e.g. of an
-    expanded dim, change together.
+    `chance` chooses the element, among finite nonzero elements if there are any. Integers change by 1 and stay within
+    the range of the tensor's values unless all are equal. A Python number changes by 1. Elements that share memory,
+    e.g. of an expanded dim, change together.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + chance.choice((-1, 1)) if value else value + 1
@@ -75,6 +74,8 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
     x = chance.choice(found)
     wrong = copied(x)
     where = _element(x, chance)
+    # All elements are zero: the next number is a subnormal, which would vanish in any sum. So the element becomes the
+    # ULP of 1.
     if x.is_floating_point() and not bool(x.any()):
         wrong[where] = torch.finfo(x.dtype).eps
         return replaced(value, x, wrong)

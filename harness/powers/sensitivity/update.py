@@ -112,10 +112,7 @@ def _zero_gradients(trainer: TrainerLike) -> dict[str, Tensor]:
 
 
 class _Tape(TorchDispatchMode):
-    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run.
-
-    It keeps tensors alive, since they are identified by `id`, which Python would reuse.
-    """
+    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,6 +120,7 @@ class _Tape(TorchDispatchMode):
         self._partitions = partitions
         self._runs_only = runs_only
         self._variables = Variables(program)
+        # Tensors are identified by `id`, which Python would reuse if they were freed.
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:

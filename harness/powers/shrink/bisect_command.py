@@ -46,13 +46,13 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
     """The options for the runs of a search: `options`, with two changes that save time.
 
-    Causes are not verified, and a system runs a second time only if the two systems differ, and only up to the first
-    difference. Raises UsageError or CaseError if options or case are wrong.
+    Raises UsageError or CaseError if options or case are wrong.
     """
     check_case(case)
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
         check_fault(parse_fault(options.inject), case)
+    # Causes are not verified, and a system runs a second time only if the two differ, and only up to the difference.
     return replace(options, control="up_to_difference", verify=False)
 
 

@@ -274,10 +274,11 @@ class Bisector:
 def shared_reference(recording: Recording, case: Case) -> Recording:
     """Reuse a reference's recording, made by a run with other passes, as the recording of the reference of `case`.
 
-    The result has only the steps of `case`, and its manifest names `case`. A new run would record the same bits, since
-    passes do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
+    The result has only the steps of `case`, and its manifest names `case`. Raises RecordingError for a reference with a
+    graph.
     """
     manifest = recording.manifest
+    # Passes do not affect a reference without a graph, so a new run would record the same bits.
     if manifest.graph is not None:
         raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest.system)
     recording = recording.first_steps(case.steps)

@@ -311,14 +311,11 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks.
-
-    These are the present sizes, their halves, their greatest common divisors with the number of ranks, and 1 for one of
-    the two.
-    """
+    """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks."""
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
+    # First the present sizes, so that only the number of ranks changes; last 1 for either of the two.
     return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))
 
 

@@ -134,9 +134,9 @@ class _Shrinking:
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
         """Run the case, and return the trial to shrink and its result.
 
-        If the first step alone is DIFFERENT, the trial has only this step: more steps would begin with the same
-        difference.
+        If the first step alone is DIFFERENT, the trial has only this step.
         """
+        # More steps would begin with the same difference.
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._run_visibly(short, "up_to_difference", "first_step", logs_calls=True)
@@ -269,10 +269,10 @@ def _write_own_systems(
 ) -> tuple[Path | None, str]:
     """Write a Python file that contains or loads a user's two systems and shows their difference.
 
-    Three forms are tried until one shows the difference: the systems' code in a file that needs no bitproof, in a file
-    that needs bitproof, and a file that loads the systems from their folder. Returns the path and a text about the
-    file, or None and a text with the reason.
+    Returns the path and a text about the file, or None and a text with the reason.
     """
+    # Three forms, until one shows the difference: the systems' code without bitproof, the code with bitproof, and a
+    # file that loads the systems from their folder.
     case = trial.case
 
     def tell(own: OwnFiles) -> str:

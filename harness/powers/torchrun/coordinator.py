@@ -356,7 +356,7 @@ class Coordinator:
     def _localized(self, request: RunRequest) -> RunRequest:
         """Rank 0's request for a run, with paths that are valid on this machine.
 
-        On other machines than rank 0's no profile is written, since its times would need rank 0's clock.
+        On other machines than rank 0's no profile is written.
         """
         # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
@@ -368,6 +368,7 @@ class Coordinator:
             request,
             logs=logs,
             work=self.work / "run",
+            # The times of a profile would need rank 0's clock.
             profile=None,
             options=replace(
                 request.options, kept_graphs=self.options.kept_graphs if request.options.kept_graphs else None

@@ -224,9 +224,9 @@ class Links:
     def listen(self, address: str) -> int:
         """Accept connections of peers from now on; returns the port.
 
-        If `address` is a loopback address, only processes of this machine can connect. Otherwise peers can connect to
-        any address of this machine, since they may resolve its name to different addresses.
+        If `address` is a loopback address, only processes of this machine can connect.
         """
+        # Otherwise on all addresses of this machine, since peers may resolve its name to different ones.
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
         elif socket.has_dualstack_ipv6():
@@ -388,7 +388,7 @@ class Links:
     def _check_pulses(self, before: float) -> float:
         """Send pulses, and drop peers from which nothing has come for SILENCE seconds. Returns the present time.
 
-        `before` is the time of the previous call: after a long pause of this process, silence does not count.
+        `before` is the time of the previous call.
         """
         now = time.monotonic()
         # If this process was suspended (SIGSTOP, a paused machine), silence says nothing about the peers.

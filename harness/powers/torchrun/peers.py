@@ -102,10 +102,7 @@ class Peers:
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError if any rank or this rank's torchrun is gone; `when` says at which stage, in words.
-
-        If rank 0 died, its torchrun agent ends moments later, and with it torchrun's store: the error names both.
-        """
+        """Raise RankError if any rank or this rank's torchrun is gone; `when` says at which stage, in words."""
         error: BitproofError | None = self.launcher.ended()
         # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
@@ -115,6 +112,8 @@ class Peers:
                 f"{tell_ranks(ranks)} vanished {when}",
                 rank=ranks[0] if len(ranks) == 1 else None,
                 expected=f"{self.world_size} ranks until the end",
+                # If rank 0 died, its torchrun agent ends moments later, and with it torchrun's store: the error names
+                # both.
                 found="; ".join(found + ([error.what] if error is not None else [])),
                 fix="see what ended it on its machine: its log there, the kernel's, torchrun's own",
             )

@@ -61,9 +61,9 @@ class Launcher:
     def error_of_dead_siblings(self) -> RankError | None:
         """The error that names ended ranks, among those that this torchrun process started; None if all live.
 
-        torchrun ends all ranks of its machine if one dies, but does not report which. Always None except on Linux,
-        where the children of a process are listed.
+        Always None except on Linux, where the children of a process are listed.
         """
+        # torchrun ends all ranks of its machine if one dies, but does not report which.
         lines = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
         if self._parent is None or not all(map(str.isdecimal, lines)):
             return None
@@ -171,11 +171,7 @@ class Store:
 
 
 def _in_thread(act: Callable[[], A], deadline: float) -> A:
-    """Run `act` in a thread, and return its result; meanwhile signals are handled. Raises TimeoutError if it is late.
-
-    If an interrupt ends the wait, the thread gets a moment to end, since Python does not exit cleanly while a thread
-    runs C++ code.
-    """
+    """Run `act` in a thread, and return its result; signals are handled. Raises TimeoutError if it is late."""
     found: list[A] = []
     problems: list[BaseException] = []
 
@@ -193,6 +189,7 @@ def _in_thread(act: Callable[[], A], deadline: float) -> A:
             thread.join(0.05)
     finally:
         if thread.is_alive():
+            # After an interrupt, too: Python does not exit cleanly while a thread runs C++ code.
             thread.join(2 * _LOOK_SECONDS)
     if problems:
         raise problems[0]

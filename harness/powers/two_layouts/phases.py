@@ -41,13 +41,13 @@ def regrouped_from(
 ) -> int | None:
     """The first phase, as an index into PHASES, in which sums have another order or other terms; None if there is none.
 
-    If the numbers of ranks differ, this is the first phase of all, because the batch is divided differently.
     `are_staged`: each parameter is on a single rank, as with pipeline stages. `are_moved`: the systems divide gradients
     differently.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
         return None if _have_equal_parts(*meetings) else 0
+    # Another number of ranks divides the batch differently, so sums differ from the first phase on.
     if reference.world_size != candidate.world_size:
         return 0
     for place, phase in enumerate(PHASES):

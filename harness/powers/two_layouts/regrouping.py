@@ -119,11 +119,8 @@ def measure_in_float64(
     `wide` and `plain` are the recordings of reference, candidate and samples (the reference with its sums in other
     orders), `wide` in float64 and `plain` in the case's precision.
 
-    1. If a tensor differs in the plain runs, and by more than MARGIN spreads in float64, rounding does not explain it.
-    2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate counts as less
-       accurate if its errors are significantly larger than those of the plain reference and of its samples.
-
-    Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
+    The candidate counts as less accurate if its errors are significantly larger than those of the plain reference and
+    of its samples. Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]
@@ -137,11 +134,14 @@ def measure_in_float64(
         for tensor in names:
             if not _distances(tensor, (reference, candidate)).error:
                 continue
+            # First question: a tensor that differs in the plain runs, and by more than MARGIN spreads in float64, is
+            # not explained by rounding.
             found = _distances(tensor, in_float64)
             # A single sample estimates the spread, which MARGIN allows for.
             bound, error = MARGIN * found.bound(1.0), _finite(found.relative(found.error))
             rows.append(LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank))
-            # Here the float64 reference is the truth, and the plain reference one sample among several.
+            # Second question, about accuracy: the reference in float64 is nearly exact, and the plain reference is one
+            # sample among several.
             rounding = _distances(tensor, (in_float64[0], candidate, reference, *samples), of_one_dtype=False)
             if rounding.spread:
                 ratios.append(rounding.error / rounding.spread)
@@ -297,11 +297,11 @@ def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
 def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Cell]]:
     """Return whether a tensor's cells are slices of the flattened tensor, and the cells, each once.
 
-    A cell is a part that each rank has completely or not at all. If the systems divide the tensor in the same way, the
-    part of each rank is a cell.
+    A cell is a part that each rank has completely or not at all.
     """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _crosses(tensor, reference, candidate):
+        # Both systems divide the tensor in the same way: the part of each rank is a cell.
         return False, [_Cell(rank, (), [(rank, ())] if rank in there else []) for rank in here]
     boxes = [
         (side, rank, box)

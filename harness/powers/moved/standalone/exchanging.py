@@ -96,9 +96,9 @@ def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
     """Return the first call of the new log that has no equal in the old log.
 
     The key "moved_again" describes the call if an old call has the same inputs but other results, and the key "other"
-    if no old call has these inputs. A key without a call is None. Calls are matched by their inputs, not by position,
-    so a torch that issues additional calls in a step can still be compared.
+    if no old call has these inputs. A key without a call is None.
     """
+    # Matched by their inputs, not by position: another torch may issue additional calls in a step.
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):
         if row["in"] not in outputs:
@@ -111,11 +111,9 @@ def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """Run the archive's program once per set of keys, and return the result of each `run_exchanged`.
-
-    Each run is in a process forked before the program is loaded, so that no run influences the next.
-    """
+    """Run the archive's program once per set of keys, and return the result of each `run_exchanged`."""
     archive = Archive(folder)
+    # Each in a process of its own, forked before the program is loaded: so no run influences the next.
     return [_forked(archive, results, set(keys)) for keys in sets]
 
 

@@ -48,7 +48,7 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
     """N sums of K terms each, shape (N,), computed by the call's operator; None if it is not in SUMS or PRODUCTS.
 
-    A matrix product computes a sum as a row of terms times a column of ones. Operators such as `addmm` add `bias`.
+    Operators such as `addmm` add `bias`.
     """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])
@@ -59,7 +59,8 @@ def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor |
     shapes = [tensor["shape"] for tensor in call["tensors"]]
     if name not in PRODUCTS:
         return None
-    # Terms in the first operand's row 0, beside ones, and with as many rows and columns as the recorded call.
+    # A product computes a sum as a row of terms times a column of ones. The terms are in row 0, beside rows of ones, so
+    # that the operands have as many rows and columns as in the recorded call.
     rows, columns = (shapes[-2][-2], shapes[-1][-1]) if name in ("mm", "addmm", "bmm", "baddbmm") else (1, 1)
     ones = torch.ones(rows_KN.shape[0], columns, dtype=rows_KN.dtype)
     sums = []
@@ -209,8 +210,7 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     """Digests of the call's results at smaller shapes, keyed by the shapes as text.
 
-    The three largest dim sizes are halved repeatedly, in all combinations, smallest first, at most MOST_SHAPES. {} for
-    calls that draw random numbers or take lists of integers, which may be sizes.
+    At most MOST_SHAPES; {} for calls that draw random numbers or take lists of integers, which may be sizes.
     """
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
@@ -219,6 +219,7 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     # Each entry maps an original size to a smaller one; all dims of that size shrink together, so that products still
     # fit.
     tried: list[dict[int, int]] = [{}]
+    # The three largest dim sizes are halved repeatedly, in all combinations; the smallest are tried first.
     for size in sorted({s for t in call["tensors"] for s in t["shape"] if s > 1}, reverse=True)[:3]:
         smaller = [size >> k for k in range(size.bit_length()) if size >> k >= 1]
         tried = [known | {size: small} for known in tried for small in smaller]
@@ -234,10 +235,7 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
 
 
 def _elementary_values(call: dict[str, Any]) -> str | None:
-    """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators.
-
-    A softmax also adds, so it is probed with rows of only two finite terms, whose sum is the same in any order.
-    """
+    """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)
     if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):
@@ -245,7 +243,7 @@ def _elementary_values(call: dict[str, Any]) -> str | None:
     if name not in ("_softmax", "_log_softmax"):
         return None
     rows = torch.full((64, 64), -float("inf"))
-    # exp(-inf) is 0, so each row adds exactly two terms.
+    # A softmax also adds. With only two finite terms, as exp(-inf) is 0, the sum is the same in any order.
     rows[:, 0], rows[:, 1] = values, 0.0
     return digest_of(operator(rows, 1, False))
 

@@ -136,9 +136,8 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks, in the folders `0`, `1`, ..., into an archive of their distinct calls.
 
-    If several ranks made a call, the first rank's values are stored. The merged archive has no log and no records:
-    these stay with each rank. Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs
-    that exceeded the budget, and the size of the values in "bytes".
+    The merged archive has no log and no records: these stay with each rank. Returns the number of distinct "calls", how
+    many of them were "drawn", i.e. have inputs that exceeded the budget, and the size of the values in "bytes".
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
@@ -150,6 +149,7 @@ def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: in
         head = head or archive.head
         uncollected.update(archive.head["uncollected"])
         for call in archive.calls:
+            # Of a call that several ranks made, the first rank's values stand for all.
             if call["key"] in calls:
                 continue
             for row in (*call["storages"], *call["results"]):

@@ -128,7 +128,6 @@ def _from_here(folder: Path, file: Path) -> str:
         # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.
         return str(file)
     here = os.path.relpath(there)
-    # From outside the working directory, an absolute path is easier to read than a row of `..`.
     return str(there.resolve()) if here.startswith(os.pardir) else here
 
 

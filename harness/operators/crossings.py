@@ -158,7 +158,7 @@ def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlo
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
             for member, their in _matching_launches(rank, index, ranks).items():
-                # A launch that is missing entirely is reported by `_stuck_rank`.
+                # A launch that is missing entirely is reported by `_stuck_rank` or `_mismatches`.
                 if their is None or ranks[member].has_begun(their):
                     continue
                 turn, other = own.turns[index], ranks[member].turns[their]

@@ -123,7 +123,7 @@ class TwoEnvironments:
         for _ in range(MOST_ROUNDS):
             again_moved = best["moved_again"]
             if again_moved is not None:  # the first call that read the same and gave other bits
-                # By its inputs, as its key may be one of a call that was recorded with other values.
+                # Named by its inputs, too: its key may be that of a call that was recorded with other values.
                 inputs.append(again_moved["in"])
                 if again_moved["key"] not in keys:
                     keys.append(again_moved["key"])

@@ -182,7 +182,7 @@ class FaultRuns:
         run, folder = self._run_with(entry), self._folder / "first-step"
         try:
             answer = run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
-            # Any error is judged by the run of all steps below, with its own reasons.
+            # An error here is judged by the run of all steps, which then follows.
             comparison, candidate = self._first_step(folder)
         except BitproofError:
             return None

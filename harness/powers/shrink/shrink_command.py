@@ -128,7 +128,7 @@ class _Shrinking:
                 f"the budget is spent ({self.budget.spent} tries, {self.budget.elapsed:.0f} s): there may be a smaller"
             )
         # Tries ran without controls: this run shows that the smallest case is not noise.
-        final = self._run_visibly(smallest, "always", "smallest")
+        final = self._watched(smallest, "always", "smallest")
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
@@ -139,11 +139,11 @@ class _Shrinking:
         # More steps would begin with the same difference.
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
-            result = self._run_visibly(short, "up_to_difference", "first_step", logs_calls=True)
+            result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
             if result.verdict == Verdict.DIFFERENT:
                 self.logs_calls = True
                 return short, result
-        return start, self._run_visibly(start, "up_to_difference", "first")
+        return start, self._watched(start, "up_to_difference", "first")
 
     def _with_sizes(self, case: Case) -> Case:
         """The case with every size of its model stated; unchanged if its model is not known."""
@@ -167,7 +167,7 @@ class _Shrinking:
         options = replace(self.options, control="never", timeout=min(self.options.timeout, left))
         return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
 
-    def _run_visibly(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
+    def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
         """Run a trial, show its progress, and store its logs and recordings in the folder `name`."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)

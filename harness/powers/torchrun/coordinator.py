@@ -134,7 +134,7 @@ def _connected(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
             raise
         finally:
             with interrupts.held():
-                # A second signal must not cut off the message that tells rank 0 why this rank leaves.
+                # A second signal must not cut off the message to rank 0 with the reason why this rank leaves.
                 coordinator.close(problem)
 
 
@@ -159,7 +159,7 @@ class Coordinator:
         self.seat = Seat(local_rank=rank, local_world_size=self.world_size)
         """This rank's number on its node, and its GPU, once all ranks have come."""
         self._seats = [self.seat]
-        self._printed_reason: str | None = None
+        self._told_of: str | None = None
         self.peers = Peers(rank, self.world_size, work)
         self._own_dir = self._first_dir = run_dir.resolve()
         # Started at once, so that the host loads torch while ranks still connect.
@@ -234,9 +234,9 @@ class Coordinator:
             )
         asked = None if self.options.collectives == "auto" else self.options.collectives
         placement, why = place_seats(self.options.device, self._seats, asked, share_gpus=self.options.share_gpus)
-        if why is not None and why != self._printed_reason:
+        if why is not None and why != self._told_of:
             print(f"bitproof: no GPU is used: {why}", file=sys.stderr, flush=True)
-            self._printed_reason = why
+            self._told_of = why
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:

@@ -403,6 +403,6 @@ class Links:
             if now - line.heard_at > SILENCE:
                 self._drop(line, f"nothing came from it for {SILENCE:g} s")
         if any(line.gone is not None for line in self._lines):
-            # A new list, since `_serve` and `_flush` may iterate over the old one.
+            # A new list, since another thread may iterate over the old one in `_flush`.
             self._lines = [line for line in self._lines if line.gone is None]
         return now

@@ -35,7 +35,7 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case, whatever verdict it expects, and find the cause of its first difference.
+    """Run a case, regardless of its expected verdict, and find the cause of its first difference.
 
     The difference and its cause are in `first_divergence` of the returned run. Raises UsageError if arguments or the
     case are wrong, before anything runs.

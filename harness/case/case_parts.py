@@ -164,6 +164,7 @@ class Parallelism:
             )
         # Without a pipeline the error speaks of the world size, which a user has set.
         what = "the world size" if self.pp == 1 else "a stage's ranks"
+        # Each on its own: experts are not split over tp, so ep and tp need not fit each other.
         for kind, name in (("expert", "ep"), ("tensor", "tp")):
             if self.stage_ranks % getattr(self, name):
                 raise CaseError(

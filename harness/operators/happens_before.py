@@ -104,7 +104,9 @@ class Order:
         self._clocks: dict[Stream, Clock] = {COMPUTE: {}}
         self._events: dict[Hashable, Clock] = {}
         self._uses: dict[Key, _Uses] = {}
-        self._held: list[tuple[_Work, float, Hashable]] = []
+        # Each first wait for work that reads its caller's memory, with the wait's time and name: `overdue` needs
+        # them.
+        self._first_waits: list[tuple[_Work, float, Hashable]] = []
         self.open: dict[Key, list[_Work]] = {}
         """The work that uses a piece of memory and that some stream may not have waited for."""
         self.freed: dict[Key, Hashable] = {}
@@ -215,7 +217,7 @@ class Order:
                 self._forget(work)
             if is_first and work.rule.holds_source:
                 if self._last_use is None:
-                    self._held.append((work, time, name))
+                    self._first_waits.append((work, time, name))
                 else:
                     found += _freed_before_wait(work, time, self._last_use)
         return found
@@ -254,7 +256,9 @@ class Order:
         `time` and `call` are those of the wait.
         """
         return [
-            (time, name, race) for work, time, name in self._held for race in _freed_before_wait(work, time, last_use)
+            (time, name, race)
+            for work, time, name in self._first_waits
+            for race in _freed_before_wait(work, time, last_use)
         ]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:

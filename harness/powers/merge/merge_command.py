@@ -105,6 +105,8 @@ def _refuse_unlike_shards(reports: Reports) -> None:
                 found="a report without a shard",
             )
         assert first.shard is not None
+        # Equal selections include every setting of every case, so shards with other options for cases are refused,
+        # too.
         if report.shard.count != first.shard.count or report.shard.selection != first.shard.selection:
             raise UsageError(
                 "these are not shards of one run",

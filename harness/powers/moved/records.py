@@ -114,6 +114,7 @@ class MovedCertificate:
     def problem(self) -> str | None:
         """Return how the certificate contradicts itself, in words; None if it does not."""
         found = self.verified
+        # Every call is either equal or has a row.
         if self.equal + len(self.rows) != self.calls:
             return f"{self.equal} equal calls and {len(self.rows)} others, of {self.calls}"
         if self.operators > self.calls:

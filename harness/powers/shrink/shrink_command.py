@@ -136,7 +136,7 @@ class _Shrinking:
 
         If the first step alone is DIFFERENT, the trial has only this step.
         """
-        # More steps would begin with the same difference.
+        # First a single step: if it differs, more steps would begin with the same difference.
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)

@@ -217,6 +217,7 @@ class Coordinator:
         Raises CaseError if a rank lacks a GPU, if the case resumes from a checkpoint and the ranks are on several
         machines, or if collectives in shared memory are requested.
         """
+        # `machine` and not `node`: several agents of torchrun may be on one machine.
         machines = len({seat.machine for seat in self._seats})
         if case.resume_at is not None and machines > 1:
             raise CaseError(

@@ -225,7 +225,6 @@ class Rendezvous:
 
     def _connect(self, addresses: Sequence[str], port: int) -> Line:
         problem: OSError = OSError("rank 0 gave no address")
-        # In the order given, each address once.
         for address in dict.fromkeys(addresses):
             try:
                 return self._peers.links.connect(str(address), int(port), "rank 0")

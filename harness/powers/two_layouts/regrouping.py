@@ -97,7 +97,7 @@ def measure_layouts(
     # This sort is stable: rows beyond their bound stay in the order of computation.
     rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
     return LayoutBounds(
-        across=sum(_crosses(tensor, *sides[:2]) for tensor in names),
+        across=sum(_is_divided_differently(tensor, *sides[:2]) for tensor in names),
         exact=len(names) - len(free),
         regrouped=len(free),
         regrouped_from=None if first is None else PHASES[first],
@@ -289,7 +289,7 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: b
     return Distances(min(ranks, default=0), error, tuple(samples), size, FEWEST_UNITS * eps * size)
 
 
-def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
+def _is_divided_differently(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
     sizes = {side.recording.manifest.world_size for side in (reference, candidate)}
     return lies_otherwise(reference.parts[tensor], candidate.parts.get(tensor, {}), len(sizes) == 1)
 
@@ -300,7 +300,7 @@ def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tupl
     A cell is a part that each rank has completely or not at all.
     """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
-    if not _crosses(tensor, reference, candidate):
+    if not _is_divided_differently(tensor, reference, candidate):
         # Both systems divide the tensor in the same way: the part of each rank is a cell.
         return False, [_Cell(rank, (), [(rank, ())] if rank in there else []) for rank in here]
     boxes = [

@@ -188,9 +188,11 @@ def __getattr__(name: str) -> Any:
     """Import a public name from its module when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module 'bitproof' has no attribute {name!r}")
+    # Imported here: only a first use needs it, and `import bitproof` stays fast.
     import importlib
 
     value = getattr(importlib.import_module(_HOME[name]), name)
+    # From now on Python finds the name itself, without this function.
     globals()[name] = value
     return value
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from bitproof.harness.compare.bits import BitDifference
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes)
-_MAX_TOLD = 10
+_MAX_SHOWN = 10
 
 
 def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) -> None:
@@ -40,10 +40,10 @@ def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) 
     problems = list(_differences(actual, expected, ""))
     if not problems:
         return
-    told = problems[:_MAX_TOLD]
-    if len(problems) > len(told):
-        told.append(f"and {len(problems) - len(told)} more parts")
-    raise AssertionError("\n".join(filter(None, [msg, *told])))
+    shown = problems[:_MAX_SHOWN]
+    if len(problems) > len(shown):
+        shown.append(f"and {len(problems) - len(shown)} more parts")
+    raise AssertionError("\n".join(filter(None, [msg, *shown])))
 
 
 def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
@@ -53,6 +53,7 @@ def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
     at = f" at {path}" if path else ""
     if isinstance(actual, torch.Tensor) and isinstance(expected, torch.Tensor):
         yield from _tensor_differences(actual, expected, at)
+    # Exactly the same type: True == 1 and 1 == 1.0 in Python, but they are other values.
     elif type(actual) is not type(expected):
         yield f"types differ{at}: {_name(actual)} where {_name(expected)} is expected"
     elif isinstance(expected, Mapping):
@@ -63,6 +64,7 @@ def _differences(actual: Any, expected: Any, path: str) -> Iterator[str]:
     elif isinstance(expected, (list, tuple)):
         if len(actual) != len(expected):
             yield f"lengths differ{at}: {len(actual)} where {len(expected)} is expected"
+        # The common elements are compared even if lengths differ: they show where an element is missing.
         for index, (left, right) in enumerate(zip(actual, expected, strict=False)):
             yield from _differences(left, right, f"{path}[{index}]")
     elif dataclasses.is_dataclass(expected) and not isinstance(expected, type):
@@ -99,10 +101,10 @@ def _tensor_differences(actual: Tensor, expected: Tensor, at: str) -> Iterator[s
     elif left.shape != right.shape:
         yield f"shapes differ{at}: {tensor_type(left)} where {tensor_type(right)} is expected"
     elif not (difference := bit_difference(right, left)).is_equal:
-        yield _tell(difference, f"{tensor_type(right)} tensors differ{at}")
+        yield _describe(difference, f"{tensor_type(right)} tensors differ{at}")
 
 
-def _tell(difference: BitDifference, head: str) -> str:
+def _describe(difference: BitDifference, head: str) -> str:
     lines = [
         f"{head}: {difference.elements_differing} of {difference.elements} elements",
         f"  first: index {difference.first_index}, {difference.candidate_bits} where "

@@ -42,6 +42,7 @@ def bitproof_run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[...
     run = _runner(request, tmp_path)
 
     def run_and_check(case: Any = None, *, expect: str | None = None, **options: Any) -> Any:
+        # pytest then shows the line of the test that called this.
         __tracebackhide__ = True
         done = run(case, **options)
         if expect is None and not done.as_expected:

@@ -138,6 +138,7 @@ def run(
     from bitproof.harness.commands.scripts import is_script, script_sides
 
     if isinstance(candidate, str) and is_script(candidate):
+        # The reference may be another script, `git:REF` or a system; `script_sides` gives both sides the arguments.
         old = _source(reference)
         reference, candidate = script_sides(candidate, old, args)
     elif args:
@@ -190,9 +191,12 @@ def asked(
     sides = {"reference": _source(reference), "candidate": _source(candidate)}
     checks, settings = _checks_of(settings) if name == "run" else ((), settings)
     changes, options = read_settings(name, taken, settings, Changes, RunOptions)
+    # The active checks are objects and no setting, so `read_settings` does not know them.
     options = replace(options, active=checks)
     chosen = _case_of(**sides) if case is None else find_case(case)
     if case is not None:
+        # A given case may have other systems than its own; for two systems without a case, they are in the case
+        # already.
         changes = replace(changes, reference=sides["reference"], candidate=sides["candidate"])
     return Asked(chosen if case is None else case, change_case(chosen, changes), changes, options)
 
@@ -207,6 +211,7 @@ def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str
     found = all_checks(asked)
     values: dict[str, Any] = {}
     for check in found:
+        # Removed from `given`, because `read_settings` refuses keywords that it does not know.
         own = {each.keyword: given.pop(each.keyword) for each in options_of(check.Options) if each.keyword in given}
         values |= checked(check.Options, own)
     if asked:
@@ -238,6 +243,7 @@ def run_asked(
         for _ in prepared([changed], options, folder):
             pass
         found = list(launch.run_cases([changed], options, folder, on_event))
+    # An interrupt leaves no empty folder, either.
     except BaseException:
         discard_if_bare(folder)
         raise
@@ -295,6 +301,7 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
             "without a case, a run compares two systems", expected="reference=... and candidate=..., or a case"
         )
     words = [re.sub("[^a-z0-9]+", "_", name.rpartition(":")[2].lower()).strip("_") for name in (reference, candidate)]
+    # The name is a folder's name in the report, so it has only the characters that `Case` allows.
     name = "_against_".join(words) if words[0] != words[1] else words[0]
     family = Path(candidate.rpartition(":")[0] or candidate).stem
     # A user's systems need not have experts.
@@ -312,6 +319,7 @@ def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple
     from bitproof.harness.user_code.names import NamesInFile
 
     files, options = {}, []
+    # Names in a file are repeated by the setting `names` itself.
     if names and not isinstance(names, NamesInFile):
         files["names.json"] = json.dumps(dict(names), indent=1) + "\n"
         options += ["--names", str(folder.absolute() / "names.json")]

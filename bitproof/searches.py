@@ -35,7 +35,7 @@ def localize(
     on_event: OnEvent | None = None,
     **settings: Unpack[LocalizeSettings],
 ) -> Run:
-    """Run a case, whatever verdict it expects, and find the cause of its first difference.
+    """Run a case, regardless of its expected verdict, and find the cause of its first difference.
 
     The difference and its cause are in `first_divergence` of the returned run. Raises UsageError if arguments or the
     case are wrong, before anything runs.
@@ -68,7 +68,7 @@ def bisect(
     refuse_torchrun("bisect", "is called once from Python, and starts its own ranks")
     call = asked("bisect", LocalizeSettings, case, reference, candidate, settings)
     options = checked_options(call.case, call.options)
-    with _written_down(call, report_dir) as (folder, words):
+    with _quiet_call(call, report_dir) as (folder, words):
         return search(call.case, options, folder, words)[1]
 
 
@@ -92,7 +92,7 @@ def shrink(
     from bitproof.harness.settings import words
 
     call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)
-    with _written_down(call, report_dir) as (folder, _):
+    with _quiet_call(call, report_dir) as (folder, _):
         # Without the extra passes: shrinking may remove some, and names the remaining ones itself.
         kept = words(replace(call.options, extra_passes=()))
         return shrink_and_report(call.case, call.options, Budget(tries, timeout), folder, kept)
@@ -164,20 +164,22 @@ def sensitivity(
 
     check = SensitivityCheck(SensitivityOptions(Effort(sample=sample, seconds=limit or None)))
     call = asked("sensitivity", SensitivitySettings, case, None, None, settings)
+    # Before the options below are replaced: the check refuses what the caller asked for.
     check.refuse(call.options)
+    # The measurement replays calls on the CPU; second runs would only add time.
     call = replace(call, options=replace(call.options, device="cpu", control="never", active=(check,)))
     return measured(run_asked(call, report_dir, lambda event: None).result)
 
 
 @contextmanager
-def _written_down(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+def _quiet_call(call: Asked, report_dir: str | Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """Context for a call of a command: yields the report folder, and the options that repeat the call.
 
-    In the block, standard output and errors are suppressed. A case that is not in a file is written into the report
-    folder, so that a command can repeat the call.
+    In the block, standard output and errors are suppressed.
     """
     folder = Path(report_dir)
     files, words = call.replay(folder)
+    # A case that is in no file yet is written into the report folder, so that a command can repeat the call.
     for name, text in files.items():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)

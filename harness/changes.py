@@ -89,6 +89,7 @@ def change_case(case: Case, changes: Changes) -> Case:
     for name in ("observe", "preload"):
         if given := getattr(changes, name):
             values[name] = given
+    # Before `early_grad_accumulation`, which may apply to chunks that these options define.
     chunking = _changed_chunking(case, changes)
     if changes.early_grad_accumulation:
         if chunking is None:
@@ -116,6 +117,7 @@ def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
             found=f"--chunk-modules {modules}" if modules else f"--chunk-dim {dim}",
             fix=f"add {'--chunk-dim batch or seq' if modules else '--chunk-modules PATTERN'}",
         )
+    # Only a case that does not chunk arrives here, with both options given.
     return Chunking(dim=dim, modules=modules)
 
 

@@ -73,7 +73,7 @@ def _read_control(control: ControlRequest | None, no_control: bool) -> ControlRe
     return "never" if no_control else control or "always"
 
 
-def _tell_control(control: str) -> dict[str, object]:
+def _control_options(control: str) -> dict[str, object]:
     # Users cannot give `up_to_difference`; this option comes closest.
     given = {"when_different": control, "up_to_difference": "when_different"}
     return {"control": given.get(control), "no_control": control == "never"}
@@ -85,7 +85,8 @@ def _read_stress(stress: bool, stress_threads: int | None) -> Stress | None:
     return Stress(num_threads=stress_threads or 1) if stress else None
 
 
-def _tell_stress(stress: Stress | None) -> dict[str, object]:
+def _stress_options(stress: Stress | None) -> dict[str, object]:
+    # A single thread is the default, so `--stress` alone restores it.
     several = stress is not None and stress.num_threads > 1
     return {"stress": stress is not None, "stress_threads": stress.num_threads if stress and several else None}
 
@@ -186,7 +187,7 @@ class RunOptions:
             command_line_only='control="never" says it',
         ),
         read=_read_control,
-        tell=_tell_control,
+        tell=_control_options,
     )
     stress: Stress | None = settings(
         None,
@@ -206,7 +207,7 @@ class RunOptions:
             least=2,
         ),
         read=_read_stress,
-        tell=_tell_stress,
+        tell=_stress_options,
     )
     names: Mapping[str, str] = settings(
         {},
@@ -322,23 +323,23 @@ class RunOptions:
 
     def remarks(self) -> tuple[str, ...]:
         """Remarks for the report about how all cases were run, e.g. with an untested torch."""
-        told = [warning] if (warning := warning_of(torch_version())) else []
+        lines = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
-            told.append(
+            lines.append(
                 f"--no-control: no system ran twice{' but under stress' if self.stress else ''}, "
                 "so noise was not distinguished from defects"
             )
         if self.control in ("when_different", "up_to_difference"):
-            told.append(
+            lines.append(
                 f"--control {self.control.replace('_', '-')}: only systems that differ ran twice, "
                 "so that two agree was not seen a second time"
             )
         if self.stress:
-            told.append(f"--stress: each system ran once more with {self.stress}")
+            lines.append(f"--stress: each system ran once more with {self.stress}")
         if self.share_gpus:
             is_nccl = os.environ.get("BITPROOF_SHARED_NCCL") == "1"
             over = "NCCL, as if each were on a host of its own" if is_nccl else "gloo, and NCCL did not run"
-            told.append(f"--share-gpus: where GPUs were fewer than ranks, ranks shared them over {over}")
+            lines.append(f"--share-gpus: where GPUs were fewer than ranks, ranks shared them over {over}")
         if self.profile:
-            told.append("--profile: see profile/<case>.json; profiling makes the first runs' steps longer")
-        return tuple(told)
+            lines.append("--profile: see profile/<case>.json; profiling makes the first runs' steps longer")
+        return tuple(lines)

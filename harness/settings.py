@@ -56,6 +56,7 @@ class Option:
 
     def words(self, value: Any) -> list[str]:
         """The words of a command line that set this option to a value; relative paths are made absolute."""
+        # A switch that is on by default is repeated by its second form, such as --no-verify.
         on, _, off = self.names[0].partition("/")
         if value is True:
             return [on]
@@ -68,6 +69,7 @@ class Option:
             return self.names[0], str(value.absolute())
         if self.names_code:
             return self.names[0], absolute_source(value)
+        # Only a type's own words have `-` on the command line; other texts, such as names, are unchanged.
         return self.names[0], value.replace("_", "-") if words_in(self.kind) else f"{value}"
 
 
@@ -93,6 +95,7 @@ def settings(default: Any, *options: Option, read: Any = None, tell: Any = None)
 
     `read` and `tell` convert between the options' values and the field's value (see `FieldOptions`).
     """
+    # A dataclass refuses a mutable default, since all instances would share it.
     made = {"default_factory": dict} if default == {} else {"default": default}
     return field(**made, metadata={"setting": FieldOptions(options=options, read=read, tell=tell)})
 
@@ -156,6 +159,7 @@ def _problem(option: Option, value: Any) -> str:
         return f"{value!r}, neither True nor False"
     if get_origin(option.kind) is tuple and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
         return f"{value!r}, no list of texts"
+    # Written so that a NaN, which is neither more nor less, is refused.
     if option.least is not None and value is not None and not value >= option.least:
         return f"{value}, less than {option.least}"
     return option.problem(value) if option.problem and value is not None else ""
@@ -177,6 +181,7 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
     command that has its own.
     """
     found: list[str] = []
+    # RunOptions have `parts`: the options of active checks, whose fields are options of the same command.
     for part in [part for value in values for part in (value, *getattr(value, "parts", ()))]:
         now = told(part)
         for each in options_of(type(part)):

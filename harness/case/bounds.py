@@ -21,7 +21,9 @@ class Bounds:
     def check(self, field: str, value: Any) -> None:
         """Raise CaseError, naming the field, if the value is not within the bounds, or is `True` or `False`."""
         is_whole = isinstance(self.low, int)
+        # `bool` is a kind of `int` in Python, so `True` is refused by name below.
         kinds = int if is_whole else (int, float)
+        # A NaN is within no bounds: each comparison with it is false.
         if isinstance(value, kinds) and not isinstance(value, bool) and self._holds(value):
             return
         raise CaseError(

@@ -185,7 +185,7 @@ class Case:
 
     @property
     def gradient_seed(self) -> float:
-        """The gradient that backward starts from: the weight of a micro-batch's mean loss on one rank."""
+        """The gradient that backward starts from: the weight of a micro-batch's mean loss on a rank."""
         return 1 / (self.parallelism.data_ranks * self.micro_batches)
 
     @property
@@ -322,9 +322,9 @@ class Case:
     def stated(self) -> dict[str, Any]:
         """The case as plain JSON values; if both systems are a user's trainers, without fields that have defaults.
 
-        Such systems may ignore fields of the case, so defaults might be untrue for them. `from_dict` makes the same
-        case from the result.
+        `from_dict` makes the same case from the result.
         """
+        # A user's systems may ignore fields of the case, so defaults might be untrue for them.
         values = self.to_dict()
         if not self.is_foreign:
             return values
@@ -339,6 +339,7 @@ class Case:
                 kept |= {name: changed} if changed else {}
             elif value != plain[name]:
                 kept[name] = value
+        # In the order of the fields, in which `kept` was not filled.
         return {name: kept[name] for name in values if name in kept}
 
     @staticmethod
@@ -373,6 +374,7 @@ class Script(NamedTuple):
 def script_of(system: str) -> Script | None:
     """The script that a system's name describes; None if the system is no script, such as `train.py:make`."""
     try:
+        # shlex raises ValueError for an unclosed quote: a script's name has none.
         first, *args = shlex.split(system)
     except ValueError:
         return None
@@ -399,4 +401,5 @@ def are_foreign(reference: object, candidate: object) -> bool:
         for each in (reference, candidate)
         if isinstance(each, str) and (is_factory(each) or script_of(each) is not None)
     ]
+    # `compiled` is no user's system itself, so it is missing in `names`.
     return len(names) == 2 or (names == [reference] and candidate == COMPILED)

@@ -31,7 +31,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
     case: `like` is the name of a case in `known`, or another file. Example: `{"like": "moe_seq", "steps": 2}`. File
     names in the file are relative to its folder, or else to the working directory.
     """
-    values = _values(path, known, ())
+    values = _fields_of_file(path, known, ())
     try:
         return Case.from_dict(_with_defaults(values, path) if isinstance(values, dict) else values)
     except CaseError as error:
@@ -39,7 +39,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
         raise
 
 
-def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
+def _fields_of_file(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
     """The fields in a file, completed by those of the case that its field `like` names.
 
     `through` are the files that led to this one, in order, since a file may name another file.
@@ -53,13 +53,15 @@ def _values(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path
         ) from error
     if not isinstance(values, dict):
         return values
-    values = _beside(path, values)
+    # Before the other case is read: paths in each file are relative to that file.
+    values = _with_paths_from_here(path, values)
     if (like := values.pop("like", None)) is None:
         return values
-    return _joined(_like(like, path, known, (*through, _real(path))), {"name": path.stem} | values)
+    # The case is named after its file, not after the case that it is like, unless it states a name.
+    return _merged(_fields_of_like(like, path, known, (*through, _real(path))), {"name": path.stem} | values)
 
 
-def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
+def _fields_of_like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
     """The fields of the case that a file names in its field `like`. Raises CaseError if files name each other."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
@@ -74,7 +76,7 @@ def _like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: t
                 where=str(path),
                 fix="state more in the first one",
             )
-        return _values(other, known, through)
+        return _fields_of_file(other, known, through)
     cases = {case.name: case for case in known()}
     if like not in cases:
         close = difflib.get_close_matches(str(like), cases, n=3)
@@ -95,13 +97,14 @@ def _real(path: Path) -> Path:
         return path
 
 
-def _joined(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
+def _merged(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
     base = base if isinstance(base, dict) else {}
-    joined = {name: _joined(base.get(name), each) if isinstance(each, dict) else each for name, each in changes.items()}
+    # Parts of a case, such as `batch`, are merged field by field; all other values replace those of `base`.
+    joined = {name: _merged(base.get(name), each) if isinstance(each, dict) else each for name, each in changes.items()}
     return base | joined
 
 
-def _beside(path: Path, values: dict[str, Any]) -> dict[str, Any]:
+def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     """The fields of a file, with paths relative to its folder replaced by paths from the working directory."""
     found = dict(values)
     for side in ("reference", "candidate"):

@@ -162,7 +162,9 @@ class Parallelism:
                 expected="world_size a multiple of pp",
                 found=f"world_size={self.world_size}, pp={self.pp}",
             )
+        # Without a pipeline the error speaks of the world size, which a user has set.
         what = "the world size" if self.pp == 1 else "a stage's ranks"
+        # Each on its own: experts are not split over tp, so ep and tp need not fit each other.
         for kind, name in (("expert", "ep"), ("tensor", "tp")):
             if self.stage_ranks % getattr(self, name):
                 raise CaseError(
@@ -185,7 +187,7 @@ class Parallelism:
 
     @property
     def data_ranks(self) -> int:
-        """The number of ranks of a stage that read different data: a tensor group counts as one rank."""
+        """The number of ranks of a stage that read different data: a tensor group counts as a single rank."""
         return self.stage_ranks // self.tp
 
     @property

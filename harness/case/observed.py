@@ -89,5 +89,6 @@ def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[st
                 found="no match",
                 fix="correct --observe, or `observe` in the case",
             )
+    # A module that several patterns match is listed once, in the model's order.
     chosen = {name for found in fitting.values() for name in found}
     return [name for name in names if name in chosen]

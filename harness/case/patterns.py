@@ -1,4 +1,4 @@
-"""Match module names with patterns: `*` stands for one component, and `**`, allowed only in `observe`, for several."""
+"""Match module names with patterns: `*` stands for a component, and `**`, allowed only in `observe`, for several."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def pattern_of(module: str) -> str:
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches one of `patterns` and is or contains `module`; None if there is none.
+    """The module that matches any of `patterns` and is or contains `module`; None if there is none.
 
-    `patterns` are joined by commas, and `*` stands for one component. For example, the pattern layers.*.moe and the
+    `patterns` are joined by commas, and `*` stands for a component. For example, the pattern layers.*.moe and the
     module layers.1.moe.router have the result layers.1.moe.
     """
     for pattern in patterns.split(","):
@@ -61,10 +61,8 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two patterns, as lists of components, may match the same name.
-
-    If one has more components than the other, the additional ones are ignored.
-    """
+    """Whether two patterns, as lists of components, may match the same name."""
+    # A longer pattern is compared by its first components only: its module may be inside the other's.
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 
 
@@ -76,4 +74,5 @@ def is_pattern(text: str) -> bool:
 def fits(pattern: str, module: str) -> bool:
     """Whether a pattern with `*` and `**` matches a module: layers.** matches layers.1.moe, but not layers."""
     parts = {"*": "[^.]+", "**": ".+"}
+    # All other components are words of letters, digits and _, so they need no escape.
     return re.fullmatch(r"\.".join(parts.get(part, part) for part in pattern.split(".")), module) is not None

@@ -70,6 +70,7 @@ def check_schedule(case: Case) -> None:
             )
         return
     rows, count = case.batch.sequences, schedule.micro_batches
+    # Each micro-batch is chunked separately, along its own rows.
     of_chunks = 2 if case.chunking is not None and case.chunking.dim == "batch" else 1
     if rows % (count * of_chunks):
         raise CaseError(
@@ -107,6 +108,7 @@ def check_schedule(case: Case) -> None:
 
 def _check_systems(case: Case) -> None:
     systems = {case.reference, case.candidate}
+    # `graph` is the prepared system that supports micro-batches.
     others = sorted(name for name in systems & {*PREPARED, COMPILED} if name != GRAPH)
     refused = {
         f"the system {others[0] if others else ''}": bool(others),

@@ -82,9 +82,11 @@ class _Parser:
         self.expression = expression
         self.at = self.depth = 0
         self.tokens = [_token(match) for match in _TOKENS.finditer(expression) if match.lastgroup != "space"]
+        # A last token of its own, so that `_next` exists at every position.
         self.tokens.append(_Token("end of input", "", len(expression) + 1))
 
     def parse(self) -> Node:
+        # `or` binds least, so an expression begins with it.
         node = self._or()
         if self._next.kind != "end of input":
             raise self._refuse(self._next, "and, or, or the end of the expression")
@@ -135,6 +137,7 @@ class _Parser:
 
     def _refuse(self, token: _Token, expected: str) -> UsageError:
         found = cut(repr(token.text), _SHOWN) if token.text else token.kind
+        # A long expression is cut around the mistake, and the pointer moves with it.
         first = max(0, token.column - 1 - _SHOWN)
         pointer = f"  {self.expression[first : first + 2 * _SHOWN]}\n  {' ' * (token.column - 1 - first)}^"
         return UsageError(
@@ -144,5 +147,6 @@ class _Parser:
 
 def _token(match: re.Match[str]) -> _Token:
     text = match.group()
+    # Parentheses and keywords are their own kind; every other token has the name of its group.
     is_fixed = match.lastgroup == "paren" or text in ("and", "or", "not")
     return _Token(text if is_fixed else str(match.lastgroup), text, match.start() + 1)

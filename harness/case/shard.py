@@ -1,4 +1,4 @@
-"""Define a shard: the part of a selection of cases that one of several machines runs."""
+"""Define a shard: the part of a selection of cases that a machine runs, while others run the rest."""
 
 from __future__ import annotations
 

@@ -152,6 +152,7 @@ def _check_compiled(case: Case) -> None:
             fix="give --reference FILE.py:FACTORY",
         )
     pipeline = case.pipeline
+    # torch.compile makes the graphs, so no pass of bitproof's pipeline applies to them.
     found = [f"pipeline.{name}" for name in OPTIONAL_PASSES if getattr(pipeline, name)]
     if pipeline.backend in ("regional_inductor", "cuda_graph"):
         found.append(f"pipeline.backend={pipeline.backend!r}")

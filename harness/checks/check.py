@@ -73,6 +73,7 @@ class Check:
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
         """Prepare the check, once, before any case runs; yields lines to print. `folder` is the run folder."""
+        # An empty iterator, so that a subclass may override this by a generator.
         return iter(())
 
     def judges(self, verdict: Verdict) -> bool:

@@ -55,6 +55,7 @@ def explainer_of(certificate: Path) -> Explainer:
         raise RecordingError(
             "the certificate cannot be read", found=error.strerror or str(error), where=str(certificate)
         ) from error
+    # TypeError: JSON that is no object, or a format that is no text. RecursionError: JSON nested too deeply.
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise RecordingError(
             "the certificate has no known format", expected=" or ".join(FORMATS), where=str(certificate)

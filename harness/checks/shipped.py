@@ -34,7 +34,7 @@ EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `
 @functools.cache
 def shipped(name: str) -> type[Check]:
     """The check class with this name, among those that come with bitproof."""
-    return _taken(SHIPPED[name])
+    return _imported(SHIPPED[name])
 
 
 def shipped_checks() -> tuple[type[Check], ...]:
@@ -49,7 +49,8 @@ def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ..
     same name.
     """
     found: dict[str, type[Check]] = {}
-    for source, check in _sources(asked):
+    for source, check in _named_checks(asked):
+        # A class given twice is the same object, since `load` caches.
         if (other := found.setdefault(check.name, check)) is not check:
             raise UsageError(
                 f"two checks are named {check.name!r}",
@@ -59,8 +60,9 @@ def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ..
     return tuple(found.values())
 
 
-def _sources(asked: Sequence[str | type[Check]]) -> Iterator[tuple[str, type[Check]]]:
+def _named_checks(asked: Sequence[str | type[Check]]) -> Iterator[tuple[str, type[Check]]]:
     for name, source in SHIPPED.items():
+        # Packages' checks come after bitproof's own, so an error about two equal names blames the package.
         yield source, shipped(name)
     for point in entry_points(group=GROUP):
         yield f"entry point {point.name}", checked(point.load(), f"entry point {point.name} of {GROUP}")
@@ -72,10 +74,11 @@ def _sources(asked: Sequence[str | type[Check]]) -> Iterator[tuple[str, type[Che
 def load(source: str) -> type[Check]:
     """Load the check `FILE.py:CLASS` or `MODULE:CLASS`. Raises UsageError if there is none."""
     try:
-        return checked(_taken(source), source)
+        return checked(_imported(source), source)
     except UsageError:
         raise
     except Exception as error:
+        # The last frame is the line in the user's file, or in code that it calls.
         last = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
             f"check {source} cannot be loaded",
@@ -85,7 +88,7 @@ def load(source: str) -> type[Check]:
         ) from error
 
 
-def _taken(source: str) -> Any:
+def _imported(source: str) -> Any:
     file, colon, name = source.rpartition(":")
     if not colon:
         raise UsageError(f"check {source!r} names no class", expected=EXPECTED)
@@ -96,6 +99,7 @@ def _taken(source: str) -> Any:
     else:
         module = importlib.import_module(file)
     if not hasattr(module, name):
+        # The classes of the file itself, for a mistyped name; it usually imports `Check`, too.
         classes = [each for each, value in vars(module).items() if isinstance(value, type) and issubclass(value, Check)]
         own = ", ".join(each for each in classes if each != "Check") or "no check"
         raise UsageError(f"{file} has no class {name}", expected=EXPECTED, found=own)
@@ -117,6 +121,7 @@ def checked(found: Any, source: str) -> type[Check]:
         problem = f"field {own[0]} of {found.__name__}.Options is no bitproof.setting(...)"
     if problem:
         raise UsageError(f"{source} is not a check", expected=EXPECTED, found=problem)
+    # Only now: the options can be read when they are known to be a dataclass of settings.
     refuse_taken_options([found])
     return found
 

@@ -61,8 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except interrupts.Interrupt:
             print(interrupts.MESSAGE, file=sys.stderr)
             status = UNJUDGED
+        # Inside the block, so that an error of the last write is seen before the status is chosen.
         printed.flush()
-        return status if printed.lost is None else worst([status, _tell_lost(printed, words)])
+        return status if printed.lost is None else worst([status, _report_lost_output(printed, words)])
 
 
 def _run(words: list[str]) -> int:
@@ -84,12 +85,13 @@ def _run(words: list[str]) -> int:
             print(error, file=sys.stderr)
         return error_status(error)
     except Exception:
+        # A bug of bitproof: whatever was to be judged is not judged.
         traceback.print_exc()
         return UNJUDGED
     return SUCCESS
 
 
-def _tell_lost(printed: SafeStream, words: list[str]) -> int:
+def _report_lost_output(printed: SafeStream, words: list[str]) -> int:
     """Print that standard output cannot be written. Returns 3 for a command that only prints, otherwise 0."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)

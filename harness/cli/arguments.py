@@ -82,6 +82,7 @@ def chosen_cases(
     elif expression is not None or usual is None:
         selected = selected_cases(expression)
     else:
+        # In the order of `usual`, not of the cases.
         by_name = {case.name: case for case in selected_cases(None)}
         selected = [by_name[name] for name in usual]
     return [change_case(case, changes) for case in selected]

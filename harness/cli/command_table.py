@@ -32,13 +32,11 @@ COMMANDS = {
 
 
 def load_commands(words: Sequence[str]) -> None:
-    """Declare the command that is called by these words; if they call none, all commands.
-
-    All are needed for `--help`, and for a suggestion after a misspelled name: `prov` is answered with "Did you mean
-    'prove'?".
-    """
+    """Declare the command that is called by these words; if they call none, all commands."""
+    # All are needed for `--help`, and for a suggestion: `prov` is answered with "Did you mean 'prove'?".
     called = words[0] if words else ""
     for name in [called] if called in COMMANDS else COMMANDS:
         importlib.import_module(COMMANDS[name])
+    # Typer lists commands in the order of their declaration, which depends on the imports.
     order = list(COMMANDS)
     app.registered_commands.sort(key=lambda command: order.index(command.name or ""))

@@ -142,12 +142,14 @@ def takes(
 
 def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
     """The checks that the user's option values switch on. Removes the options of all checks from `given`."""
+    # The body has no parameters for these options, so none of them may stay in `given`.
     own = [each for check in checks for each in options_of(check.Options)]
     asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}
     return active(checks, {name: value for name, value in asked.items() if value is not None})
 
 
 def _parameter(option: Option, default: Any, says: Mapping[str, str]) -> inspect.Parameter:
+    # The type that Typer parses may be narrower than the type of a Python call.
     kind = _typed(option.kind if option.typed is None else option.typed)
     shown = typer.Option(
         *option.names,
@@ -173,8 +175,10 @@ def _typed(kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return Literal[tuple(word.replace("_", "-") for word in parts)]
     if get_origin(kind) is tuple:
+        # Typer reads a repeatable option from a list type.
         return list[str] | None
     if type(None) in get_args(kind):
+        # Typer takes no unions: of `str | Path | None` it gets `Path | None`.
         return (Path if Path in parts else _typed(parts[0])) | None
     return kind
 

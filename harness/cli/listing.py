@@ -54,10 +54,12 @@ def _by_family(rows: list[dict[str, str | int]]) -> Iterator[str]:
     width = max(len(str(row["name"])) for row in rows)
     family = None
     for row in rows:
+        # Cases of a family are neighbours in the list.
         if row["family"] != family:
             family = row["family"]
             yield f"{family}, ranks x steps:"
         size = f"{row['world_size']}x{row['steps']}"
+        # Only the names of factories: their paths would fill the line.
         systems = " ".join(str(row[side]).rpartition(":")[2] for side in ("reference", "candidate"))
         line = f"  {row['name']:<{width}}  {row['expected']:<9}  {size:<5}  {systems}"
         yield line if len(line) <= WIDTH else line[: WIDTH - 3] + "..."

@@ -80,6 +80,7 @@ def run_command(
     """Run cases on every rank, compare, and write a report."""
     given = [*(script or [])]
     if given and all(word.endswith(".json") for word in given) and not case_files:
+        # `bitproof run case.json` is `--case case.json`: files may then be combined with -k.
         given, case_files = [], [Path(word) for word in given]
     # The first word decides: cases by name, or a script with its arguments. Without words, --candidate may be a script.
     is_named = bool(given) and not given[0].endswith(".py")
@@ -92,12 +93,14 @@ def run_command(
             expected="bitproof run train.py --candidate-args=...",
         )
     if is_of_script:
-        changes = _of_script(given, changes, reference_args, candidate_args)
+        changes = _with_script_systems(given, changes, reference_args, candidate_args)
         cases = [change_case(script_case(str(changes.reference), str(changes.candidate)), changes)]
     elif is_named:
+        # A name that is given twice runs once.
         cases = [find_case(name, changes) for name in dict.fromkeys(given)]
     else:
         cases = chosen_cases(expression, case_files, changes)
+    # The shard is cut from the whole selection: each machine must cut it in the same way, whatever it can judge.
     part = None if shard is None else parse_shard(shard, cases)
     cases = cases if part is None else cases_of(part)
     # A user who names a case wants its verdict here, even UNVERIFIED; a wide selection skips it.
@@ -108,7 +111,7 @@ def run_command(
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, left_out=left_out))
 
 
-def _of_script(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
+def _with_script_systems(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
     """Return the changes with the two systems, reference and candidate, of a command line that names a script.
 
     `words` are the script and its arguments. Raises UsageError if the words do not begin with a script.
@@ -130,16 +133,14 @@ def declare(checks: Sequence[type[Check]]) -> None:
 
 
 def declare_asked(words: Sequence[str]) -> None:
-    """Declare `run` again, with the options of checks from installed packages, or named by `--check` in these words.
-
-    The words are searched for `--check` before they are parsed, since parsing needs the checks' options. pytest does
-    the same for `-p`.
-    """
+    """Declare `run` again, with the options of checks from installed packages, or named by `--check` in these words."""
+    # Before the words are parsed, since parsing needs the checks' options. pytest does the same for `-p`.
     asked = [after for word, after in pairwise(words) if word == "--check"]
     asked += [word.partition("=")[2] for word in words if word.startswith("--check=")]
     declare(all_checks(asked))
 
 
+# On import, so that help and completion show `run`; `declare_asked` replaces it when words are known.
 declare(shipped_checks())
 
 

@@ -24,9 +24,11 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
     It is based on earlier runs with exactly the same options; for each case the newest of them counts.
     """
+    # The seconds of a case by its name.
     known: dict[str, float] = {}
+    # Names begin with the time, so the newest come first; `latest` is a link to one of them.
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
-    if len(cases) * max(map(_lasted, run_dirs), default=0.0) < WORTH_TELLING:
+    if len(cases) * max(map(_seconds_of_run, run_dirs), default=0.0) < WORTH_TELLING:
         return None  # too short for an estimate: do not read the reports
     # A report that cannot be read is only an estimate less.
     for run_dir in run_dirs:
@@ -47,7 +49,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     return f"expect more than {minutes}: so long {len(known)} of the {len(cases)} cases took here before"
 
 
-def _lasted(run_dir: Path) -> float:
+def _seconds_of_run(run_dir: Path) -> float:
     """The seconds from a run's start to its report: infinite if its folder's name has no time, 0 without a report."""
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
@@ -56,4 +58,5 @@ def _lasted(run_dir: Path) -> float:
         return math.inf
     except OSError:  # no report, nothing to read
         return 0.0
+    # A negative time means that the clock was changed or the folder copied: then the report must be read.
     return lasted if lasted >= 0 else math.inf

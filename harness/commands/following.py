@@ -16,17 +16,18 @@ from bitproof.harness.runtime import interrupts
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
     """Follow rank 0's requests until rank 0 is done.
 
-    Returns 0, or the exit status for the error that ended rank 0. Only rank 0 knows the command's real exit status: it
-    may find a difference after its last request.
+    Returns 0, or the exit status for the error that ended rank 0.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         try:
             with interrupts.let_in():
+                # The results are rank 0's to report.
                 for _ in follow([case], run_dir, options):
                     pass
         except BitproofError as error:
             return error_status(error)
         finally:
             discard_if_bare(run_dir)
+    # Only rank 0 knows the command's real status: it may find a difference after its last request.
     return SUCCESS

@@ -35,7 +35,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
             fix="give --candidate graph",
         )
     made = make(case, out.resolve(), options)
-    for line in _lines(case, out, made):
+    for line in _summary(case, out, made):
         tell(line)
     return 0
 
@@ -46,6 +46,7 @@ def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
         tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs,
         open_session(Path(logs), options) as client,
     ):
+        # Without a stated device, the CPU: a trace needs no GPU, and this machine may have none.
         device = client.place(case).device if options.device != "auto" else "cpu"
         request = PrecompileRequest(
             case=case,
@@ -58,7 +59,7 @@ def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
         return client.ask(request, options.timeout + HOST_MARGIN)
 
 
-def _lines(case: Case, out: Path, made: PrecompileAnswer) -> list[str]:
+def _summary(case: Case, out: Path, made: PrecompileAnswer) -> list[str]:
     artifact, (first, last) = made.artifact, made.trace_seconds
     compared = f"and {last:.1f} s as rank {artifact.ranks - 1}, to the same code" if artifact.ranks > 1 else ""
     trust = " --trust-compiled" if artifact.compiled else ""

@@ -91,13 +91,13 @@ def record(case: Case, system: str, options: RunOptions, target: Target, report_
 def _record(case: Case, system: str, options: RunOptions, target: Target, run_dir: Path) -> None:
     print(f"bitproof: record {system} on {case.name}, logs in {run_dir}", flush=True)
     # Made next to its destination, so that the last step is a rename.
-    with _beside(target.out or target.baseline_dir / case.name) as new:  # type: ignore[operator]
+    with _hidden_folder_beside(target.out or target.baseline_dir / case.name) as new:  # type: ignore[operator]
         with make_progress(1) as progress:
-            _make(case, system, options, new, run_dir, progress.on_event)
+            _record_into(case, system, options, new, run_dir, progress.on_event)
         # The recording is complete, so an interrupt must not keep it from its destination.
         interrupts.too_late()
         if target.out is not None:
-            _put_where_nothing_is(new, target.out)
+            _put_in_place(new, target.out)
             print(f"recording: {target.out}")
         else:
             assert target.baseline_dir is not None
@@ -112,12 +112,12 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
     Raises UsageError if `out` exists, or if a pattern for values matches no tensor, and RankError if the system fails.
     """
     Target(out=out)  # raises UsageError if `out` exists
-    with _beside(out) as new:
-        _make(case, system, options, new, run_dir, lambda event: None)
-        _put_where_nothing_is(new, out)
+    with _hidden_folder_beside(out) as new:
+        _record_into(case, system, options, new, run_dir, lambda event: None)
+        _put_in_place(new, out)
 
 
-def _put_where_nothing_is(new: Path, out: Path) -> None:
+def _put_in_place(new: Path, out: Path) -> None:
     """Rename the folder of a new recording to `out`. Raises UsageError if `out` was created in the meantime."""
     try:
         put_in_place(new, out, replaces=False)
@@ -131,13 +131,13 @@ def _would_overwrite(out: Path) -> UsageError:
     )
 
 
-def _make(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path, on_event: OnEvent) -> None:
+def _record_into(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path, on_event: OnEvent) -> None:
     record_system(case, system, options, new, run_dir, on_event)
-    _refuse_idle_patterns(new, options.values)
+    _refuse_patterns_without_match(new, options.values)
 
 
 @contextmanager
-def _beside(folder: Path) -> Iterator[Path]:
+def _hidden_folder_beside(folder: Path) -> Iterator[Path]:
     """Context with the path of a hidden folder next to `folder`, for preparing the content of `folder`.
 
     The hidden folder is removed at the end of the block, unless it was renamed.
@@ -149,7 +149,7 @@ def _beside(folder: Path) -> Iterator[Path]:
         shutil.rmtree(new, ignore_errors=True)
 
 
-def _refuse_idle_patterns(folder: Path, patterns: Sequence[str]) -> None:
+def _refuse_patterns_without_match(folder: Path, patterns: Sequence[str]) -> None:
     # Otherwise a misspelled pattern would be noticed only when the values are needed.
     keys = read_recording(folder).records
     for pattern in patterns:
@@ -167,6 +167,7 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, cert
     If a certificate is given, also print whether it explains the difference. Raises UsageError if a path is not a
     folder, and RecordingError for a damaged recording or certificate.
     """
+    # First, since a damaged certificate must not cost the time of reading two recordings.
     explain = None if certificate is None else explainer_of(certificate)
     recordings = _read(first), _read(second)
     comparison = _compare(recordings, first)
@@ -196,6 +197,7 @@ def compare_recordings(first: Path, second: Path) -> Comparison:
 
 def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Comparison:
     case = _case_of(recordings[0], folder)
+    # Input data first: other data explain every difference, and equal digests would be chance.
     return _refuse_other_data(recordings) or demand_substance(compare(*recordings, case))
 
 
@@ -204,10 +206,12 @@ def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | 
 
     Such recordings would differ even if the systems were equal.
     """
+    # Two lists, one for each recording, with the digest of the data of each rank; None in recordings without it.
     read = [[rank.get("data_sha256") for rank in recording.manifest.ranks or ()] for recording in recordings]
     ranks = [rank for rank, (left, right) in enumerate(zip(*read, strict=False)) if left and right and left != right]
     if not ranks:
         return None
+    # The digests of the first rank with other data, for the message.
     left, right = (data[ranks[0]] for data in read)
     return Comparison(
         verdict=Verdict.UNVERIFIED,

@@ -89,8 +89,8 @@ def run_and_report(
                 print(warning, flush=True)
             if expected := tell_expected_time(cases, replay, report_dir):
                 print(expected, flush=True)
-            _tell_unmet(cases, options)
-            _tell_plan(cases, options)
+            _print_unmet_requirements(cases, options)
+            _print_concurrency(cases, options)
         progress = _run(cases, options, run_dir, reports)
         # Nothing ran, so no folder should remain.
         if isinstance(progress.failure, UsageError) and not progress.results:
@@ -101,7 +101,7 @@ def run_and_report(
         return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, tell)
 
 
-def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
+def _print_unmet_requirements(cases: Sequence[Case], options: RunOptions) -> None:
     """Print which cases this machine cannot judge, and why. They were selected by name, so they run anyway."""
     for case in cases:
         with suppress(UsageError):  # a wrong call is refused later, with its report
@@ -109,10 +109,11 @@ def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
                 print(f"{case.name} was asked for and cannot be judged here: {why}; it runs all the same", flush=True)
 
 
-def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
+def _print_concurrency(cases: Sequence[Case], options: RunOptions) -> None:
     from bitproof.harness.execute.concurrency import plan_concurrency
 
     with suppress(UsageError):
+        # A wrong option is refused when the cases run, and then reported.
         plan = plan_concurrency(cases, options)
         if plan.num_cases > 1:
             print(plan, flush=True)
@@ -148,6 +149,7 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
         state.reason, state.status, state.failure = str(error), error_status(error), error
     except Exception as error:  # our own bug: keep the results so far, then show the traceback
         state.reason, state.status, state.failure = traceback.format_exc(), 3, error
+    # If rank 0 is lost, the first rank of each other machine reports in its place.
     state.reports = reports or (state.failure is not None and launched.reports_for_rank_0())
     if state.reports and not state.environment:
         state.environment = launch.environment(options.device)
@@ -165,13 +167,12 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report if this rank reports, and return the exit status.
-
-    If rank 0 is lost, one rank on each other machine reports the results that it has.
-    """
+    """Print and write the report if this rank reports, and return the exit status."""
+    # A run may place its cases on several devices, so this comes from the results; a run without results has only the
+    # request.
     where = {
-        "device": _join(result.device for result in state.results) or options.device,
-        "backend": _join(result.backend for result in state.results) or "unknown",
+        "device": _distinct(result.device for result in state.results) or options.device,
+        "backend": _distinct(result.backend for result in state.results) or "unknown",
     }
     # Cases without a result become UNVERIFIED, so that an interrupted run never looks complete.
     results = complete(cases, state.results, state.reason)
@@ -191,6 +192,7 @@ def _finish(
         remarks=(*options.remarks(), *_unused_baselines(cases, options)),
         shard=shard,
     )
+    # The verdicts are printed before the report is written: a full disk must not hide them.
     terminal.print_report(report)
     more = tell(report)
     if state.reason == INTERRUPTED:
@@ -239,6 +241,6 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
             close()
 
 
-def _join(values: Iterable[str]) -> str:
+def _distinct(values: Iterable[str]) -> str:
     """The distinct values in order, joined to a text: `cpu`, or `cpu, cuda` if a run used both."""
     return ", ".join(dict.fromkeys(values))

@@ -39,19 +39,19 @@ def script_sides(
     Both scripts get `args`, followed by their own arguments. Without a `reference`, both are the candidate's file. The
     reference `git:REF` is the candidate's file in the revision REF. Raises UsageError if the candidate is no script.
     """
-    new = _given(candidate)
+    new = _script_named(candidate)
     if new is None:
         raise UsageError("the candidate is no script", expected="a file such as train.py", found=repr(candidate))
     old: Script | None = new
     if reference is not None and (match := re.fullmatch(r"git:([^:]+)", reference)):
         old = new._replace(revision=match[1])
     elif reference is not None:
-        old = _given(reference)
+        old = _script_named(reference)
         # A reference that is no script is another system, and takes no arguments.
         if old is None:
-            return reference, _side(new, args, candidate_args)
+            return reference, _system_of(new, args, candidate_args)
     assert old is not None
-    return _side(old, args, reference_args), _side(new, args, candidate_args)
+    return _system_of(old, args, reference_args), _system_of(new, args, candidate_args)
 
 
 def script_case(reference: str, candidate: str) -> Case:
@@ -70,10 +70,11 @@ def script_case(reference: str, candidate: str) -> Case:
     )
 
 
-def _given(name: str) -> Script | None:
+def _script_named(name: str) -> Script | None:
     """The script for a name in a command line: a file, whose path may have spaces, or a script and arguments."""
+    # The file first: `script_of` would split a path with spaces into words.
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 
 
-def _side(script: Script, args: Sequence[str], own: str) -> str:
+def _system_of(script: Script, args: Sequence[str], own: str) -> str:
     return str(resolve(script._replace(args=(*script.args, *args, *shlex.split(own)))))

@@ -24,10 +24,10 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
 def cases_of(shard: Shard) -> list[Case]:
     """The cases of a shard, in the selection's order; none if there are more shards than cases.
 
-    Cases are assigned to shards in the order of decreasing cost, each to the shard with the lowest total cost so far,
-    or the first of several. Cost is estimated only from numbers of ranks and steps, so every machine computes the same
-    shards.
+    Every machine computes the same shards.
     """
+    # The most expensive cases first, each to the shard with the lowest total so far. Cost depends on the case alone,
+    # and not on times measured by a machine.
     loads = [0] * shard.count
     mine = set()
     for case in sorted(shard.selection, key=_cost, reverse=True):

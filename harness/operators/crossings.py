@@ -1,8 +1,8 @@
 """Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
 
 A launch is a call that starts a collective or a message without waiting for its end. On NCCL, the launches of a
-communicator run one after the other on each rank. A group has one communicator for collectives, one for batches of
-messages and, if it was initialized eagerly, one for single messages. So each launch begins when the launch before it
+communicator run in sequence on each rank. A group has a communicator for collectives, another for batches of messages
+and, if it was initialized eagerly, a third for single messages. So each launch begins when the launch before it
 has ended, and it ends when all participating ranks have begun it. Messages that a single call sends run together. A
 wait blocks its rank until the launch has ended. On NCCL the wait blocks only a stream, not the host, but all later work
 of the stream comes after it, including launches.
@@ -78,6 +78,7 @@ class _Rank:
         own, calls = self.launched.setdefault(turn.group, []), self.calls.setdefault(turn.queue, [])
         self.nth[index] = len(own)
         own.append(index)
+        # Messages of one batch are one call of the queue: they begin and end together.
         calls[-1].append(index) if turn.is_joined else calls.append([index])
         self.call[index] = len(calls) - 1
 
@@ -99,17 +100,20 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
     """
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
     # A list and no generator: every rank advances in each round.
-    while any([_goes_on(rank, ranks) for rank in ranks]):
+    while any([_advance(rank, ranks) for rank in ranks]):
         pass
-    held_up = [found for rank in ranks for found in _held_up(rank, ranks)]
+    # Nothing moves any more. What is left is a deadlock: a rank that waits for a launch which another rank never
+    # makes, or a launch behind an unfinished one in its queue.
+    held_up = [found for rank in ranks for found in _behind_a_stuck_launch(rank, ranks)]
     left = {rank: own.turns[own.place] for rank, own in ranks.items() if own.place < len(own.turns)}
-    stuck = [_stuck(rank, turn, ranks) for rank, turn in left.items() if not _is_launched(rank, turn, ranks)]
-    return [*stuck, *held_up, *_unlike(ranks)]
+    stuck = [_stuck_rank(rank, turn, ranks) for rank, turn in left.items() if not _is_launched(rank, turn, ranks)]
+    return [*stuck, *held_up, *_mismatches(ranks)]
 
 
-def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
+def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
     """Simulate a rank, and end those of its launches that can end. Returns whether anything changed."""
     own, has_moved = ranks[rank], False
+    # First everything that the host does without waiting, then the ends of launches, which may free the next wait.
     while own.place < len(own.turns):
         waits_for = own.turns[own.place].waits_for
         if waits_for is None:
@@ -119,39 +123,42 @@ def _goes_on(rank: int, ranks: Mapping[int, _Rank]) -> bool:
         own.place += 1
         has_moved = True
     for queue, calls in own.calls.items():
-        while (n := own.ended.get(queue, 0)) < len(calls) and all(_is_met(rank, index, ranks) for index in calls[n]):
+        # Only the first unfinished call of a queue may end: a communicator runs its calls in sequence.
+        while (n := own.ended.get(queue, 0)) < len(calls) and all(_can_end(rank, index, ranks) for index in calls[n]):
             own.ended[queue] = n + 1
             has_moved = True
     return has_moved
 
 
-def _met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made one yet.
+def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
+    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made it yet.
 
     The n-th launches of a group on all its ranks match.
     """
     own = ranks[rank]
     turn, nth = own.turns[index], own.nth[index]
+    # Ranks whose graphs were not given are taken to take part.
     theirs = {member: ranks[member].launched.get(turn.group, []) for member in turn.ranks if member in ranks}
     return {member: found[nth] if len(found) > nth else None for member, found in theirs.items()}
 
 
-def _is_met(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
-    met = _met(rank, index, ranks)
+def _can_end(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
+    met = _matching_launches(rank, index, ranks)
     return all(their is not None and ranks[member].has_begun(their) for member, their in met.items())
 
 
 def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
     """Whether `turn` is a wait for a launch that all ranks of the group have made."""
-    return turn.waits_for is not None and None not in _met(rank, turn.waits_for, ranks).values()
+    return turn.waits_for is not None and None not in _matching_launches(rank, turn.waits_for, ranks).values()
 
 
-def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
+def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Deadlocks in queues: a rank has begun a launch, whose match on another rank is behind one that never ends."""
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
-            for member, their in _met(rank, index, ranks).items():
+            for member, their in _matching_launches(rank, index, ranks).items():
+                # A launch that is missing entirely is reported by `_stuck_rank` or `_mismatches`.
                 if their is None or ranks[member].has_begun(their):
                     continue
                 turn, other = own.turns[index], ranks[member].turns[their]
@@ -162,18 +169,18 @@ def _held_up(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     return found
 
 
-def _stuck(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
+def _stuck_rank(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
     counts = {member: len(ranks[member].launched.get(turn.group, ())) for member in turn.ranks if member in ranks}
+    # The rank that launched least in the group is the one to wait for.
     behind = min(counts, key=lambda member: counts[member])
     why = f"rank {rank} waits in {turn.name} for rank {behind}, which has launched {counts[behind]} in group"
     return Deadlock(turn.name, f"{why} {turn.group} and not the one that it waits for")
 
 
-def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
+def _mismatches(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Launches that match by number but are not the same call, or that some ranks of the group do not make.
 
-    Launches match if each is the n-th of the group on its rank. If two ranks launch the same calls in different orders,
-    different calls match: this is an error even if their operators and shapes are equal.
+    Launches match if each is the n-th of the group on its rank.
     """
     found = []
     launched = {
@@ -183,27 +190,30 @@ def _unlike(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     for rank, by_group in launched.items():
         for group, turns in by_group.items():
             for other in turns[0].ranks:
+                # Each pair of ranks once.
                 if other <= rank or other not in launched:
                     continue
                 theirs = launched[other].get(group, ())
-                # Two all-reduces of equal shape would match by operator and shape in either order, but by name they do
-                # not.
+                # The same calls in another order: two all-reduces of equal shape match by operator and shape, but not
+                # by name, and each would get the values of the other.
                 is_swapped = sorted(x.name for x in turns) == sorted(x.name for x in theirs)
                 for mine, their in zip(turns, theirs, strict=False):
-                    if not _meet(mine, their) or (is_swapped and mine.name != their.name):
-                        why = f"rank {rank} launches {_told(mine)} where rank {other} launches {_told(their)}"
+                    if not _are_same_call(mine, their) or (is_swapped and mine.name != their.name):
+                        why = f"rank {rank} launches {_describe(mine)} where rank {other} launches {_describe(their)}"
                         found.append(Deadlock(mine.name, f"{why}, in group {group}"))
                         break
                 else:
+                    # All launches that both ranks make match, so only their number may differ.
                     if len(turns) != len(theirs):
                         why = f"rank {rank} launches {len(turns)} collectives of group {group}, rank {other}"
                         found.append(Deadlock(turns[0].name, f"{why} {len(theirs)}"))
     return found
 
 
-def _meet(mine: RankTurn, their: RankTurn) -> bool:
+def _are_same_call(mine: RankTurn, their: RankTurn) -> bool:
+    # A launch whose dtype and sizes are unknown matches any.
     return mine.operator == their.operator and (not mine.takes or not their.takes or mine.takes == their.takes)
 
 
-def _told(turn: RankTurn) -> str:
+def _describe(turn: RankTurn) -> str:
     return f"{turn.name}, of {turn.takes}" if turn.takes else turn.name

@@ -1,17 +1,17 @@
 """Finds races in a graph: pairs of calls that use the same memory, although neither happens before the other.
 
 Imports no torch. The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes,
-its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has one
+its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has a
 key, and a value may use several pieces. The table (`harness.operators.rows`) says which operators launch, wait and
 order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of one stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
+1. Calls of a stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
    last call that ends before this stream's next call. An event stores the clock of the stream that recorded it. A
    stream that waits for the event merges that clock into its own.
 2. The host queues work on streams, so all earlier work and waits of the host come before that work. The host itself
    waits for a stream only explicitly.
 3. A launch starts after its stream's earlier calls, and then runs concurrently with everything, until a stream waits
-   for it. NCCL would run two launches of one group in order; gloo need not, so no graph may depend on that order: a
+   for it. NCCL would run two launches of a group in order; gloo need not, so no graph may depend on that order: a
    wait for a launch ends no other launch.
 
 Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other. Example:
@@ -59,7 +59,7 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The part of a launch's work that fills one of the launch's results.
+    """The part of a launch's work that fills a single result of the launch.
 
     `fills` is the memory of this result, and `takes` the memory that the launch reads. `filled` and `taken` list the
     waits after which the result is complete and the reading is over, each as the waiting stream and the wait's number.
@@ -89,7 +89,7 @@ class _Uses:
 
 
 class Order:
-    """The order of a graph's calls, which the caller reports one after the other, to find races.
+    """The order of a graph's calls, which the caller reports in sequence, to find races.
 
     A time is the number of a call. `last_use` maps each piece of memory to the time of its last use, or to NEVER_FREED
     if the memory's owner keeps it, such as a graph's inputs and outputs. `last_use` is None if the times are known only
@@ -104,7 +104,9 @@ class Order:
         self._clocks: dict[Stream, Clock] = {COMPUTE: {}}
         self._events: dict[Hashable, Clock] = {}
         self._uses: dict[Key, _Uses] = {}
-        self._held: list[tuple[_Work, float, Hashable]] = []
+        # Each first wait for work that reads its caller's memory, with the wait's time and name: `overdue` needs
+        # them.
+        self._first_waits: list[tuple[_Work, float, Hashable]] = []
         self.open: dict[Key, list[_Work]] = {}
         """The work that uses a piece of memory and that some stream may not have waited for."""
         self.freed: dict[Key, Hashable] = {}
@@ -132,8 +134,8 @@ class Order:
             for other, at, first, did in earlier:
                 if other != stream and clock.get(other, -1) < at:
                     does = "writes" if is_write else "reads"
-                    told = f"{{who}} {does}, {_on(stream)}, what `{first}` {did} {_on(other)}, and nothing orders them"
-                    found.append(Race(first, told, key))
+                    text = f"{{who}} {does}, {_on(stream)}, what `{first}` {did} {_on(other)}, and nothing orders them"
+                    found.append(Race(first, text, key))
             if is_write:
                 uses.write, uses.reads = (stream, seq, name), {}
             else:
@@ -160,18 +162,18 @@ class Order:
         for key in (*writes, *(key for key in reads if key not in writes)):
             is_write = key in writes
             for work in self.open.get(key, ()):
-                told = None
+                text = None
                 if key in work.fills:
                     if not self._is_behind(work.filled, stream):
-                        told = f"{{who}} {'writes' if is_write else 'reads'} what `{work.name}` brings, {late}"
+                        text = f"{{who}} {'writes' if is_write else 'reads'} what `{work.name}` brings, {late}"
                 elif is_write and not self._is_behind(work.taken, stream):
-                    told = f"{{who}} writes what `{work.name}` {work.rule.takes}, {late}"
-                if told is not None:
-                    found.setdefault((work.launched, told), Race(work.name, told, key, work.rule))
+                    text = f"{{who}} writes what `{work.name}` {work.rule.takes}, {late}"
+                if text is not None:
+                    found.setdefault((work.launched, text), Race(work.name, text, key, work.rule))
             if (who := self.freed.get(key)) is not None:
-                told = f"{{who}} uses memory that `{who}` has let go of"
+                text = f"{{who}} uses memory that `{who}` has let go of"
                 # Before all launches in the sorted result.
-                found.setdefault((-1, told), Race(who, told, key))
+                found.setdefault((-1, text), Race(who, text, key))
         return [found[place] for place in sorted(found)]
 
     # -- work -------------------------------------------------------------------------------------------
@@ -185,6 +187,7 @@ class Order:
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:
+            # All results share the list `ended`, and each has its own list `filled`.
             work = _Work(time, name, rule, frozenset(result), taken, taken=ended)
             for key in work.fills | taken:
                 self.open.setdefault(key, []).append(work)
@@ -200,10 +203,13 @@ class Order:
         # A new tick: a stream that waited for earlier calls of this stream is not behind this wait.
         now = (stream, 0 if self._is_single else self._tick(stream))
         found = []
-        filling = [work for key in awaited for work in self.open.get(key, ()) if _is_of(work, key)]
+        filling = [work for key in awaited for work in self.open.get(key, ()) if _is_ended_by(work, key)]
+        # A launch may fill several of the awaited keys; by `id`, since works with equal fields are different
+        # launches.
         for work in {id(work): work for work in filling}.values():
             if work.rule.work is not rule.work:
                 continue
+            # Memory is checked at the first wait only: after it the launch has read everything.
             is_first = not work.filled
             work.filled.append(now)
             work.taken.append(now)
@@ -211,9 +217,9 @@ class Order:
                 self._forget(work)
             if is_first and work.rule.holds_source:
                 if self._last_use is None:
-                    self._held.append((work, time, name))
+                    self._first_waits.append((work, time, name))
                 else:
-                    found += _let_go(work, time, self._last_use)
+                    found += _freed_before_wait(work, time, self._last_use)
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
@@ -249,11 +255,15 @@ class Order:
 
         `time` and `call` are those of the wait.
         """
-        return [(time, name, race) for work, time, name in self._held for race in _let_go(work, time, last_use)]
+        return [
+            (time, name, race)
+            for work, time, name in self._first_waits
+            for race in _freed_before_wait(work, time, last_use)
+        ]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
         """Return the names of launches that fill these pieces of memory, and for which nothing has waited."""
-        found = (work for key in keys for work in self.open.get(key, ()) if _is_of(work, key) and not work.filled)
+        found = (work for key in keys for work in self.open.get(key, ()) if _is_ended_by(work, key) and not work.filled)
         return list(dict.fromkeys(work.name for work in found))
 
     # -- choices ----------------------------------------------------------------------------------------
@@ -274,6 +284,7 @@ class Order:
                 if len(work.filled) > num_filled:
                     ended[id(work)] = work
                 del work.filled[num_filled:], work.taken[num_taken:]
+            # Also restores entries that `_forget` removed in the branch.
             self.open[key] = [work for work, _, _ in works] + [x for x in self.open.get(key, ()) if id(x) not in old]
         return ended
 
@@ -327,6 +338,7 @@ class Order:
 
         The later calls of `stream` come after all earlier calls of `other`.
         """
+        # A copy: `_join` may add this stream's clock while the loop runs.
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 
@@ -353,8 +365,8 @@ class Order:
                 # streams that `keep_for` recorded.
                 is_known = stream in (uses.owner, HOST) or stream in uses.recorded
                 if uses.owner != HOST and not is_known and clock.get(stream, -1) < at:
-                    told = f"{{who}} is the last to use what `{first}` {did} {_on(stream)}: {_on(uses.owner)} that"
-                    found.append(Race(first, f"{told} memory may be used again before `{first}` is done", key))
+                    text = f"{{who}} is the last to use what `{first}` {did} {_on(stream)}: {_on(uses.owner)} that"
+                    found.append(Race(first, f"{text} memory may be used again before `{first}` is done", key))
         return found
 
     def let_go(self, keys: Iterable[Key], name: Hashable) -> None:
@@ -380,15 +392,17 @@ class Order:
 
     def _is_behind(self, ended: list[tuple[Stream, int]], stream: Stream) -> bool:
         clock = self._clocks.get(stream, {})
+        # The stream itself has waited, or it has waited for a stream after that stream's wait.
         return any(each == stream or clock.get(each, -1) >= at for each, at in ended)
 
 
-def _is_of(work: _Work, key: Key) -> bool:
+def _is_ended_by(work: _Work, key: Key) -> bool:
     """Whether a wait for this memory ends this work."""
     return key in work.fills or (work.rule.awaited_by_source and key in work.takes)
 
 
-def _let_go(work: _Work, time: float, last_use: Mapping[Key, float]) -> list[Race]:
+def _freed_before_wait(work: _Work, time: float, last_use: Mapping[Key, float]) -> list[Race]:
+    # A piece without a known last use counts as used at the wait.
     gone = [key for key in work.takes if last_use.get(key, time) < time]
     does = f"{{who}} waits for `{work.name}`, which {work.rule.takes} what is not kept until then"
     return [Race(work.name, does, gone[0], work.rule, is_let_go=True)] if gone else []

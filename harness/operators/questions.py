@@ -15,7 +15,7 @@ COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """Return the row of an operator such as `aten.empty_like`; without one, its namespace's, or else an empty row."""
+    """Return the row of an operator such as `aten.empty_like`; without a row, its namespace's, or else an empty row."""
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -28,10 +28,11 @@ def named(name: str) -> Operator:
     Each column has the first value that any of their rows states.
     """
     rows = [row for row in ROWS.values() if row.name.partition(".")[2] == name]
+    # All columns but the first, the name.
     columns = [field.name for field in fields(Operator)][1:]
     # Reversed, so that the value of the first row that states the column is kept.
-    told = {column: getattr(row, column) for column in columns for row in reversed(rows) if _is_told(row, column)}
-    return Operator(name=name, **told)
+    stated = {column: getattr(row, column) for column in columns for row in reversed(rows) if _is_stated(row, column)}
+    return Operator(name=name, **stated)
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
@@ -56,6 +57,7 @@ def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
     return names(lambda row: row.uninitialized in parts)
 
 
-def _is_told(row: Operator, column: str) -> bool:
+def _is_stated(row: Operator, column: str) -> bool:
     value = getattr(row, column)
+    # 0 is a value: `factors_from` may be the index 0.
     return value is not None and value is not False and value != ()

@@ -139,7 +139,7 @@ class Operator:
     adopts: str | None = None
     """The argument whose memory `self` shares from then on."""
     runs_operator: bool = False
-    """It runs an operator that is one of its arguments, and passes the arguments after this one to it."""
+    """It runs an operator that is among its arguments, and passes all arguments after the operator to it."""
     writes: str | None = None
     """The argument that is written or freed, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()

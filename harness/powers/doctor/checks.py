@@ -28,7 +28,7 @@ MIN_SHARE_OF_BANDWIDTH = 0.05
 
 
 def check_digests(setting: Setting) -> Answer:
-    """Check that each layout of a tensor has the same digest on the device as on the CPU, and that changing any one
+    """Check that each layout of a tensor has the same digest on the device as on the CPU, and that changing any
     element changes the digest.
     """
     device, differing, count = setting.device_of(0), [], 0
@@ -36,11 +36,12 @@ def check_digests(setting: Setting) -> Answer:
         count += 1
         if digest(to_device(tensor, device)) != digest(tensor):
             differing.append(name)
+    # Second question: a digest that ignored an element would be equal everywhere, too.
     unseen = [f"element {place} of {num}" for num, place in changes() if not _is_seen(num, place, device)]
     first = [*differing, *unseen]
-    told = f"; first {first[0]}" if first else ""
+    text = f"; first {first[0]}" if first else ""
     layers = f"{count} layouts, {len(differing)} with another digest than the CPU's"
-    return not first, f"{layers}; {len([*changes()])} changed elements, {len(unseen)} unseen{told}"
+    return not first, f"{layers}; {len([*changes()])} changed elements, {len(unseen)} unseen{text}"
 
 
 def changes() -> Iterator[tuple[int, int]]:
@@ -74,6 +75,7 @@ def layouts() -> Iterator[tuple[str, Tensor]]:
     """Yield a name and a CPU tensor for each dtype, shape and view, with zeros of both signs among the values."""
     generator = torch.Generator().manual_seed(0)
     for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
+        # Multiples of 0.5, which every floating-point dtype holds exactly; the zeros are -0.0.
         values = torch.randint(-3, 4, shape, generator=generator).double() * -0.5
         yield f"{dtype} {shape} {name}", view(values.to(dtype))
 
@@ -81,6 +83,7 @@ def layouts() -> Iterator[tuple[str, Tensor]]:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Return a copy on the device with the same bits and strides; `to` alone would make some layouts contiguous."""
     sizes = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
+    # The elements of the storage up to the last one that the view uses.
     extent = tensor.storage_offset() + (sum(sizes) + 1 if tensor.numel() else 0)
     storage = tensor.as_strided((extent,), (1,), 0).to(device)
     return storage.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
@@ -98,15 +101,16 @@ class _Names(TorchDispatchMode):
 
 def check_attention(setting: Setting) -> Answer:
     """Check that attention repeats its bits, forward and backward, and uses no cuDNN kernel."""
-    device, told, is_ok = setting.device_of(0), [], True
+    device, lines, is_ok = setting.device_of(0), [], True
+    # Head dims for which torch chooses different kernels: equal ones, small ones, and another dim of values.
     for dtype, (qk_dim, v_dim) in itertools.product((torch.bfloat16, torch.float32), ((64, 64), (24, 24), (24, 16))):
         runs = [attend(device, dtype, qk_dim, v_dim) for _ in range(2)]
         kernels = [name for name in runs[0][0] if "attention" in name and "backward" not in name] or ["its math"]
         repeats = runs[0][1] == runs[1][1]
         is_ok &= repeats and not any("cudnn" in kernel for kernel in kernels)
         again = "" if repeats else " (other bits the second time)"
-        told.append(f"{str(dtype).removeprefix('torch.')} {qk_dim}/{v_dim}: {', '.join(kernels)}{again}")
-    return is_ok, "; ".join(told)
+        lines.append(f"{str(dtype).removeprefix('torch.')} {qk_dim}/{v_dim}: {', '.join(kernels)}{again}")
+    return is_ok, "; ".join(lines)
 
 
 def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) -> tuple[list[str], list[str]]:
@@ -121,18 +125,15 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """Check that tensors keep their bits when offloaded to host memory and reloaded while a stream lags behind.
-
-    Each test in `OFFLOADS` is for one synchronization that the copies need. A test must not read device memory before
-    the copy under test has begun, since a read would synchronize all streams.
-    """
+    """Check that tensors keep their bits when offloaded to host memory and reloaded while a stream lags behind."""
     device, lost = setting.device_of(0), []
-    told = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
+    text = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
     for (name, way), num in itertools.product(OFFLOADS.items(), _NUMS_OF_ELEMENTS):
+        # Computed on the CPU, so that no stream of the device is read before the copy under test.
         wanted = digest(filled(num, TEST_VALUE, torch.device("cpu")))
         lost += [] if digest(way(num, device)) == wanted else [f"{name}, {num} elements"]
     first = f"; first {lost[0]}" if lost else ""
-    return not lost, f"{told}, {len(lost)} with other bits{first}"
+    return not lost, f"{text}, {len(lost)} with other bits{first}"
 
 
 _NUMS_OF_ELEMENTS = (1_000, 7_000, 70_000, 1_000_000)
@@ -166,7 +167,7 @@ def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
     x = filled(num, _OTHER, device)
     lag(device)
     x.fill_(TEST_VALUE)
-    return _back(WAIT_OFFLOAD(OFFLOAD(x), x), device)
+    return _reloaded(WAIT_OFFLOAD(OFFLOAD(x), x), device)
 
 
 def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
@@ -175,7 +176,7 @@ def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
     lag_copies(device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     x.fill_(_OTHER)
-    return _back(host, device)
+    return _reloaded(host, device)
 
 
 def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
@@ -185,7 +186,8 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
     host = OFFLOAD(x)
     del x
     other = filled(num, _OTHER, device)
-    return _back(WAIT_OFFLOAD(host, other), device)
+    # `other` may be in the memory of `x`: without a guard, the lagging copy would read its values.
+    return _reloaded(WAIT_OFFLOAD(host, other), device)
 
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
@@ -196,7 +198,7 @@ def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
     lag(device)
     other.fill_(_OTHER)
     del other
-    return _back(host, device)
+    return _reloaded(host, device)
 
 
 def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
@@ -206,7 +208,7 @@ def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
     other = filled(num, _OTHER, device)
     del other  # a premature read returns these values
     lag_copies(device)
-    return _back(host, device)
+    return _reloaded(host, device)
 
 
 def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
@@ -232,7 +234,7 @@ def _read_by_the_host(num: int, device: torch.device) -> Tensor:
     return host
 
 
-def _back(host: Tensor, device: torch.device) -> Tensor:
+def _reloaded(host: Tensor, device: torch.device) -> Tensor:
     return WAIT_RELOAD(RELOAD(host, device.type))
 
 
@@ -245,7 +247,11 @@ OFFLOADS: dict[str, Callable[[int, torch.device], Tensor]] = {
     "freed while it is reloaded": _freed_while_reloaded,
     "read by the host": _read_by_the_host,
 }
-"""The tests of `check_offload` by name. Each returns a tensor of `TEST_VALUE` if the copies wait as they must."""
+"""The tests of `check_offload` by name. Each returns a tensor of `TEST_VALUE` if the copies wait as they must.
+
+Each test is for a single synchronization that the copies need. A test must not read device memory before the copy under
+test has begun, since a read would synchronize all streams.
+"""
 
 
 def check_bandwidth(setting: Setting) -> Answer:
@@ -256,8 +262,8 @@ def check_bandwidth(setting: Setting) -> Answer:
     copy, hashed = seconds_of(x.clone, device), seconds_of(lambda: digest(x), device)
     rates = [setting.max_bytes / seconds / 1e9 for seconds in (hashed, copy / 2)]  # a copy reads and writes
     share = rates[0] / rates[1]
-    told = f"{rates[0]:.1f} GB/s read by a digest, {rates[1]:.1f} GB/s moved by a copy: {share:.0%}"
-    return share >= MIN_SHARE_OF_BANDWIDTH, f"{told}; at least {MIN_SHARE_OF_BANDWIDTH:.0%} are needed"
+    text = f"{rates[0]:.1f} GB/s read by a digest, {rates[1]:.1f} GB/s moved by a copy: {share:.0%}"
+    return share >= MIN_SHARE_OF_BANDWIDTH, f"{text}; at least {MIN_SHARE_OF_BANDWIDTH:.0%} are needed"
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
@@ -267,6 +273,7 @@ def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) 
         began = time.perf_counter()
         call()
         if device.type == "cuda":
+            # The call has only queued its work.
             torch.cuda.synchronize(device)
         best = min(best, time.perf_counter() - began)
     return best

@@ -1,4 +1,4 @@
-"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failed one.
+"""`bitproof doctor`: checks of Python, torch, memory, compiler and GPUs, with a fix for each failure.
 
 Facts about torch are read in a separate process, since this process never imports torch. The last checks run small
 cases.
@@ -44,7 +44,7 @@ print(json.dumps({
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCheck:
-    """The result of checking whether this machine meets one requirement.
+    """The result of checking whether this machine meets a requirement.
 
     `is_required`: the main cases cannot run if the requirement is not met; others are only for optional features.
     """
@@ -82,6 +82,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCh
     )
     torch_checks = list(check_torch(probe_torch(), needs_gpus=needs_gpus))
     yield from torch_checks
+    # The last two checks run cases, which would fail with a less clear error.
     if all(check.is_ok for check in torch_checks if check.is_required):
         yield check_trial(run_trial())
         yield check_ranks_code(trace_as_two_ranks())
@@ -121,8 +122,10 @@ def check_memory(gib: float | None) -> MachineCheck:
 
 def check_report_dir(report_dir: Path) -> MachineCheck:
     """Check that files can be created in the report folder, or in its nearest existing parent."""
+    # The report folder itself need not exist, and is not created here.
     folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
     try:
+        # Only a file that is really created shows that the disk and the rights allow it.
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
@@ -141,7 +144,7 @@ def check_compiler(problem: str | None) -> MachineCheck:
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """Check that one of `programs` is installed. Only optional features need it, so the check is not required."""
+    """Check that any of `programs` is installed. Only optional features need it, so the check is not required."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
@@ -178,7 +181,7 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
         return MachineCheck(name="trial", is_ok=False, found=results, fix=fix)
     failed = [result for result in results if result.verdict != Verdict.EQUAL]
     if failed:
-        found = "; ".join(f"{result.case.name} in small: {_tell_failure(result)}" for result in failed)
+        found = "; ".join(f"{result.case.name} in small: {_failure_text(result)}" for result in failed)
         return MachineCheck(name="trial", is_ok=False, found=found, fix=fix)
     names = " and ".join(result.case.name for result in results)
     seconds = sum(result.seconds.total or 0.0 for result in results)
@@ -187,9 +190,9 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
 
 
 def run_trial() -> list[CaseResult] | str:
-    """Run two small cases on the CPU, in a single run; return their results, or the error as a string.
+    """Run two small cases on the CPU; return their results, or the error as a string.
 
-    GPUs are not used, since another run may occupy them for hours. Cases that exceed TRIAL_SECONDS are stopped.
+    Cases that exceed TRIAL_SECONDS are stopped.
     """
     from bitproof.builtin_cases import CASES
     from bitproof.harness.execute.launch import run_cases
@@ -198,6 +201,7 @@ def run_trial() -> list[CaseResult] | str:
     for case in map(CASES.__getitem__, TRIAL_CASES):
         model, parallelism = replace(case.model, layers=1, dense_layers=0), replace(case.parallelism, world_size=2)
         small.append(replace(case, model=model, parallelism=parallelism, steps=1))
+    # Not on GPUs, which another run may occupy for hours.
     options = RunOptions(device="cpu", timeout=TRIAL_SECONDS, control="never")
     try:
         with tempfile.TemporaryDirectory(prefix="bitproof-doctor-") as folder:
@@ -209,13 +213,13 @@ def run_trial() -> list[CaseResult] | str:
 def check_ranks_code(found: str | None) -> MachineCheck:
     """Check that a small step has the same code on the first and the last rank; `found` is the difference, or None.
 
-    The step is split over tensor-parallel and expert-parallel ranks. All ranks use the step that one rank has traced or
-    precompiled. If its code contained a constant that depends on the rank, such as the rank's position in a process
-    group, the other ranks would compute with a wrong constant.
+    All ranks use the step that one rank has traced or precompiled.
     """
-    told = "a small step is the same on the first rank and the last, whose coordinates all differ"
+    # A constant in the code that depends on the rank, such as the rank's position in a process group, would be wrong on
+    # all other ranks.
+    text = "a small step is the same on the first rank and the last, whose coordinates all differ"
     fix = "read the coordinate from a buffer that each rank owns"
-    return MachineCheck(name="one code", is_ok=found is None, found=found or told, fix=fix)
+    return MachineCheck(name="one code", is_ok=found is None, found=found or text, fix=fix)
 
 
 def trace_as_two_ranks() -> str | None:
@@ -225,6 +229,7 @@ def trace_as_two_ranks() -> str | None:
     from bitproof.harness.commands.precompile import make
     from bitproof.harness.errors import BitproofError
 
+    # On 4 ranks with tp=2 and ep=2, all coordinates of the first and the last rank differ.
     case = CASES["tp_ep_whole"]
     model = replace(case.model, layers=1, dense_layers=0)
     small = replace(case, model=model, parallelism=Parallelism(world_size=4, tp=2, ep=2))
@@ -236,7 +241,7 @@ def trace_as_two_ranks() -> str | None:
     return None
 
 
-def _tell_failure(result: CaseResult) -> str:
+def _failure_text(result: CaseResult) -> str:
     # A traceback follows the first empty line.
     text = (result.error or "").partition("\n\n")[0]
     return ", ".join([result.verdict.value, *(line.strip() for line in text.splitlines())])
@@ -274,10 +279,9 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """Check that there are NUM_RANKS GPUs, one per rank, and a torch with NCCL.
+    """Check that there are NUM_RANKS GPUs, a GPU per rank, and a torch with NCCL.
 
-    Without GPUs, the check fails even if they are not required. With fewer GPUs, cases need a smaller world size or
-    ranks that share GPUs and use gloo, which does not test NCCL.
+    Without GPUs, the check fails even if they are not required.
     """
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
@@ -287,6 +291,7 @@ def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> Machin
     if not has_nccl:
         found = f"{names}, and this torch has no NCCL: no run would test what joins them"
         return MachineCheck(name="GPUs", is_ok=False, found=found, fix="install a build of torch with NCCL")
+    # Ranks that share GPUs use gloo, so such a run does not test NCCL.
     if len(gpus) < NUM_RANKS:
         found = (
             f"{names}, for {NUM_RANKS} ranks: --device cuda takes --world-size {len(gpus)}, or --share-gpus over gloo"

@@ -1,4 +1,4 @@
-"""The results of `doctor --gpu`, saved after each check, so that the next call can continue an interrupted one.
+"""The results of `doctor --gpu`, saved after each check, so that the next call can continue an interrupted call.
 
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
@@ -62,7 +62,7 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """Return a copy with the result of one more check."""
+        """Return a copy with the result of another check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
@@ -81,7 +81,7 @@ class FirstHour:
 
     def page(self) -> str:
         """Return the page as Markdown: the machine, each check in order, and the meaning of each failure."""
-        told = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
+        lines = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (
                 x.outcome,
@@ -95,10 +95,11 @@ class FirstHour:
         ]
         reached = {x.name for x in self.tried}
         left = tuple(name for name in FIRST_HOUR if name not in reached)
+        # An interrupted call leaves the remaining checks in the page, in their order.
         rows += [("not reached", name, "", _planned(name), "", "") for name in left]
         table = table_of(["", "check", "seconds", "planned", "found", "a failure means"], rows)
         ahead = f"{minutes(left)} of {minutes()} planned minutes are left" if left else "Every check was reached"
-        return "\n".join(["# doctor --gpu", "", *told, "", f"{ahead}.", "", table, ""])
+        return "\n".join(["# doctor --gpu", "", *lines, "", f"{ahead}.", "", table, ""])
 
 
 def _planned(name: str) -> str:
@@ -119,4 +120,5 @@ def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
     # A call that ended is not continued: a new one checks everything again.
     if found is None or found.is_over or found.about != about:
         return ()
+    # A check that the plan no longer has is dropped.
     return tuple(x for x in found.tried if x.outcome == "pass" and x.name in FIRST_HOUR)

@@ -74,13 +74,15 @@ def examine_gpus(
         yield from _not_run(FIRST_HOUR, why)
         return
     assert not isinstance(torch, str), "it has GPUs"
+    # With enough GPUs each rank gets its own, whatever was asked.
     share_gpus = share_gpus and len(torch.gpus) < NUM_RANKS
     hour, cache = FirstHour(about=about(torch, share_gpus=share_gpus)), default_folder()
     kept = {each.name: each for each in earlier(cache, hour.about)}
     began = time.monotonic()
-    for line in _lines(report_dir, torch, kept=tuple(kept), share_gpus=share_gpus):
+    for line in _check_lines(report_dir, torch, kept=tuple(kept), share_gpus=share_gpus):
         seconds, began = time.monotonic() - began, time.monotonic()
         if line.name in kept:
+            # A kept check did not run again: its time and findings are those of the interrupted call.
             seconds, line = kept[line.name].seconds, replace(line, found=kept[line.name].found)
         # Saved after each check: the next check may hang the machine.
         hour = hour.plus(line.name, line.outcome, line.found, seconds)
@@ -115,7 +117,7 @@ def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
 _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
-def _lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
+def _check_lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
     yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
     why, ranks = why_not_together(torch, share_gpus=share_gpus), NUM_RANKS if share_gpus else len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
@@ -149,7 +151,7 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """Return the exit status: 1 if a check failed, 3 if there is no check or one was not run, otherwise 0."""
+    """Return the exit status: 1 if a check failed, 3 if there is no check or some check was not run, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
@@ -174,6 +176,7 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
             process.kill()
         # The last line of a traceback is the error.
         last = (log.read_text(errors="replace").strip().splitlines() or ["it says nothing"])[-1]
+    # The process has ended: what it has not answered has failed.
     for name in left:
         yield CheckLine(name=name, outcome="FAIL", found=f"the process that checks ended before: {last}")
 
@@ -183,8 +186,7 @@ def run_cases_on(
 ) -> Iterator[CheckLine]:
     """Run a case with a killed rank, a case with a hanging rank, then the cases of the plan.
 
-    `kept` are the names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo:
-    NCCL's kernels would wait for each other on the same GPU, about 5 s per step.
+    `kept` are the names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo.
     """
     from bitproof.builtin_cases import CASES
 
@@ -197,8 +199,9 @@ def run_cases_on(
         if name in kept:
             continue
         case = CASES[name] if name not in fail else replace(CASES[MAIN_CASES[0]], steps=2)
-        told: Tell = functools.partial(tell_equal, backend="gloo") if share_gpus else tell_equal
-        inject, timeout, tell = fail.get(name, (None, _CASE_SECONDS, told))
+        # Not NCCL on shared GPUs: its kernels would wait for each other on the same GPU, about 5 s per step.
+        judge_equal: Tell = functools.partial(tell_equal, backend="gloo") if share_gpus else tell_equal
+        inject, timeout, tell = fail.get(name, (None, _CASE_SECONDS, judge_equal))
         try:
             case = on_ranks(case, ranks, is_for_all=name in fail or name in MAIN_CASES)
         except CaseError as error:
@@ -248,6 +251,7 @@ def try_case(
         return CheckLine(name=name, outcome="FAIL", found=f"{type(error).__name__}: {error}".partition("\n")[0])
     is_ok, found = tell(result, case.parallelism.world_size - 1)
     if result.device != device:
+        # A case that fell back to another device shows nothing about this one.
         is_ok, found = False, f"{found}, which is not {device}"
     with contextlib.suppress(OSError):
         folder.rmdir()  # if it is empty
@@ -256,16 +260,17 @@ def try_case(
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
     """Return whether the case's error names the killed rank and SIGKILL, and the finding in words."""
-    return _names(result, f"rank {rank}", "SIGKILL")
+    return _error_names(result, f"rank {rank}", "SIGKILL")
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
     """Return whether a time-out's report shows that `rank` blocks the others, and the finding in words.
 
-    The report must list `rank` and at least one other rank as late at step 1, and each rank's last action must show
+    The report must list `rank` and at least another rank as late at step 1, and each rank's last action must show
     that `rank` is behind the others.
     """
     text = result.error or ""
+    # The report of a time-out: the late ranks in its line `found`, then a line for each rank's last action.
     named = re.search(r"^  found: (?:.*; )?ranks? ([\d, ]+) at step 1[;,]", text, re.MULTILINE)
     late = set(map(int, named[1].split(", "))) if named else set()
     last = {int(number): did or "" for number, did in _LAST_OF_RANK.findall(text)}
@@ -281,21 +286,19 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
 def _holds_up(hung: str, other: str | None) -> bool:
-    """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`.
-
-    False if the hanging rank launches or waits for a collective: the rank that causes a hang hangs in its own code. If
-    both actions name collectives of the same group, the hanging rank's must be the earlier one, by their numbers. This
-    also works on CUDA, where the host of a waiting rank may have run past the collective.
-    """
+    """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`."""
+    # The rank that causes a hang hangs in its own code, not in a collective.
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False
     first, second = _COLLECTIVE.search(hung), _COLLECTIVE.search(other)
+    # Of two collectives of a group, the earlier one is the cause. On CUDA this counts, too: the host of a waiting
+    # rank may have run past the collective.
     if first and second and first[2] == second[2]:
         return int(first[1]) < int(second[1])
     return True
 
 
-def _names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
+def _error_names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
     text = " ".join((result.error or "no error").split())
     is_ok = result.verdict == Verdict.ERROR and all(part in text for part in wanted)
     expected = "" if is_ok else f", where {' and '.join(wanted)} should be named"

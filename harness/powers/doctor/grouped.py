@@ -63,7 +63,7 @@ def check_grouped_mm(setting: Setting) -> Answer:
 
     Their elements must differ by less than `MAX_ERROR` from the results of `one_by_one`, which are in float32.
     """
-    device, told, wrong = setting.device_of(0), [], []
+    device, lines, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
         first, second, wanted = products(device, counts_E), products(device, counts_E), one_by_one(counts_E)
         errors = [(x.float().cpu() - y).abs().max().item() for x, y in zip(first, wanted, strict=True)]
@@ -73,9 +73,9 @@ def check_grouped_mm(setting: Setting) -> Answer:
                 wrong.append(f"{what}, {empty} experts without rows: other bits the second time")
             if math.isnan(error) or error >= MAX_ERROR:
                 wrong.append(f"{what}, {empty} experts without rows: off by {error:.2g}")
-        told.append(f"{empty} empty: {max(errors):.2g}")
+        lines.append(f"{empty} empty: {max(errors):.2g}")
     first_wrong = f"{wrong[0]}; " if wrong else ""
-    return not wrong, f"{first_wrong}largest error against products one by one, experts {', '.join(told)}"
+    return not wrong, f"{first_wrong}largest error against products one by one, experts {', '.join(lines)}"
 
 
 _WHAT = ("products", "gradients of rows", "gradients of weights")
@@ -84,26 +84,28 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 def check_no_rows(setting: Setting) -> Answer:
     """Check that the weight gradients of experts without rows are zero, not uninitialized memory.
 
-    All other results must be finite. One of the tests has no rows at all, like a rank that receives none.
+    All other results must be finite. A test has no rows at all, like a rank that receives none.
     """
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):
+        # The kernel's output probably gets this memory: what it does not write is NaN then.
         poison(device, counts_E)
         y_RF, rows_grad, weights_grad = products(device, counts_E)
-        told = f"{counts_E.count(0)} of {len(counts_E)} experts without rows"
+        text = f"{counts_E.count(0)} of {len(counts_E)} experts without rows"
         shapes = (tuple(y_RF.shape), tuple(rows_grad.shape))
         if shapes != ((sum(counts_E), HIDDEN_DIM), (sum(counts_E), DIM)):
-            wrong.append(f"{told}: shapes {shapes}")
+            wrong.append(f"{text}: shapes {shapes}")
         if not all(x.isfinite().all().item() for x in (y_RF, rows_grad, weights_grad)):
-            wrong.append(f"{told}: a value that is not finite")
+            wrong.append(f"{text}: a value that is not finite")
+        # An expert without rows adds nothing to the loss, so its gradient is exactly zero.
         idle = [expert for expert, count in enumerate(counts_E) if not count]
         if weights_grad[idle].count_nonzero().item():
-            wrong.append(f"{told}: a gradient that is not zero")
+            wrong.append(f"{text}: a gradient that is not zero")
     first = f"; first {wrong[0]}" if wrong else ""
     return not wrong, f"{len(COUNTS_E) + 1} ways to share rows, {len(wrong)} wrong{first}"
 
 
 def poison(device: torch.device, counts_E: list[int]) -> None:
-    """Fill memory with NaN and free it, so that a kernel that does not write its whole output probably returns NaN."""
+    """Fill memory with NaN and free it."""
     for like in operands(counts_E):
         torch.full(like.shape, math.nan, dtype=like.dtype, device=device)

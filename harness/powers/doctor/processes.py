@@ -25,9 +25,9 @@ def compute(setting: Setting, rank: int) -> Answer:
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:
-        found["grouped products"] = found.get("grouped products", "") + _all(*grouped.products(device, counts))
+        found["grouped products"] = found.get("grouped products", "") + _digests(*grouped.products(device, counts))
     for dtype in (torch.bfloat16, torch.float32):
-        found[f"layers in {str(dtype).removeprefix('torch.')}"] = _all(*layers(device, dtype))
+        found[f"layers in {str(dtype).removeprefix('torch.')}"] = _digests(*layers(device, dtype))
     return True, "; ".join(f"{name} {hashlib.sha256(text.encode()).hexdigest()[:16]}" for name, text in found.items())
 
 
@@ -50,7 +50,7 @@ def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     return [loss.detach(), *torch.autograd.grad(loss, (table, scale, up, down))]
 
 
-def _all(*tensors: Tensor) -> str:
+def _digests(*tensors: Tensor) -> str:
     return "".join(digest(x) for x in tensors)
 
 

@@ -45,7 +45,7 @@ ALONE: dict[str, Callable[[Setting], Answer]] = {
 }
 """Checks of a single device."""
 PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": processes.compute}
-"""Checks in which all processes must give the same answer: one process per GPU, started twice."""
+"""Checks in which all processes must give the same answer: a process per GPU, started twice."""
 TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "NCCL": together.check_joined,
     "sums in rank order": together.check_rank_order_sums,
@@ -89,10 +89,12 @@ def _on_one_device(check: Callable[[Setting], Answer], setting: Setting) -> Call
 def _on_a_rank(
     check: Callable[[Setting, int], Answer], setting: Setting, store: str, native: bool
 ) -> Callable[[int], Answer]:
-    return lambda rank: _joined(setting, rank, store, check, native)
+    return lambda rank: _answer_in_groups(setting, rank, store, check, native)
 
 
-def _joined(setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer], native: bool) -> Answer:
+def _answer_in_groups(
+    setting: Setting, rank: int, store: str, check: Callable[[Setting, int], Answer], native: bool
+) -> Answer:
     from torch.distributed import FileStore
 
     from bitproof.reference.parallel.mesh import Mesh, join_groups, leave_groups
@@ -124,8 +126,8 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
             return result
         said += found
     unlike = processes.first_unlike(said)
-    told = f"{len(said)} processes: {said[0]}"
-    return CheckResult(name=name, is_ok=unlike is None, found=unlike or told)
+    text = f"{len(said)} processes: {said[0]}"
+    return CheckResult(name=name, is_ok=unlike is None, found=unlike or text)
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
@@ -133,7 +135,7 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
 
     If bodies fail, the result is the first failure, in rank order, and the list of findings is empty.
     """
-    forked = [fork(functools.partial(_live, name, body, rank)) for rank, body in enumerate(bodies)]
+    forked = [fork(functools.partial(_answer_from_fork, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}
     limit = time.monotonic() + seconds
     try:
@@ -147,6 +149,7 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
     finally:
         for process in forked:
             process.kill()
+    # A rank that raised has answered; a rank without an answer has crashed or is late.
     found = [answers.get(rank) for rank in range(len(bodies))]
     for rank, answer in enumerate(found):
         where = f"rank {rank}: " if len(bodies) > 1 else ""
@@ -159,11 +162,12 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
     return CheckResult(name=name, is_ok=True, found=texts[0]), texts
 
 
-def _live(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> None:
+def _answer_from_fork(name: str, body: Callable[[int], Answer], rank: int, send: Send) -> None:
     set_determinism(0)
     try:
         is_ok, found = body(rank)
     except Exception as error:
+        # Into the log; the answer has only the first line.
         traceback.print_exc()
         is_ok, found = False, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
     send(CheckResult(name=name, is_ok=bool(is_ok), found=str(found)))
@@ -178,6 +182,7 @@ def main() -> None:
     parser.add_argument("--shared-gpus", type=int, help="the GPUs that ranks share")
     parser.add_argument("--name", action="append", required=True, help="a check to run")
     options = parser.parse_args()
+    # The programs that checks start must not hold this end open: the reader would wait for them.
     os.set_inheritable(options.answers, False)
     max_bytes = _MAX_BYTES_SHARED if options.shared_gpus else Setting.max_bytes
     setting = Setting(device=options.device, ranks=options.ranks, shared_gpus=options.shared_gpus, max_bytes=max_bytes)

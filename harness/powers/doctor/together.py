@@ -44,6 +44,7 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 
     device, wrong = setting.device_of(rank), []
     version = library(device)
+    # Through the collectives under test: unequal versions may hang here, and the check then fails by its time limit.
     versions = all_gather(torch.tensor([version], device=device), setting.ranks, FSDP).tolist()
     wrong += [
         f"rank {other} has version {found}, not {version}" for other, found in enumerate(versions) if found != version
@@ -56,14 +57,14 @@ def check_joined(setting: Setting, rank: int) -> Answer:
     backend = distributed.get_backend()
     if device.type == "cuda" and backend != "nccl":
         wrong.append(f"collectives go through {backend}")
-    told = f"{backend}, version {'.'.join(map(str, version))}, {len(GROUP_NAMES)} groups of {setting.ranks} ranks"
-    return not wrong, f"{told}, {len(wrong)} wrong{f': {wrong[0]}' if wrong else ''}"
+    text = f"{backend}, version {'.'.join(map(str, version))}, {len(GROUP_NAMES)} groups of {setting.ranks} ranks"
+    return not wrong, f"{text}, {len(wrong)} wrong{f': {wrong[0]}' if wrong else ''}"
 
 
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
     """Check that bitproof's own sums over ranks add in ascending rank order.
 
-    This is checked for every size, both for tensors summed one by one and for tensors joined in a single message.
+    This is checked for every size, both for tensors summed separately and for tensors joined in a single message.
     """
     return _sums(setting, rank, is_ordered=True)
 
@@ -71,7 +72,7 @@ def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
 def check_native_sums(setting: Setting, rank: int) -> Answer:
     """Check that NCCL's own sums over ranks have the same bits when they are repeated.
 
-    They must also be the same whether tensors are summed one by one or joined in a single message.
+    They must also be the same whether tensors are summed separately or joined in a single message.
     """
     return _sums(setting, rank, is_ordered=False)
 
@@ -89,16 +90,18 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
         parts = [torch.randn(ranks, rows, generator=generator).to(device, dtype) for _ in range(3)]
         apart = torch.cat([reduce_scatter(part.view(-1), ranks, FSDP) for part in parts])
         fused, again = (reduce_scatter(torch.cat(parts, dim=1).view(-1), ranks, FSDP) for _ in range(2))
+        # In the order of _WHY.
         same = [digest(apart) == digest(fused), digest(fused) == digest(again)]
         if is_ordered:
+            # Shape (rank that sent, rank that receives, elements): this rank's terms are whole[:, rank].
             whole = all_gather(torch.cat(parts, dim=1).view(1, -1), ranks, FSDP).view(ranks, ranks, -1)
             same.append(digest(sum_in_rank_order(whole[:, rank])) == digest(fused))
         count += 1
         if not all(same):
             reasons = [why for why, is_same in zip(_WHY, same, strict=False) if not is_same]
             wrong.append(f"{str(dtype).removeprefix('torch.')} of {num_bytes >> 10} KiB: {', '.join(reasons)}")
-    told = f": {wrong[0]}" if wrong else ""
-    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
+    text = f": {wrong[0]}" if wrong else ""
+    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{text}"
 
 
 def check_sums_by_parts(setting: Setting, rank: int) -> Answer:
@@ -122,8 +125,8 @@ def check_sums_by_parts(setting: Setting, rank: int) -> Answer:
             count += 1
             if digest(x) != digest(expected):
                 wrong.append(f"{str(dtype).removeprefix('torch.')} of {num} elements: not in rank order")
-    told = f": {wrong[0]}" if wrong else ""
-    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{told}"
+    text = f": {wrong[0]}" if wrong else ""
+    return not wrong, f"{count} sizes and dtypes up to {setting.max_bytes >> 10} KiB, {len(wrong)} wrong{text}"
 
 
 _WHY = ("fused is not apart", "not the same twice", "not in rank order")
@@ -142,6 +145,7 @@ def check_all_to_all(setting: Setting, rank: int) -> Answer:
     device, ranks, rounds, wrong = setting.device_of(rank), setting.ranks, 20, 0
     generator = torch.Generator().manual_seed(0)  # same seed on all ranks: each knows the others' rows
     for index in range(rounds):
+        # sent[i, j] is the number of elements that rank i sends to rank j: 0, 37, 74 or 111.
         sent = torch.randint(0, 1 if index == 0 else 4, (ranks, ranks), generator=generator) * 37
         rows = [
             torch.cat([torch.full((int(n),), 1000.0 * i + j) for j, n in enumerate(row)]) for i, row in enumerate(sent)
@@ -183,8 +187,8 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
     if (unlike := _first_unlike(all_gather(codes.view(1, -1), ranks, FSDP))) is not None:
         place, other = unlike
         wrong.append(f"launch {place} of rank {rank} is {own[place]}, and rank {other} launches something else there")
-    told = f"{ROUNDS_AT_ONCE} rounds of two groups at once, {len(own)} launches, {len(wrong)} wrong"
-    return not wrong, told + (f": {wrong[0]}" if wrong else "")
+    text = f"{ROUNDS_AT_ONCE} rounds of two groups at once, {len(own)} launches, {len(wrong)} wrong"
+    return not wrong, text + (f": {wrong[0]}" if wrong else "")
 
 
 def launch_order(index: int, rank: int) -> tuple[str, str]:
@@ -203,6 +207,7 @@ def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
     found = (codes_WN != codes_WN[0]).nonzero()
     if not len(found):
         return None
+    # Rows of `found` are (rank, launch); the smallest launch number is where the order parted.
     rank, place = found[found[:, 1].argmin()].tolist()
     return place, rank
 
@@ -213,7 +218,7 @@ def check_native_order(setting: Setting, rank: int) -> Answer:
     from bitproof.reference.parallel.mesh import FSDP
     from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
-    device, ranks, told, wrong = setting.device_of(rank), setting.ranks, [], []
+    device, ranks, lines, wrong = setting.device_of(rank), setting.ranks, [], []
     generator = torch.Generator().manual_seed(rank)
     for dtype in (torch.float32, torch.bfloat16):
         unlike = count = 0
@@ -231,5 +236,5 @@ def check_native_order(setting: Setting, rank: int) -> Answer:
             name = str(dtype).removeprefix("torch.")
             wrong += [f"{name} of {num_bytes >> 10} KiB: {far} sums are off by more than rounding"] if far else []
             unlike, count = unlike + int((native != ours).sum()), count + native.numel()
-        told.append(f"{unlike:,} of {count:,} sums in {str(dtype).removeprefix('torch.')}")
-    return not wrong, f"other bits than in rank order: {', '.join(told)}{f'; {wrong[0]}' if wrong else ''}"
+        lines.append(f"{unlike:,} of {count:,} sums in {str(dtype).removeprefix('torch.')}")
+    return not wrong, f"other bits than in rank order: {', '.join(lines)}{f'; {wrong[0]}' if wrong else ''}"

@@ -1,4 +1,4 @@
-"""Checks that a machine's GPUs are of one kind, and finds which can read each other's memory."""
+"""Checks that a machine's GPUs are of the same kind, and finds which can read each other's memory."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """Check that all GPUs are of one kind. Pairs that cannot access each other's memory are counted, but pass, too."""
+    """Check that all GPUs are of one kind. Pairs without access to each other's memory are counted, but pass, too."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
+    # A GPU of another kind runs other kernels, with other bits.
     unlike = [index for index, kind in enumerate(kinds) if kind != kinds[0]]
     apart = [(i, j) for i, j in itertools.permutations(range(len(gpus)), 2) if j not in gpus[i].peers]
     if unlike:

@@ -33,7 +33,7 @@ class CopyCapacity:
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Reduce the capacity by one entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
+        """Reduce the capacity by an entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:
@@ -58,12 +58,14 @@ def opened_folder(path: Path) -> Iterator[int | None]:
 def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
     """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder."""
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
+        # Deeper folders are left out: no run makes them, and a forged tree could exhaust the stack.
         if folder is None or depth == 0:
             return
         # An empty folder takes no bytes, but millions of them would fill a disk: entries count, too.
         room.take(0, target)
         target.mkdir(parents=True)
         for entry in sorted(os.listdir(folder)):
+            # Each of the two ignores entries of the other's kind.
             copy_file(folder, entry, target / entry, room)
             copy_folder(folder, entry, target / entry, room, depth - 1)
 
@@ -76,6 +78,7 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
         size = os.fstat(file).st_size
         room.take(size, target)
         target.parent.mkdir(parents=True, exist_ok=True)
+        # Never over an existing file: two shards must not share one.
         with target.open("xb") as copy:
             # Never more than the size that was counted, even if the file grows meanwhile.
             while size > 0 and (block := os.read(file, min(size, _BLOCK))):
@@ -84,21 +87,21 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 
 @contextmanager
-def _opened(name: str, parent: int | None, told: Path, kind: int) -> Iterator[int | None]:
+def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Iterator[int | None]:
     """Context with the file descriptor of the entry `name` in the open folder `parent`.
 
-    It is None if the entry is missing or not of this `kind`, such as `stat.S_IFDIR`. `told` is the entry's path: errors
-    name it, and without a `parent` it is opened in place of `name`.
+    It is None if the entry is missing or not of this `kind`, such as `stat.S_IFDIR`. Errors name the entry by
+    `entry_path`, which is opened in place of `name` if there is no `parent`.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
-    path = str(told) if parent is None else name
+    path = str(entry_path) if parent is None else name
     try:
         found = os.stat(path, dir_fd=parent, follow_symlinks=False)
         entry = os.open(path, _NO_LINKS, dir_fd=parent) if stat.S_IFMT(found.st_mode) == kind else None
     except FileNotFoundError:
         entry = None
     except OSError as error:
-        raise RecordingError("a shard's file cannot be read", found=f"{error.strerror}: {told}") from error
+        raise RecordingError("a shard's file cannot be read", found=f"{error.strerror}: {entry_path}") from error
     if entry is None:
         yield None
         return

@@ -1,4 +1,4 @@
-"""`bitproof merge`: join the run folders of a run that was split into shards, one per machine.
+"""`bitproof merge`: join the run folders of a run that was split into shards, a shard per machine.
 
 1. Read every shard's report. An unreadable report counts as missing.
 2. Refuse anything except different shards of the same run, and at most one run of `bitproof faults`, whose score is
@@ -34,7 +34,7 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
     """Merge run folders into a new folder under `report_dir` and return the worst exit status.
 
-    One of the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
+    Among the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
     status. Raises UsageError if folders are no shards, are not of the same run, or contain a shard twice. Raises
     RecordingError if no folder can be read, or if two contain the same case. After an error nothing is written.
     """
@@ -47,9 +47,10 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
     score, reports = _score_of(reports)
     if not reports:
         raise RecordingError("no shard's report can be read", found=", ".join(map(str, folders)))
-    _refuse_other_selections(reports)
+    _refuse_unlike_shards(reports)
     _refuse_double_claims(reports)
     with interrupts.held():
+        # An interrupt is let in only while files are copied, where the new folder can be removed again.
         return _merge(reports, score, prepare_run_dir(report_dir))
 
 
@@ -92,7 +93,8 @@ def _merge(reports: Reports, score: Score | None, run_dir: Path) -> int:
     return merged.exit_status
 
 
-def _refuse_other_selections(reports: Reports) -> None:
+def _refuse_unlike_shards(reports: Reports) -> None:
+    # The folder of each shard so far, by the shard's index.
     seen: dict[int, Path] = {}
     first_folder, first = reports[0]
     for folder, report in reports:
@@ -103,6 +105,8 @@ def _refuse_other_selections(reports: Reports) -> None:
                 found="a report without a shard",
             )
         assert first.shard is not None
+        # Equal selections include every setting of every case, so shards with other options for cases are refused,
+        # too.
         if report.shard.count != first.shard.count or report.shard.selection != first.shard.selection:
             raise UsageError(
                 "these are not shards of one run",
@@ -131,6 +135,7 @@ def _refuse_double_claims(reports: Reports) -> None:
     for folder, report in reports:
         assert report.shard is not None
         selection = {case.name: case for case in report.shard.selection}
+        # A case that a shard left out counts as claimed: no other shard may have run it.
         for name in [result.case.name for result in report.cases] + list(report.not_run):
             if other := seen.get(name):
                 raise RecordingError(
@@ -148,7 +153,7 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """Join the shards' reports into one report.
+    """Join the shards' reports into a report of the whole run.
 
     If machines or options differ between shards, the differences are printed, and kept in the report.
     """
@@ -167,6 +172,7 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
         for result in report.cases
     ]
     not_run = {name: why for report in reports for name, why in report.not_run.items()}
+    # Cases that no shard has, nor left out on purpose, become UNVERIFIED.
     expected = [case for case in selection if case.name not in not_run]
     cases = complete(expected, results, reason)
     return Report(
@@ -184,7 +190,8 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environments of all shards as one; a fact that differs, such as torch's version, is a dict by shard."""
+    """The environments of all shards together; a fact that differs, such as torch's version, is a dict by shard."""
+    # A shard without cases has no environment of ranks.
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
     return {name: _agreed(name, {shard: environment.get(name) for shard, environment in ran.items()}) for name in names}
@@ -195,8 +202,8 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first
-    told = ", ".join(f"{value} in {shard}" for shard, value in values.items())
-    print(f"bitproof: shards differ in {what}: {told}", file=sys.stderr)
+    text = ", ".join(f"{value} in {shard}" for shard, value in values.items())
+    print(f"bitproof: shards differ in {what}: {text}", file=sys.stderr)
     return values
 
 

@@ -44,10 +44,12 @@ class WatchedRank:
         self.request, self.case, self.rank = request, case, mesh.rank
         self.folder = os.path.join(request["folder"], str(mesh.rank))
         self.session = self._begin(request["what"], **request["asked"])
+        # A program of several ranks also has collectives, which the standalone part does not know.
         self.session.events.name_unread = _name_unread
+        # Before calls are watched: tracing calls operators, too.
         program = _program(request["system"], case, mesh)
         with self.session.events:
-            self.inner = _system(request["system"], case, mesh, program)
+            self.inner = _inner_system(request["system"], case, mesh, program)
         if hasattr(self.inner, "manifest"):
             self.manifest = self.inner.manifest
 
@@ -60,6 +62,7 @@ class WatchedRank:
 
         with self.session.events:
             self.inner.step(index, shown)
+        # The system may have caught the error of a listener, so it is raised here.
         if self.session.events.errors:
             raise self.session.events.errors[0]
         if index == self.case.steps - 1:
@@ -68,6 +71,7 @@ class WatchedRank:
 
     def _begin(self, what: str, **asked: Any) -> Any:
         if what == "record":
+            # Each rank has an equal part of the budget.
             return recording_calls.RecordingSession(self.folder, asked["budget"] // self.case.parallelism.world_size)
         results = os.path.join(self.folder, "results")
         if what == "exchange":
@@ -87,7 +91,7 @@ class WatchedRank:
 
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
-    """The traced graph if the system `name` runs a graph, otherwise None. It is traced before calls are watched."""
+    """The traced graph if the system `name` runs a graph, otherwise None."""
     if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
@@ -96,10 +100,11 @@ def _program(name: str, case: Case, mesh: Mesh) -> Any:
     return prepare_program(case, mesh.device, GraphOptions())
 
 
-def _system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
+def _inner_system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
     if name == GRAPH:
         from bitproof.harness.systems.graph import make_graph_system
 
+        # The last argument would let a fault change gradients; here nothing does.
         return make_graph_system(case, mesh, mesh.device, program, lambda gradients: gradients)
     if name in BUILT_IN:
         from bitproof.reference.step import make_eager
@@ -126,8 +131,8 @@ def _name_unread(operator: Any, args: Any) -> str:
     if "wait_tensor" in str(operator):
         return ""
     groups = [ranks for each in args if (ranks := _ranks(each)) is not None]
-    told = f"ranks {', '.join(map(str, groups[0]))}" if groups else "a group"
-    return f"{operator} over {told}: a collective, which is not replayed alone"
+    text = f"ranks {', '.join(map(str, groups[0]))}" if groups else "a group"
+    return f"{operator} over {text}: a collective, which is not replayed alone"
 
 
 def _ranks(argument: Any) -> tuple[int, ...] | None:

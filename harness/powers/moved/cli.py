@@ -99,6 +99,7 @@ def moved_command(
     if python is not None and not os.access(python, os.X_OK):
         raise UsageError("--python takes an interpreter", expected="a program that runs", found=str(python))
     elsewhere = bool(python or to or variables)
+    # The first word is a subcommand or a program; Typer has no syntax for such a choice.
     first, *rest = words
     if first == "check":
         if len(rest) != 1 or elsewhere:

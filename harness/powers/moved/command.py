@@ -81,6 +81,7 @@ def status_of(certificate: MovedCertificate) -> int:
     A call or program that differs from itself in one environment also counts as 1, but 3 takes precedence. A
     certificate without any calls is 3.
     """
+    # The states of all calls that are not equal.
     states = {row.state for row in certificate.rows}
     if states - {NOT_REPLAYED, "failed", NONDETERMINISTIC} or certificate.verified.plain == "DIFFERENT":
         return UNEXPECTED

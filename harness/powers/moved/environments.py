@@ -106,6 +106,7 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
     last = "\n".join(printed.strip().splitlines()[-8:])
     if "No module named 'torch'" in printed:
         return MachineError("the Python has no torch", expected="an interpreter that imports torch", found=python)
+    # A negative status is the signal that ended the process.
     if status < 0:
         name = signal.Signals(-status).name if -status in [*signal.Signals] else str(-status)
         return RecordingError(f"the process that should {what} was ended by {name}", found=last or None, where=python)
@@ -115,16 +116,17 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 def installed(requirement: str) -> str:
     """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
 
-    The environment is made on first use, and also finds all packages of this Python. If the requirement is torch, all
-    libraries that torch needs, such as CUDA's, are installed with it. For another package only dependencies that this
-    Python lacks are installed, so `transformers==5.2.0` leaves torch unchanged. Raises UsageError unless the text names
-    one package and its release, and MachineError if the installation fails.
+    The environment is made on first use, and also finds all packages of this Python: `transformers==5.2.0` leaves torch
+    unchanged. Raises UsageError unless the text names one package and its release, and MachineError if the installation
+    fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)
     cache = default_folder()
     if cache is None:
         raise UsageError("there is no folder for the new environment", fix="set BITPROOF_CACHE")
+    # The name of the folder depends on all that decides its content: the requirement, this Python, and its packages'
+    # folder.
     rest = sysconfig.get_path("purelib")
     folder = cache / "environments" / sha256(f"{requirement} {sys.version} {rest}".encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
@@ -134,10 +136,13 @@ def installed(requirement: str) -> str:
         # this Python's torch if it shall install another one: it would take it for the environment's own.
         (own,) = folder.glob("lib/python*/site-packages")
         shared, text = own / "shared.pth", f"import site; site.addsitedir({rest!r})\n"
+        # For another package pip sees this Python's packages, and installs only dependencies that are missing. torch
+        # comes with all libraries that it needs, such as CUDA's.
         if named[1].lower() != "torch":
             shared.write_text(text)
         _run_install(requirement, [str(python), "-m", "pip", "install", "--quiet", requirement])
         shared.write_text(text)
+        # Last, so that an interrupted installation is not taken for a complete one.
         (folder / "ready").touch()
     return str(python)
 

@@ -39,11 +39,11 @@ def explainer(path: Path) -> Explainer:
 def _other_recordings(certificate: MovedCertificate, first: Recording, second: Recording) -> list[str]:
     """The differences between the certificate's recordings and these two, in words; [] if there are none.
 
-    At most MOST_REASONS are listed. The two recordings are compared in both orders, and the order with fewer
-    differences counts.
+    At most MOST_REASONS are listed.
     """
     old, new = certificate.recordings
     one, other = identity_of(first), identity_of(second)
+    # `diff` takes recordings in any order, so both are tried, and the order with fewer differences counts.
     found = [[*differences(old, left), *differences(new, right)] for left, right in ((one, other), (other, one))]
     reasons = min(found, key=len)
     more = [f"and {len(reasons) - MOST_REASONS} more"] if len(reasons) > MOST_REASONS else []

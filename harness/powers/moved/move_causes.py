@@ -11,6 +11,7 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
     `old` and `new` are the results of `order_probes.probe` in each environment.
     """
+    # A fact is a cause only if both environments have it, with other values.
     found = []
     if old.get("flushes") != new.get("flushes") and None not in (old.get("flushes"), new.get("flushes")):
         found.append("subnormals become zero" if new["flushes"] else "subnormals are kept, became zero")
@@ -36,6 +37,7 @@ def _added(sizes: Sequence[int]) -> str:
     `sizes` is the result of `order_probes._bias`: per term, how many other terms were added before the term and the
     bias met in a common sum.
     """
+    # The bias meets first the term with the fewest other terms in between.
     first = min(range(len(sizes)), key=sizes.__getitem__)
     return "last" if min(sizes) == len(sizes) - 1 else f"to term {first} first"
 

@@ -70,22 +70,25 @@ class CaseOnRanks:
         """Run the case on all ranks, and join their answers. Requests and answers are those of `OneProcess.ask`."""
         if what == "exchange":
             sets = asked["sets"]
-            return {"runs": [self._exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
+            return {"runs": [self._run_exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
         recording, answers = self._run(environment, what, folder, seconds, asked)
         if what == "results":
-            told = {name: sum(answer[name] for answer in answers) for name in ("kept", "lost")}
-            return told | {"repeats": self._compared(recording)["equal"]}
+            counts = {name: sum(answer[name] for answer in answers) for name in ("kept", "lost")}
+            return counts | {"repeats": self._compared(recording)["equal"]}
+        # All later runs are compared with this first one.
         self.old = recording
         program = {"program": self.name, "arguments": [*self.arguments], "steps": recording.manifest.steps}
         return environment.ask("merge", {"folder": str(folder), "ranks": len(answers), **program}, seconds)
 
-    def _exchanged(self, environment: Environment, folder: Path, seconds: float, keys: list[str]) -> dict[str, Any]:
+    def _run_exchanged(self, environment: Environment, folder: Path, seconds: float, keys: list[str]) -> dict[str, Any]:
         recording, answers = self._run(environment, "exchange", folder, seconds, {"keys": keys})
+        # A run without exchanges is the plain new run, whose recording the certificate names.
         if not keys and self.old is not None:
             self.identities = [identity_of(self.old), identity_of(recording)]
         found = self._compared(recording) | {"exchanged": sum(answer["exchanged"] for answer in answers)}
         found["has_same_calls"] = all(answer["has_same_calls"] for answer in answers)
         for name in ("moved_again", "other"):
+            # The first such call of any rank: a later one may follow from it.
             by_rank = [answer[name] | {"rank": rank} for rank, answer in enumerate(answers) if answer[name]]
             found[name] = min(by_rank, key=lambda each: each["call"], default=None)
         if found["moved_again"] is not None:
@@ -105,16 +108,16 @@ class CaseOnRanks:
             raise RecordingError("the runs of the case cannot be compared", found=found.reason)
         first = found.first_divergence
         where = "" if first is None else f"{first.kind} {first.name} at step {first.step}, rank {first.rank}"
-        told = {"equal": found.verdict == Verdict.EQUAL, "first": where, "records": sum(found.compared.values())}
-        return told | {"digest": identity_of(recording).digest}
+        facts = {"equal": found.verdict == Verdict.EQUAL, "first": where, "records": sum(found.compared.values())}
+        return facts | {"digest": identity_of(recording).digest}
 
     def _run(
         self, environment: Environment, what: str, folder: Path, seconds: float, asked: dict[str, Any]
     ) -> tuple[Recording, list[dict[str, Any]]]:
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as temporary:
             request, out = Path(temporary, "request.json"), Path(temporary, "recording")
-            told = {"what": what, "folder": str(folder.resolve()), "answers": temporary, "system": self.system}
-            request.write_text(json.dumps(told | {"asked": asked}))
+            content = {"what": what, "folder": str(folder.resolve()), "answers": temporary, "system": self.system}
+            request.write_text(json.dumps(content | {"asked": asked}))
             words = ["record", self.name, "--system", SYSTEM, "--out", str(out), "--report-dir", f"{temporary}/logs"]
             environment.bitproof([*words, *self.arguments], {REQUEST: str(request)}, seconds)
             recording, answers = read_recording(out), [*_answers(Path(temporary))]

@@ -24,6 +24,7 @@ _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
 def identity_of(recording: Recording) -> RecordingIdentity:
     """A recording's identity: a digest over all records, the number of records, and the facts about its environment."""
     made = sha256(str(recording.manifest.digest).encode())
+    # Sorted, since the order in which ranks recorded does not matter.
     for key, record in sorted(recording.records.items()):
         made.update(json.dumps([*key, record.digest]).encode())
     facts = {name: fact for name, fact in environment_of(recording.manifest).items() if name not in _OF_THE_SYSTEM}

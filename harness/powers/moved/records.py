@@ -114,6 +114,7 @@ class MovedCertificate:
     def problem(self) -> str | None:
         """Return how the certificate contradicts itself, in words; None if it does not."""
         found = self.verified
+        # Every call is either equal or has a row.
         if self.equal + len(self.rows) != self.calls:
             return f"{self.equal} equal calls and {len(self.rows)} others, of {self.calls}"
         if self.operators > self.calls:
@@ -154,6 +155,7 @@ def read_certificate(path: Path) -> MovedCertificate:
         raise RecordingError("the certificate cannot be read", found=error.strerror, where=str(path)) from error
     except (ValueError, RecursionError) as error:
         raise RecordingError("the certificate is not JSON", found=str(error), where=str(path)) from error
+    # The digest is over the file's own values, before any default is filled in.
     if not isinstance(values, dict) or values.pop("digest", None) != digest_of(values):
         raise RecordingError("the certificate is damaged", expected="a digest of its values", where=str(path))
     found = read(MovedCertificate, values, "certificate", RecordingError, where=str(path))

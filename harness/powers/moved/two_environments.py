@@ -75,19 +75,20 @@ class TwoEnvironments:
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)
         for key, row in found["rows"].items():
+            # Without this, noise of the old environment would be taken for a move.
             if key in repeats and repeats[key]["state"] != "equal":
                 row |= {"state": "nondeterministic", "detail": "it does not repeat in the old environment"}
         self.rows = found["rows"]
-        told = found["recorded"]
+        recorded = found["recorded"]
         return MovedCertificate(
-            program=told["program"],
-            steps=told["steps"],
-            old=told["environment"],
+            program=recorded["program"],
+            steps=recorded["steps"],
+            old=recorded["environment"],
             new=found["environment"],
             variables=dict(self.new.variables),
             verified=Verified(),
             **self._counted(),
-            uncollected=told["uncollected"],
+            uncollected=recorded["uncollected"],
         )
 
     def _replay(
@@ -106,22 +107,23 @@ class TwoEnvironments:
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
         plain, again = self._runs([[], []])
-        told: dict[str, Any] = {"records": plain["records"], "first": plain["first"]}
+        facts: dict[str, Any] = {"records": plain["records"], "first": plain["first"]}
         if not (old["equal"] and old["has_same_calls"]):
             reason = (
                 "a second run in the old environment differs from the first: it reads a file of that, or has no seed"
             )
-            return Verified(plain="NONDETERMINISTIC", remainder=reason, **told)
+            return Verified(plain="NONDETERMINISTIC", remainder=reason, **facts)
         if plain["digest"] != again["digest"]:
-            return Verified(plain="NONDETERMINISTIC", **told)
+            return Verified(plain="NONDETERMINISTIC", **facts)
         if plain["equal"]:
-            return Verified(plain="EQUAL", **told)
+            return Verified(plain="EQUAL", **facts)
         keys = [key for key, row in self.rows.items() if row["state"] == MOVED]
         inputs: list[str] = []
         best = plain
         for _ in range(MOST_ROUNDS):
             again_moved = best["moved_again"]
             if again_moved is not None:  # the first call that read the same and gave other bits
+                # Named by its inputs, too: its key may be that of a call that was recorded with other values.
                 inputs.append(again_moved["in"])
                 if again_moved["key"] not in keys:
                     keys.append(again_moved["key"])
@@ -131,21 +133,24 @@ class TwoEnvironments:
             asked = {"keys": keys, "inputs": inputs, "budget": self.budget * 2}
             kept = self._program.ask(self.old, "results", self.folder, self.seconds, **asked)
             if not kept["repeats"]:
-                return Verified(plain="NONDETERMINISTIC", remainder="the program differs from itself, old", **told)
+                return Verified(plain="NONDETERMINISTIC", remainder="the program differs from itself, old", **facts)
             (best,) = self._runs([keys])
+            # No progress is possible: all is equal, or no call moved that read the same inputs, or its old results
+            # were tried already.
             if best["equal"] or best["moved_again"] is None or best["moved_again"]["in"] in inputs:
                 break
         if keys and best["equal"] and len(keys) > 1 and self.explains:
             without = keys[:MOST_ALONE]
+            # All old results but those of one call: what then differs is that call's own effect.
             runs = self._runs([[each for each in keys if each != key] for key in without])
             for key, run in zip(without, runs, strict=True):
                 self.rows[key]["alone"] = run["first"] or "no record changes"
         elif best["equal"] and len(keys) == 1:
-            self.rows[keys[0]]["alone"] = told["first"]
+            self.rows[keys[0]]["alone"] = facts["first"]
         verdict: Verdict = "not run" if best is plain else "EQUAL" if best["equal"] else "DIFFERENT"
         remainder = "" if best["equal"] else _remainder(best)
         return Verified(
-            plain="DIFFERENT", with_exchange=verdict, exchanged=best["exchanged"], remainder=remainder, **told
+            plain="DIFFERENT", with_exchange=verdict, exchanged=best["exchanged"], remainder=remainder, **facts
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
@@ -178,6 +183,7 @@ class TwoEnvironments:
         # Each switch is tried on the calls that no earlier one brought back.
         left = list(keys)
         for switch in SWITCHES:
+            # A switch that the new environment has already set changes nothing.
             if not left or switch.items() <= self.new.variables.items():
                 continue
             tried = Environment(python=self.new.python, variables={**self.new.variables, **switch})
@@ -188,10 +194,11 @@ class TwoEnvironments:
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
         """The certificate, completed by the verdicts about the program and by the facts found since `replay`."""
-        told: dict[str, Any] = {"verified": verified, **self._counted()}
+        facts: dict[str, Any] = {"verified": verified, **self._counted()}
         if isinstance(self.program, CaseOnRanks):
-            told |= {"system": self.program.system, "recordings": self.program.identities}
-        return MovedCertificate(**{**vars(certificate), **told})
+            facts |= {"system": self.program.system, "recordings": self.program.identities}
+        # Counts again, since `verify` may have added moved calls.
+        return MovedCertificate(**{**vars(certificate), **facts})
 
     def _counted(self) -> dict[str, Any]:
         """Counts for a certificate: distinct "calls", "operators" and "equal" calls; "rows" has the unequal calls."""
@@ -200,6 +207,7 @@ class TwoEnvironments:
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}
 
     def _row(self, row: Mapping[str, Any]) -> MovedRow:
+        # `first` is converted: JSON has lists where the row has tuples.
         names = {each.name for each in fields(MovedRow)} & row.keys() - {"first"}
         first = [(at, old, new) for at, old, new in row.get("first", ())]
         return MovedRow(operator=row["op"], is_drawn=row["drawn"], first=first, **{name: row[name] for name in names})

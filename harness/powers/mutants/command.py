@@ -100,11 +100,14 @@ def faults(
     exit status is 0 if every fault was detected and no harmless rewrite was reported as a difference, 1 if not, and 3
     if something could not be judged.
     """
+    # Before anything runs: the faults take hours, and the page is written at their end.
     _check_page(page)
     found = FaultsFound(own_digest=own_digest())
     if resume is not None:
         found = read_found(resume / FAULTS_FILE).of_today(own_digest())
+        # With `everywhere` a fault may be judged in some cases only, so each case is asked below.
         entries = [entry for entry in entries if everywhere or not found.has(entry.name)]
+    # The CPU seconds of this call, after those of the call that it continues.
     spent = [found.cpu_seconds or 0.0]
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
@@ -114,8 +117,9 @@ def faults(
             with interrupts.let_in(), open_client(cases, run_dir, options) as client, make_progress(1) as progress:
                 plan = {entry.name: homes(entry, cases) for entry in entries}
                 lost = [entry for entry in entries if not plan[entry.name] and not found.has(entry.name)]
-                found.outcomes += map(_nowhere, lost)
+                found.outcomes += map(_without_home, lost)
                 for case in cases:
+                    # Without `everywhere`, a fault has a single home: the first case of its plan.
                     mine = [x for x in entries if case in (plan[x.name] if everywhere else plan[x.name][:1])]
                     mine = [x for x in mine if not found.has(x.name, case.name)]
                     if not mine:
@@ -126,6 +130,7 @@ def faults(
                         runs = FaultRuns(case, placement, client, options, progress.on_event)
                         results.append(runs.begin())
                         spent.append(runs.cpu_seconds)
+                        # A case that differs without a fault cannot show one.
                         if not shows_faults(results[-1]):
                             continue
                         for entry in mine:
@@ -160,7 +165,7 @@ def _check_page(page: Page | None) -> None:
         )
 
 
-def _nowhere(entry: Entry) -> FaultOutcome:
+def _without_home(entry: Entry) -> FaultOutcome:
     needs = "; ".join(need.says for need in entry.all_needs)
     return FaultOutcome(
         fault=entry.name,

@@ -1,4 +1,4 @@
-"""Injects faults into a case one after the other, and judges each.
+"""Injects faults into a case in turn, and judges each.
 
 1. The reference is recorded once, and the candidate once without a fault. They must agree: otherwise no difference
    could be attributed to a fault. The first step of both is repeated with every call logged, and must agree with the
@@ -69,7 +69,7 @@ MAX_TOLD = 600
 
 
 class FaultRuns:
-    """Runs one case repeatedly, each time with another fault injected into its candidate."""
+    """Runs a case repeatedly, each time with another fault injected into its candidate."""
 
     def __init__(
         self, case: Case, placement: Placement, client: Client, options: RunOptions, on_event: OnEvent
@@ -104,6 +104,7 @@ class FaultRuns:
         began, cpu = time.monotonic(), self.cpu_seconds
         with self._counting():
             outcome = self._outcome(entry)
+            # Recordings of hundreds of faults would fill the disk.
             shutil.rmtree(self._folder, ignore_errors=True)
         return replace(outcome, seconds=time.monotonic() - began, cpu_seconds=self.cpu_seconds - cpu)
 
@@ -113,6 +114,7 @@ class FaultRuns:
         try:
             yield
         finally:
+            # Never negative: a process that has ended may be missing in the second sum.
             self.cpu_seconds += max(0.0, cpu_of_descendants() - began) + time.process_time() - own
 
     def _outcome(self, entry: Entry) -> FaultOutcome:
@@ -141,13 +143,13 @@ class FaultRuns:
         except RankError as error:
             # A rank reports a fault that did not fire as an error: that is no detection.
             if "never fired" in str(error):
-                return replace(blank, status="not struck", reason=_told(error))
+                return replace(blank, status="not struck", reason=_shortened(error))
             status: FaultStatus = "killed" if entry.is_fault else "flagged"
-            return replace(blank, status=status, verdict=Verdict.ERROR, reason=_told(error))
+            return replace(blank, status=status, verdict=Verdict.ERROR, reason=_shortened(error))
         except UsageError as error:
-            return replace(blank, status="not struck", reason=_told(error))
+            return replace(blank, status="not struck", reason=_shortened(error))
         except BitproofError as error:
-            return replace(blank, reason=_told(error))
+            return replace(blank, reason=_shortened(error))
         candidate = read_recording(self._folder / "recording")
         comparison = demand_substance(compare(self._reference, candidate, self.case))
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer))
@@ -155,16 +157,19 @@ class FaultRuns:
     def _outcome_of_case(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome:
         result = self._run_with(entry).result()
         first, statuses = result.first_divergence, {Verdict.DIFFERENT: "killed", Verdict.ERROR: "killed"}
+        # A CLOSE result is within its bound, so the fault did not show.
         statuses |= dict.fromkeys((Verdict.EQUAL, Verdict.CLOSE), "survived")
         status = cast(FaultStatus, statuses.get(result.verdict, "unjudged"))
-        told = None if result.error is None or status == "survived" else result.error[:MAX_TOLD]
-        outcome = replace(blank, status=status, verdict=result.verdict, kinds=result.differing_kinds, reason=told)
-        outcome = replace(outcome, expected=tuple(map(_tell_site, entry.sites)))
+        reason = None if result.error is None or status == "survived" else result.error[:MAX_TOLD]
+        outcome = replace(blank, status=status, verdict=result.verdict, kinds=result.differing_kinds, reason=reason)
+        outcome = replace(outcome, expected=tuple(map(_describe_site, entry.sites)))
         if result.verdict != Verdict.DIFFERENT or first is None:
             return outcome
         key = Key(first.step, first.kind, first.name, first.rank)
         at = f"step {key.step}, rank {key.rank}, {key.kind} {key.name}"
-        return _checked(replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key))
+        return _with_blame_checked(
+            replace(outcome, first=at, call=first.call), entry, first, list(entry.sites), place_of(key)
+        )
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """Run only the first step with a fault. Return the fault's outcome if the step differs from the reference's.
@@ -172,11 +177,12 @@ class FaultRuns:
         Returns None if the step is equal or fails, or if it differs even without a fault: then all steps must run.
         `blank` is an outcome with the facts that are known before a run; the result is a copy with the findings.
         """
-        if not self._shows_nothing_where_nothing_is_wrong():
+        if not self._is_clean_when_logged_too():
             return None
         run, folder = self._run_with(entry), self._folder / "first-step"
         try:
             answer = run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
+            # An error here is judged by the run of all steps, which then follows.
             comparison, candidate = self._first_step(folder)
         except BitproofError:
             return None
@@ -184,7 +190,7 @@ class FaultRuns:
             return None
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
 
-    def _shows_nothing_where_nothing_is_wrong(self) -> bool:
+    def _is_clean_when_logged_too(self) -> bool:
         """Whether the candidate's first step, run with logging and without a fault, equals the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
@@ -226,13 +232,14 @@ class FaultRuns:
         # A run that cannot be compared, e.g. one with missing records, stays "unjudged".
         if comparison.verdict not in (Verdict.DIFFERENT, Verdict.EQUAL):
             return replace(blank, verdict=comparison.verdict, reason=comparison.reason)
+        # By whether the entry is a fault; an equivalent rewrite must not differ.
         named: dict[bool, FaultStatus] = {True: "killed" if seen else "survived", False: "flagged" if seen else "equal"}
         outcome = replace(
             blank,
             status=named[entry.is_fault],
             verdict=comparison.verdict,
             kinds=comparison.differing_kinds,
-            expected=tuple(map(_tell_site, sites)),
+            expected=tuple(map(_describe_site, sites)),
         )
         if first is None:
             hidden = entry.hidden(self.case)
@@ -248,19 +255,21 @@ class FaultRuns:
             call=call,
             reason=problem,
         )
-        return _checked(outcome, entry, first, sites) if entry.is_fault else outcome
+        return _with_blame_checked(outcome, entry, first, sites) if entry.is_fault else outcome
 
     def _blamed(
         self, entry: Entry, first: Divergence, candidate: Recording, calls: list[list[Call]] | None
     ) -> tuple[BlamedCall | None, str | None]:
         assert self._reference is not None
         try:
+            # The reference has no fault, so a single log of each step serves all faults.
             if first.step not in self._logs:
                 logged = self._logged(self._clean_run(), "reference", first.step)
                 self._logs[first.step] = [ReferenceLog(log) for log in logged]
+            # The run of the first step has logged its calls already.
             calls = calls or self._logged(self._run_with(entry), "candidate", first.step)
         except BitproofError as error:
-            return None, f"the replay that looks for the cause failed: {_told(error)}"
+            return None, f"the replay that looks for the cause failed: {_shortened(error)}"
         differing = differing_digests(self._reference, candidate, first.step)
         key = Key(first.step, first.kind, first.name, first.rank)
         pair = self._reference.records[key].digest, candidate.records[key].digest
@@ -293,11 +302,11 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
     They are those that the fault's edit of the graph reported; without such a report, those of its catalogue entry.
     """
     passes = answer.graph.passes if answer.graph else []
-    told = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
-    return [Site(*site) for site in told] if told is not None else list(entry.sites)
+    reported = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
+    return [Site(*site) for site in reported] if reported is not None else list(entry.sites)
 
 
-def _checked(
+def _with_blame_checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
     """Note in `outcome` whether the blamed call's module, operator and rank are those of a call that the fault changed.
@@ -317,17 +326,18 @@ def _checked(
         outcome,
         place_right=any(site.is_at(call.module, call.direction) for site in sites),
         operator_right=any(site.is_at(call.module, call.direction) and site.is_of(call.operator) for site in sites),
+        # None for a fault on all ranks, where no rank is the right one.
         rank_right=None if rank is None else call.rank == rank,
     )
 
 
-def _tell_site(site: Site) -> str:
+def _describe_site(site: Site) -> str:
     module = "no module" if site.module is None else site.module or "the root"
     chunk = "" if site.chunk is None else f", chunk {site.chunk}"
     return f"{site.operator} of {module} ({site.direction}{chunk})"
 
 
-def _told(error: BitproofError) -> str:
+def _shortened(error: BitproofError) -> str:
     # Errors of gloo and pydantic begin with the essential part, and may be very long.
     text = str(error)
     return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."

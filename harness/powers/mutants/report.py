@@ -21,13 +21,14 @@ HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and d
 
 
 def line_of(outcome: FaultOutcome) -> str:
-    """Return an outcome as one line, to be printed as soon as it is known."""
+    """Return an outcome as a line, to be printed as soon as it is known."""
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
         words.append(f"blamed {blamed(outcome)}")
     if outcome.holds:
         words.append(f"it holds {outcome.holds}")
+    # None stands for a part that was not judged, so only False counts.
     if False in (outcome.place_right, outcome.operator_right, outcome.rank_right):
         words.append(f"expected {' or '.join(dict.fromkeys(outcome.expected))}")
     if outcome.reason and outcome.status != "killed":
@@ -46,7 +47,7 @@ def blamed(outcome: FaultOutcome) -> str:
 
 
 def by_family(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
-    """Return the scores as rows of a table: one row per family of faults, and one for all."""
+    """Return the scores as rows of a table: a row per family of faults, and a last row for all."""
     families = dict.fromkeys(outcome.family for outcome in outcomes)
     groups = {family: [x for x in outcomes if x.family == family] for family in families} | {TOTAL: list(outcomes)}
     return [_row(name, Score.of(group)) for name, group in groups.items()]
@@ -70,7 +71,7 @@ def tell(found: FaultsFound) -> Iterator[str]:
     from tabulate import tabulate
 
     yield from tabulate(by_family(found.outcomes), HEADERS, disable_numparse=True).splitlines()
-    for title, chosen in _odd(found.outcomes).items():
+    for title, chosen in _unexpected(found.outcomes).items():
         if chosen:
             yield ""
             yield f"{title}:"
@@ -83,7 +84,7 @@ def tell(found: FaultsFound) -> Iterator[str]:
         yield f"it took {found.cpu_seconds / 60:.1f} minutes of CPU"
 
 
-def _odd(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome]]:
+def _unexpected(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome]]:
     return {
         "survivors": [x for x in outcomes if x.status == "survived"],
         "false alarms": [x for x in outcomes if x.status == "flagged"],
@@ -163,7 +164,7 @@ def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], ca
         "",
         *rows_of(HEADERS, by_family(found.outcomes)),
     ]
-    for title, chosen in _odd(found.outcomes).items():
+    for title, chosen in _unexpected(found.outcomes).items():
         if chosen:
             lines += [
                 "",

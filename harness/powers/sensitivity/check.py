@@ -48,7 +48,7 @@ class SensitivityCheck(Check):
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure the sensitivity of a case in a separate process; None if its verdict is not the expected one."""
+        """Measure the sensitivity of a case in a separate process; None if its verdict is not as expected."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 

@@ -25,8 +25,8 @@ def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, re
         missing.extend(filter(_is_missing, report.cases))
         for result in report.cases:
             found = result.checks.get("sensitivity")
-            told = "\n".join(blocks.lines(found)) if found else "sensitivity not measured: the case is not as expected"
-            print(f"{result.case.name}: {result.verdict}, {told}\n")
+            text = "\n".join(blocks.lines(found)) if found else "sensitivity not measured: the case is not as expected"
+            print(f"{result.case.name}: {result.verdict}, {text}\n")
         return {}
 
     status = run_and_report(cases, options, report_dir, replay, tell=tell)

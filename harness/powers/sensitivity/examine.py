@@ -1,6 +1,6 @@
-"""Examines one call of a step: would the compared tensors show an error in its output?
+"""Examines a call of a step: would the compared tensors show an error in its output?
 
-Three kinds of errors are tried: 1 ULP in one element, grossly wrong values, and the results of formulas that round
+Three kinds of errors are tried: 1 ULP in an element, grossly wrong values, and the results of formulas that round
 differently.
 """
 
@@ -19,7 +19,7 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 from bitproof.harness.powers.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
-"""The maximum number of elements of a call's output that are changed in a step, one at a time, until the error is
+"""The maximum number of elements of a call's output that are changed in a step, each alone, until the error is
 seen."""
 
 Isolate = Callable[[Callable[[], Fate]], Fate]
@@ -34,8 +34,8 @@ class CallFinding:
     """Whether errors in the output of a call showed in the compared tensors.
 
     `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
-    that were changed, one at a time. If none showed, `lost` has the indices of the calls at which the last error
-    disappeared: they returned the right bits although they read wrong ones; -1 means that no call read it. `is_blind`:
+    that were changed, each alone. If none showed, `lost` has the indices of the calls at which the last error
+    disappeared: they returned the right bits although they read wrong bits; -1 means that no call read it. `is_blind`:
     even gross errors in all elements on all ranks did not show; then `lost` is about the gross errors. `neighbours` has
     the results for formulas with other rounding.
     """
@@ -53,7 +53,7 @@ class NotRepeatableError(Exception):
 
 
 class Examiner:
-    """Examines the calls of one step of a program.
+    """Examines the calls of a step of a program.
 
     Each value that the program computes has a number, its slot: `ranks[rank][slot]` is the value in this step on a
     rank. All random choices depend only on `seed`.
@@ -99,11 +99,13 @@ class Examiner:
             return CallFinding(call=index, lost=(-1,), is_blind=True, neighbours=answers)
         fate = Fate()
         for turn in range(TRIES):
-            fate = self._one_ulp(call, turn)
+            # Another element each time: one element may be masked, or its error rounded away.
+            fate = self._follow_one_ulp(call, turn)
             if fate.shown:
                 return CallFinding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
         # Only for unseen calls: an error of 1 ULP that shows proves that the call is not blind.
         gross = self._is_blind(call, targets) if may_be_blind else None
+        # Of a blind call the gross errors show best where errors disappear.
         lost = fate.lost if gross is None else gross.lost
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
@@ -120,22 +122,23 @@ class Examiner:
         """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
+        # The tries take the results of the call in turn.
         slot = targets[turn % len(targets)]
         rank = chance.choice(self._filled(slot))
         return slot, rank, by_one_ulp(self._ranks[rank][slot], chance)
 
-    def _one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
+    def _follow_one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
         slot, rank, wrong = self.error(call, turn)
         value = self._ranks[rank][slot]
         # The control experiment: the readers of an unchanged copy must return the recorded bits.
-        if not readers_agree(self._program, self._ranks, slot, rank, _again(value)):
+        if not readers_agree(self._program, self._ranks, slot, rank, _unchanged_copy(value)):
             raise NotRepeatableError(f"what reads {call.operator} {call.node} gives other bits when it is repeated")
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
         """Try gross errors in all results of a call, first on one rank, then on all ranks.
 
-        Returns None if one of the errors showed; otherwise the fate of the last error, with the calls at which it
+        Returns None if any of the errors showed; otherwise the fate of the last error, with the calls at which it
         disappeared.
         """
         fate = Fate()
@@ -153,12 +156,15 @@ class Examiner:
 
     def _followed(self, wrong: Mapping[tuple[int, int], Any], safe: bool) -> Fate:
         run = functools.partial(follow, self._program, self._ranks, wrong, self._compared)
+        # A wrong index may crash the kernel that reads it, and with it this process.
         return run() if safe else self._isolate(run)
 
     def _neighbour(self, call: ReplayedCall, name: str) -> Answer | None:
+        # A function per rank, which returns the value of a slot.
         gets: list[Get] = [values.__getitem__ for values in self._ranks]
         try:
             found = computed(self._program, call, name, gets)
+        # The formula does not support these arguments, such as another number of dims.
         except KERNELS_REFUSE:
             return None
         wrong = {key: value for key, value in found.items() if not same(value, self._ranks[key[1]][key[0]])}
@@ -167,5 +173,5 @@ class Examiner:
         return "seen" if follow(self._program, self._ranks, wrong, self._compared).shown else "lost"
 
 
-def _again(value: Any) -> Any:
+def _unchanged_copy(value: Any) -> Any:
     return copied(value) if tensors_of(value) and not isinstance(value, (tuple, list)) else value

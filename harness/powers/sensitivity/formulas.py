@@ -28,6 +28,7 @@ def _wide(function: Formula) -> Formula:
     """A formula that calls `function` with its floating-point arguments in float64, and rounds the result back once."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
+        # The result gets the dtype of the first floating-point argument, as the operator's own.
         dtypes = [x.dtype for x in args if isinstance(x, Tensor) and x.is_floating_point()]
 
         def widened(x: Any) -> Any:
@@ -75,8 +76,10 @@ def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: An
     bounds = [0, *offs.tolist()]
     pairs = list(itertools.pairwise(bounds))
     if y.dim() == 3:  # rows of x by group, a matrix each
+        # Rows after the last group's end belong to no group; their results are zeros here.
         parts = [x[a:b].float() @ y[i].float() for i, (a, b) in enumerate(pairs)]
         return torch.cat([*parts, x.new_zeros(x.shape[0] - bounds[-1], y.shape[-1]).float()]).to(x.dtype)
+    # Both operands are 2-dimensional: the groups divide the inner dim, as in the gradient of the weights.
     return torch.stack([x[:, a:b].float() @ y[a:b].float() for a, b in pairs]).to(x.dtype)
 
 
@@ -104,6 +107,7 @@ def _attention_by_steps(
     if (mask := kwargs.get("attn_mask")) is not None:
         scores = scores + mask
     if is_causal:
+        # Above the diagonal: the keys that come after a query.
         future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(future, float("-inf"))
     out = (scores.softmax(-1) @ v.float()).to(q.dtype)
@@ -158,7 +162,7 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
     """Return the names of a call's neighbouring formulas, which differ by rounding only, such as `in float64`."""
-    return [name for name, _ in _all(program, call)]
+    return [name for name, _ in _formulas_of(program, call)]
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
@@ -166,14 +170,15 @@ def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -
 
     A slot is the number of a value; `gets` has a function per rank that returns the value of a slot.
     """
-    formula = dict(_all(program, call))[name]
+    formula = dict(_formulas_of(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
 
 
 Slots = Iterator[tuple[tuple[int, int], Any]]
 
 
-def _all(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
+def _formulas_of(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
+    # A collective; of these only sums over ranks have a neighbouring formula.
     if call.partition is not None:
         if call.operator in ("reduce_scatter_tensor", "all_reduce"):
             yield "from the last rank", functools.partial(_from_last_rank, call)
@@ -181,14 +186,14 @@ def _all(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[
     if call.operator == "_fused_adamw_":
         yield "by steps", functools.partial(_stepwise, call)
     for name, formula in _FORMULAS.get(call.operator, ()):
-        yield name, functools.partial(_given_by, call, formula)
+        yield name, functools.partial(_by_formula, call, formula)
     if call.operator == "_to_copy" and call.kwargs.get("dtype") is torch.bfloat16:
         yield "cut, not rounded", functools.partial(_cut, call)
     if call.operator in ("add", "sub") and not call.kwargs and len(call.args) == 2:
         yield from _sums(program, call)
 
 
-def _given_by(call: ReplayedCall, formula: Formula, gets: list[Get], rank: int) -> Slots:
+def _by_formula(call: ReplayedCall, formula: Formula, gets: list[Get], rank: int) -> Slots:
     get = gets[rank]
     kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
     found, usual = formula(*filled(call.args, get), **kwargs), get(call.result)
@@ -208,6 +213,7 @@ def _cut(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
     get = gets[rank]
     kwargs = {name: filled(value, get) for name, value in call.kwargs.items()}
+    # From the slot before the call to the slot after it.
     new = dict(call.writes)
     by_steps = _adamw_by_steps(*filled(call.args, get), **kwargs)
     for x, mean, (value, moment) in zip(call.args[0], call.args[2], by_steps, strict=True):
@@ -216,9 +222,10 @@ def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
-    """The result of a reduction on one rank, but with the group's ranks added in descending order."""
+    """The result of a reduction on a rank, but with the group's ranks added in descending order."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
+    # Descending: bitproof's own sums add in ascending rank order.
     xs = [gets[peer](call.args[0].number) for peer in reversed(group)]
     if call.operator == "reduce_scatter_tensor":
         xs = [x.chunk(len(group))[group.index(rank)] for x in xs]
@@ -226,7 +233,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield (name, function) of formulas that combine a sum with the call of one of its inputs, and round differently.
+    """Yield (name, function) of formulas that combine a sum with the call that makes its input, and round differently.
 
     These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
     """

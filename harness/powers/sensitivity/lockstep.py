@@ -20,7 +20,7 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""A function that returns the value of a slot, i.e. the value with this number, on one rank."""
+"""A function that returns the value of a slot, i.e. the value with this number, on a rank."""
 
 Ranks = Sequence[Sequence[Any]]
 """All values of a step: `ranks[rank][slot]`, where a slot is the number of a value."""
@@ -33,20 +33,21 @@ def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
     call writes copies.
     """
     if call.is_wait:
+        # In one process a collective has ended when it returns, so a wait returns its argument.
         return [(call.result, get(call.args[0].number))]
     if not call.writes:
-        return [(call.result, call.function(*filled(call.args, get), **_named(call, get)))]
+        return [(call.result, call.function(*filled(call.args, get), **_keyword_arguments(call, get)))]
     # The call writes copies: other calls still read the old values.
     written = {old: copied(get(old)) for old, _ in call.writes}
 
     def read(slot: int) -> Any:
         return written[slot] if slot in written else get(slot)
 
-    result = call.function(*filled(call.args, read), **_named(call, read))
+    result = call.function(*filled(call.args, read), **_keyword_arguments(call, read))
     return [(call.result, result), *((new, written[old]) for old, new in call.writes)]
 
 
-def _named(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
+def _keyword_arguments(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
     return {name: filled(value, get) for name, value in call.kwargs.items()}
 
 
@@ -62,6 +63,8 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
         arguments[rank] = filled(call.args, gets[rank])[:-1]
     if call.operator == "all_to_all_single":
         for place, rank in enumerate(group):
+            # Arguments are (input, output sizes, input sizes): each sender's size for this rank must be the expected
+            # one.
             sent = [int(arguments[peer][2][place]) for peer in group]
             if sent != [int(size) for size in arguments[rank][1]]:
                 raise RuntimeError(f"rank {rank} expects {arguments[rank][1]} rows and is sent {sent}")
@@ -80,6 +83,7 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
     """
     ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
     for values, own in zip(ranks, before, strict=True):
+        # The state before the step, and its batch.
         for source, slot in program.inputs.items():
             values[slot] = own[source]
     gets = [values.__getitem__ for values in ranks]
@@ -101,6 +105,7 @@ def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[l
 
 
 def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
+    # For each storage, the slots whose values are in it.
     sharing: dict[int, list[int]] = {}
     for slot, value in enumerate(values):
         for x in tensors_of(value):
@@ -109,6 +114,7 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
         for old, _ in call.writes:
             for x in tensors_of(values[old]):
                 for other in sharing[storage_key(x)]:
+                    # A view that is read only before the write is no problem.
                     late = [index for index in program.readers[other] if index > call.index]
                     if other != old and late:
                         raise PassError(

@@ -37,7 +37,7 @@ def why_not(case: Case) -> str | None:
 
 @dataclass
 class Steps:
-    """The steps of a case's candidate, replayed one by one for all ranks in this process.
+    """The steps of a case's candidate, replayed in order for all ranks in this process.
 
     After `advance`, `ranks[rank][slot]` has the values of the current step; a slot is the number of a value.
     """
@@ -54,6 +54,7 @@ class Steps:
         graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
+            # As the program's inputs include the optimizer's state, which exists only after a first update.
             begin_state(trainer)
         program, first = Program(), trainers[0]
         partitions = groups.partitions()
@@ -79,6 +80,7 @@ class Steps:
             program.compared["optimizer", name] = program.last[STATE, name]
         for name in first.state_buffers:
             program.compared["buffer", f"{name}@after_optimizer"] = program.last[BUFFER, name]
+        # Last, when all that the step leaves and all that is compared is known.
         refuse_hidden_state(program)
         return Steps(program, trainers, [dict(held(trainer)) for trainer in trainers], [])
 
@@ -115,6 +117,7 @@ def check(program: Program, ranks: Sequence[Sequence[Any]], recording: Recording
         for (kind, name), slot in program.compared.items()
     }
     recorded = {key: record.digest for key, record in recording.records.items() if key.step == step}
+    # Keys of both sides, so that a missing record is a difference, too.
     if wrong := [key for key in {**recorded, **found} if found.get(key) != recorded.get(key)]:
         first = min(wrong, key=lambda key: (key.rank, key.kind, key.name))
         raise RecordingError(

@@ -1,4 +1,4 @@
-"""Makes values wrong, by 1 ULP in one element or grossly; also compares values bit by bit."""
+"""Makes values wrong, by 1 ULP in an element or grossly; also compares values bit by bit."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def as_integers(x: Tensor) -> Tensor:
 
 def copied(x: Tensor) -> Tensor:
     """Return a copy with the same strides, storage offset and alignment, since these can decide which kernel runs."""
+    # The whole storage, since `clone` of the tensor would drop its offset and its strides.
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, in order, without empty ones. The value may be a nested tuple or list."""
+    """Return the tensors in a value, in order, without empty tensors. The value may be a nested tuple or list."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
@@ -59,12 +60,11 @@ def is_safe(value: Any) -> bool:
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """Return the value with one element off by 1 ULP; None if the value contains neither elements nor a number.
+    """Return the value with an element off by 1 ULP; None if the value contains neither elements nor a number.
 
-    `chance` chooses the element, among finite nonzero elements if there are any. If all elements are zero, the chosen
-    one becomes the ULP of 1, since a subnormal would vanish in any sum. Integers change by 1 and stay within the range
-    of the tensor's values unless all are equal. A Python number changes by 1. Elements that share memory, e.g. of an
-    expanded dim, change together.
+    `chance` chooses the element, among finite nonzero elements if there are any. Integers change by 1 and stay within
+    the range of the tensor's values unless all are equal. A Python number changes by 1. Elements that share memory,
+    e.g. of an expanded dim, change together.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + chance.choice((-1, 1)) if value else value + 1
@@ -74,11 +74,14 @@ def by_one_ulp(value: Any, chance: random.Random) -> Any:
     x = chance.choice(found)
     wrong = copied(x)
     where = _element(x, chance)
+    # All elements are zero: the next number is a subnormal, which would vanish in any sum. So the element becomes the
+    # ULP of 1.
     if x.is_floating_point() and not bool(x.any()):
         wrong[where] = torch.finfo(x.dtype).eps
         return replaced(value, x, wrong)
     # As integers, neighbouring floats of one sign differ by 1.
     bits = as_integers(wrong)
+    # A complex element is two integers: either its real or its imaginary part changes.
     place = (*where, chance.randrange(2)) if x.is_complex() else where
     bits[place] = _off_by_one(x, bits[place].item(), chance)
     return replaced(value, x, wrong)
@@ -88,12 +91,14 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
     if x.dtype == torch.bool:
         return not bits
     if x.is_floating_point() or x.is_complex():  # sign and magnitude: adding 1 moves away from zero
+        # The bits of infinity: its exponent is all ones, and so it is the first number that is not finite.
         infinity = int(as_integers(torch.tensor(float("inf"), dtype=x.real.dtype)))
         magnitude = bits & ((1 << (infinity.bit_length())) - 1)
         # A finite number must stay finite: an infinity would be seen everywhere, unlike 1 ULP.
         if magnitude == 0 or magnitude + 1 >= infinity:  # the largest finite number, and infinity, become smaller
             return bits + (1 if magnitude == 0 else -1)
         return bits + chance.choice((-1, 1))
+    # An integer may be an index or a count: outside the tensor's range it could be invalid.
     return bits - 1 if bits == int(x.max()) and bits > int(x.min()) else bits + 1
 
 
@@ -114,7 +119,7 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """Return the value with every element far from the original one; a value without elements or numbers is unchanged.
+    """Return the value with every element far from the original; a value without elements or numbers is unchanged.
 
     Finite elements stay finite. Integers are drawn from the range of the tensor's values. A Python number grows by 1.
     """
@@ -133,6 +138,7 @@ def grossly(value: Any, chance: random.Random) -> Any:
         else:
             low, high = int(x.min()), int(x.max())
             drawn = torch.randint(low, high + 1, x.shape, generator=generator)
+            # If all integers are equal, their range has no other value.
             new = (drawn if high > low else x + 1).to(x.dtype)
         once = tuple(
             slice(0, 1) if s == 0 else slice(None) for s in x.stride()

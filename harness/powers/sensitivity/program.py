@@ -132,6 +132,7 @@ class Program:
         found: list[int] = []
         for slot in call.gives:
             readers = [self.calls[index] for index in self.readers[slot]]
+            # A tuple itself cannot be made wrong, only its elements.
             if readers and all(reader.function is operator.getitem for reader in readers):
                 found += [reader.result for reader in readers]
             else:
@@ -178,6 +179,7 @@ class Variables:
     def read(self, key: Any) -> int:
         """Return the current slot of a node or tensor, i.e. the number of its value."""
         slot = self.of[key]
+        # A value may be overwritten several times.
         while slot in self.newest:
             slot = self.newest[slot]
         return slot
@@ -185,6 +187,7 @@ class Variables:
     def write(self, key: Any) -> tuple[int, int]:
         """Give a node or tensor a new slot (value number), since a call writes it. Returns its old and its new slot."""
         old, new = self.read(key), self.program.slot()
+        # Views that were made before still have the old slot; `run_step` refuses a step that reads them later.
         self.newest[old] = new
         return old, new
 
@@ -226,12 +229,14 @@ def _add_node(
     program: Program, variables: Variables, module: GraphModule, node: Node, partitions: Mapping[str, Partition]
 ) -> None:
     # Arguments first, then writes: `x.add_(y)` reads the slot that x had before the call.
-    args, kwargs = _frozen((tuple(node.args), dict(node.kwargs)), variables, module)
+    args, kwargs = _with_slots((tuple(node.args), dict(node.kwargs)), variables, module)
+    # A collective in a graph is functional: it returns new memory.
     written = [] if operators.is_collective(node) else operators.written_arguments(node)
     reads = tuple(sorted(set(slots_in([args, kwargs]))))
     writes = tuple(variables.write(x) for x in dict.fromkeys(written))
     result = program.slot()
     variables.of[node] = result
+    # `y = x.add_(1)` makes y and x the same memory, so both mean the new slot.
     if written and _returns_written(node):
         variables.of[node] = writes[0][1]
     is_collective = operators.is_collective(node)
@@ -286,7 +291,7 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
     )
 
 
-def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
+def _with_slots(value: Any, variables: Variables, module: GraphModule) -> Any:
     """Nested arguments of a node, with a `Slot` in place of each node.
 
     A node that stands for an attribute of the module, a constant or a nested graph, is replaced by the attribute.
@@ -297,11 +302,11 @@ def _frozen(value: Any, variables: Variables, module: GraphModule) -> Any:
         case Node():
             return Slot(variables.read(value))
         case list():
-            return [_frozen(item, variables, module) for item in value]
+            return [_with_slots(item, variables, module) for item in value]
         case tuple():
-            return tuple(_frozen(item, variables, module) for item in value)
+            return tuple(_with_slots(item, variables, module) for item in value)
         case dict():
-            return {name: _frozen(item, variables, module) for name, item in value.items()}
+            return {name: _with_slots(item, variables, module) for name, item in value.items()}
     return value
 
 

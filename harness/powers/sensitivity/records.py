@@ -130,13 +130,14 @@ class Sensitivity:
 def wilson(hits: int, tries: int) -> tuple[float, float]:
     """Return Wilson's 95% score interval for a share: E. B. Wilson, J. Am. Stat. Assoc. 22 (1927), 209."""
     share = hits / tries
+    # Unlike the normal interval, it is valid for shares near 0 and 1, which are usual here.
     middle = (share + Z * Z / (2 * tries)) / (1 + Z * Z / tries)
     half = Z * math.sqrt(share * (1 - share) / tries + Z * Z / (4 * tries * tries)) / (1 + Z * Z / tries)
     return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Return one row per direction ("forward", ...), with the sums over all modules."""
+    """Return a row per direction ("forward", ...), with the sums over all modules."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

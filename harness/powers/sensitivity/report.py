@@ -37,7 +37,7 @@ def percent(share: float) -> str:
 
 
 def headline(found: Sensitivity) -> str:
-    """Return one line: `clause`, sample size, calls seen at the first try, calls never visible, ranks, steps, time."""
+    """Return a line: `clause`, sample size, calls seen at the first try, calls never visible, ranks, steps, time."""
     if found.share is None:
         return f"sensitivity not measured: {found.reason or 'no call was tried'}"
     tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
@@ -73,18 +73,18 @@ def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
 
     With `is_blind`, the rows are about blind calls instead: those whose errors no comparison can see.
     """
-    told = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
-    return [(way, name, str(count), reason) for (way, name, reason), count in told.most_common()]
+    counts = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
+    return [(way, name, str(count), reason) for (way, name, reason), count in counts.most_common()]
 
 
 def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
     """Yield every table: its title, headers and rows."""
     yield "calls seen, by module and direction", HEADERS, rows(found)
     for title, is_blind in (("calls not seen", False), ("calls blind by nature", True)):
-        told = reason_rows(found, is_blind)
-        if told:
-            more = f", the first {MAX_REASONS} of {len(told)} kinds" if len(told) > MAX_REASONS else ""
-            yield title + more, REASON_HEADERS, told[:MAX_REASONS]
+        found_rows = reason_rows(found, is_blind)
+        if found_rows:
+            more = f", the first {MAX_REASONS} of {len(found_rows)} kinds" if len(found_rows) > MAX_REASONS else ""
+            yield title + more, REASON_HEADERS, found_rows[:MAX_REASONS]
     if found.shown:
         yield "first shown by", ("kind", "calls"), [(kind, str(count)) for kind, count in found.shown.items()]
     if found.formulas:

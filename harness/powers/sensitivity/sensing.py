@@ -58,10 +58,12 @@ class Sensing:
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
     """Measure a case in a separate process. `device` is the device on which the case ran."""
+    # A replay on the CPU would not have the bits of a GPU's kernels.
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
     found = answers_apart("bitproof.harness.powers.sensitivity.sensing", task, Sensitivity, 1, log, timeout)
+    # Closing the generator ends the process.
     with contextlib.closing(found) as answers:
         answer = next(answers)
     return Sensitivity(reason=answer.reason) if isinstance(answer, Lost) else answer
@@ -120,7 +122,7 @@ class _Search:
         if self._task.effort.seconds is not None:
             deadline = self._began + self._task.effort.seconds * (FIRST_STEP if is_first else 1)
         tried = 0
-        for finding in self._examined(pending, deadline):
+        for finding in self._examine_in_processes(pending, deadline):
             self._note(finding)
             tried += 1
         # A later step counts only if every open call was tried in it.
@@ -141,6 +143,7 @@ class _Search:
         """
         known = self._found.get(finding.call)
         if known is None:
+            # At once: the first element that was changed, in the first step.
             if finding.shown and finding.tries == 1:
                 self._at_once.add(finding.call)
             self._found[finding.call] = finding
@@ -149,10 +152,11 @@ class _Search:
             known,
             shown=known.shown or finding.shown,
             is_blind=known.is_blind and finding.is_blind,
+            # Only formulas that were not seen are tried again, so the newer answer counts.
             neighbours={**known.neighbours, **finding.neighbours},
         )
 
-    def _examined(self, pending: Sequence[int], deadline: float | None) -> Iterator[CallFinding]:
+    def _examine_in_processes(self, pending: Sequence[int], deadline: float | None) -> Iterator[CallFinding]:
         from bitproof.harness.powers.sensitivity.examine import Examiner
         from bitproof.harness.powers.sensitivity.spread import Compared
 

@@ -64,6 +64,7 @@ class Compared:
             call = self.program.makers.get(call.args[0].number)
         if call is None or not call.counts or call.operator in NOT_LOGGED or call.node in self.packing:
             return False
+        # By value and not by call: a comparison of all calls looks for values that the reference never had.
         return any(digest(x) not in self.values[rank] for x in tensors_of(value))
 
 
@@ -128,20 +129,22 @@ class _Wrong:
         if slot in self._program.shown:
             self.shown = self.shown or self._program.shown[slot]
         elif self._compared is not None and self._compared.shows(slot, rank, value):
+            # An operator's output that no record holds is reported as an activation.
             self.shown = self.shown or "activation"
         for index in self._program.readers[slot]:
             if index not in self.on:
                 self.on[index] = set()
                 heapq.heappush(self.waiting, index)
+            # A call may wait already, for another wrong input or another rank.
             self.on[index].add(rank)
         if not self._program.readers[slot] and slot not in self._program.shown:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded ones."""
+        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded bits."""
         if call.partition is None:
             for rank in sorted(wrong_on):
-                self._hold(call, rank, run_call(call, functools.partial(self._get, rank)))
+                self._note_results(call, rank, run_call(call, functools.partial(self._get, rank)))
             return
         gets = [functools.partial(self._get, rank) for rank in range(len(self._ranks))]
         for group in call.partition:
@@ -152,12 +155,13 @@ class _Wrong:
                 if not any(differ):
                     self.lost.append(call.index)
 
-    def _hold(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+    def _note_results(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
         # A list and no generator: every wrong result must be noted.
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
 
     def _is_known(self, slot: int) -> bool:
+        # A result that nothing reads or compares cannot show an error.
         return bool(self._program.readers[slot]) or slot in self._program.shown
 
     def _differs(self, slot: int, rank: int, value: Any) -> bool:

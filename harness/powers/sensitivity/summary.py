@@ -29,6 +29,7 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
         row["calls"] += 1
         if (finding := found.get(call.index)) is None:
             continue
+        # A later step may have shown what seemed blind in an earlier one.
         is_blind = finding.is_blind and finding.shown is None
         row.update(tried=1, seen=finding.shown is not None, at_once=call.index in at_once, blind=is_blind)
         for name, answer in finding.neighbours.items():
@@ -69,11 +70,11 @@ def _reason(program: Program, finding: CallFinding, how: Literal["blind", "lost"
 
     The most frequent come first. `how` says if gross errors disappeared ("blind") or only those of 1 ULP ("lost").
     """
-    told = Counter(_told(None if index < 0 else program.calls[index], how) for index in finding.lost)
-    return ", ".join(text for text, _ in told.most_common(3))
+    places = Counter(_where_lost(None if index < 0 else program.calls[index], how) for index in finding.lost)
+    return ", ".join(text for text, _ in places.most_common(3))
 
 
-def _told(call: ReplayedCall | None, how: Literal["blind", "lost"]) -> str:
+def _where_lost(call: ReplayedCall | None, how: Literal["blind", "lost"]) -> str:
     if call is None:
         return "nothing reads it"
     name = call.operator
@@ -84,6 +85,7 @@ def _told(call: ReplayedCall | None, how: Literal["blind", "lost"]) -> str:
         return f"{name} decides as before"
     if row.hides is Hides.SHAPE or row.reads_layout:
         return f"{name} reads its shape alone"
+    # `index_put` with accumulate=True adds, and overwrites nothing.
     if row.hides is Hides.MASK and not (name == "index_put" and True in call.args):
         return f"overwritten or masked in {name}"
     if how == "blind":

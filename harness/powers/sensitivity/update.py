@@ -72,7 +72,7 @@ def begin_state(trainer: TrainerLike) -> None:
     # An update with zero gradients still changes parameters: weight decay does.
     before = [(x, x.detach().clone()) for x in held(trainer).values()]
     with _Tape(Program(), {}, runs_only=True):
-        trainer.update(_zeros(trainer))
+        trainer.update(_zero_gradients(trainer))
     with torch.no_grad():
         for x, value in before:
             x.copy_(value)
@@ -86,7 +86,7 @@ def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, 
     The trainer is that of any rank. The calls read the gradients that the program compares. Raises PassError if the
     update reads a tensor outside the trainer's state.
     """
-    gradients = _zeros(trainer)
+    gradients = _zero_gradients(trainer)
     known = held(trainer)
     # The update below changes the rank's real state, so it is restored afterwards.
     before = [(x, x.clone()) for x in known.values()]
@@ -107,15 +107,12 @@ def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, 
             x.copy_(value)
 
 
-def _zeros(trainer: TrainerLike) -> dict[str, Tensor]:
+def _zero_gradients(trainer: TrainerLike) -> dict[str, Tensor]:
     return {name: torch.zeros_like(x) for name, x in trainer.parameters.items()}
 
 
 class _Tape(TorchDispatchMode):
-    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run.
-
-    It keeps tensors alive, since they are identified by `id`, which Python would reuse.
-    """
+    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -123,6 +120,7 @@ class _Tape(TorchDispatchMode):
         self._partitions = partitions
         self._runs_only = runs_only
         self._variables = Variables(program)
+        # Tensors are identified by `id`, which Python would reuse if they were freed.
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
@@ -147,13 +145,14 @@ class _Tape(TorchDispatchMode):
         is_wait = is_collective and name_of(function) == "wait_tensor"
 
         def run() -> Any:
+            # Not executed: the other ranks are not here, and only the shape of the result matters.
             return args[0] if is_wait else args[0].clone() if is_collective else function(*args, **kwargs)
 
         if self._runs_only or name_of(function).startswith("_record_function"):
             return run()
         # Arguments are frozen before the writes: the call reads the slots from before it.
-        frozen = self._frozen(tuple(args)), {name: self._frozen(value) for name, value in kwargs.items()}
-        written = [] if is_collective else self._written(function, args, kwargs)
+        frozen = self._with_slots(tuple(args)), {name: self._with_slots(value) for name, value in kwargs.items()}
+        written = [] if is_collective else self._written_tensors(function, args, kwargs)
         writes = tuple(self._variables.write(id(x)) for x in written)
         result = run()
         call = ReplayedCall(
@@ -199,16 +198,17 @@ class _Tape(TorchDispatchMode):
         )
         return slot
 
-    def _frozen(self, value: Any) -> Any:
+    def _with_slots(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return Slot(self.read(value))
         if isinstance(value, (list, tuple)):
-            return type(value)(self._frozen(item) for item in value)
+            return type(value)(self._with_slots(item) for item in value)
         return value
 
-    def _written(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
+    def _written_tensors(self, function: Any, args: Any, kwargs: Any) -> list[Tensor]:
         names = [argument.name for argument in schema_of(function).arguments]
         given = dict(zip(names, args, strict=False)) | kwargs
         values = [given.get(name) for name in written_names(function)]
         flat = [x for value in values for x in (value if isinstance(value, (list, tuple)) else [value])]
+        # By identity, each tensor once: tensors have no usable `==`.
         return list({id(x): x for x in flat if isinstance(x, Tensor)}.values())

@@ -37,6 +37,7 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
     if the search had no result. Raises UsageError if options or case are wrong, before anything runs.
     """
     options = checked_options(case, options)
+    # Under torchrun only rank 0 searches.
     if follows():
         return follow_rank_0(case, options, report_dir)
     return search(case, options, report_dir, replay)[0]
@@ -45,13 +46,13 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
     """The options for the runs of a search: `options`, with two changes that save time.
 
-    Causes are not verified, and a system runs a second time only if the two systems differ, and only up to the first
-    difference. Raises UsageError or CaseError if options or case are wrong.
+    Raises UsageError or CaseError if options or case are wrong.
     """
     check_case(case)
     check_extra_passes(options.extra_passes, case)
     if options.inject is not None:
         check_fault(parse_fault(options.inject), case)
+    # Causes are not verified, and a system runs a second time only if the two differ, and only up to the difference.
     return replace(options, control="up_to_difference", verify=False)
 
 

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class ComparedRun(Protocol):
-    """The interface through which the search runs a case: both systems, or one of them.
+    """The interface through which the search runs a case: both systems, or either of them.
 
     If the case asks for placements to be planned, `case` contains the plan after a run.
     """
@@ -126,7 +126,7 @@ class Bisector:
         except BitproofError as error:
             self.found.problem = f"a prefix could not be judged\n{error}"
             return
-        self._tell_pass(self.found.result)
+        self._name_pass(self.found.result)
         if self.found.blamed == CHUNK:
             self._search_regions()
 
@@ -135,6 +135,7 @@ class Bisector:
         # Write the graphs as well, so that the user can see the effect of the pass.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
+        # With solved placements: prefixes must not solve them again.
         self.case = run.case
         self._note(self.found.probes, "all passes", self.case, result.verdict, result.seconds.total or 0.0)
         if result.verdict == Verdict.EQUAL:
@@ -161,14 +162,17 @@ class Bisector:
     def _prefix_differs(self, half: Sequence[str]) -> bool:
         """Run the candidate with all passes up to the last of `half`. Returns whether it differs from its reference."""
         index = self._pass_list.index(half[-1])
-        verdict = self._judge(self._prefix(index), self.found.probes, f"until {half[-1]}")
+        verdict = self._judge_candidate(self._case_with_prefix(index), self.found.probes, f"until {half[-1]}")
         if verdict == Verdict.EQUAL:
+            # The suspects only shrink, so the last EQUAL prefix is the longest one.
             self.found.equal = half[-1]
         return verdict == Verdict.DIFFERENT
 
-    def _prefix(self, index: int) -> Case:
+    def _case_with_prefix(self, index: int) -> Case:
         """The case with only the first passes, up to the pass at `index` of the list."""
+        # Without the chunk pass the candidate does not chunk, so neither may its reference.
         chunks = CHUNK in self._pass_list[: index + 1] or self.case.chunking is None
+        # The name of a case has only lower-case letters, digits and underscores.
         label = re.sub(r"[^a-z0-9_]", "_", self._pass_list[index].lower())
         return replace(
             self.case,
@@ -178,7 +182,7 @@ class Bisector:
             pipeline=replace(self.case.pipeline, until=self._pass_list[index] if index else ""),
         )
 
-    def _judge(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
+    def _judge_candidate(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
         """Run the candidate of a case with only some passes, compare it with its reference, and note it in `probes`.
 
         `applied` says which passes or regions were applied. Raises BitproofError if there is no verdict.
@@ -187,7 +191,7 @@ class Bisector:
         run = self._run_of(case, self.options)
         try:
             run.record("candidate", "first")
-            comparison = compare(self._reference(case, run), run.recording("candidate"), case)
+            comparison = compare(self._reference_recording(case, run), run.recording("candidate"), case)
         except BitproofError:
             self._note(probes, applied, case, Verdict.ERROR, time.monotonic() - began)
             raise
@@ -196,7 +200,7 @@ class Bisector:
             raise RecordingError(f"{applied}: the recordings cannot be compared", found=comparison.reason)
         return comparison.verdict
 
-    def _reference(self, case: Case, run: ComparedRun) -> Recording:
+    def _reference_recording(self, case: Case, run: ComparedRun) -> Recording:
         """The recording of a case's reference: made by `run`, or reused from an earlier run with other passes."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
@@ -216,7 +220,7 @@ class Bisector:
         if self.case.reference != "eager_chunked":
             found.region_problem = f"whether {self.case.reference} can chunk one region alone is not known"
             return
-        prefix = self._prefix(self._pass_list.index(CHUNK))
+        prefix = self._case_with_prefix(self._pass_list.index(CHUNK))
         [chunk] = [entry for entry in found.result.passes if entry.name == CHUNK]
         found.regions = tuple(name for own in chunk.by_stage for name in own.get("modules", ()))
 
@@ -225,8 +229,8 @@ class Bisector:
 
         def differs(half: Sequence[str]) -> bool:
             nonlocal together
-            case = self._region(prefix, chunking, half)
-            verdict = self._judge(case, found.region_probes, f"chunk in {', '.join(half)}")
+            case = self._case_with_regions(prefix, chunking, half)
+            verdict = self._judge_candidate(case, found.region_probes, f"chunk in {', '.join(half)}")
             together = tuple(half) if verdict == Verdict.DIFFERENT else together
             return verdict == Verdict.DIFFERENT
 
@@ -236,12 +240,13 @@ class Bisector:
         except BitproofError as error:
             found.region_problem = f"a region could not be judged\n{error}"
             return
-        case = self._region(prefix, chunking, found.regions)
+        case = self._case_with_regions(prefix, chunking, found.regions)
+        # A whole run of both systems, unlike the probes: it also finds the call to blame.
         result = self._run_of(case, self.options).result()
         applied = f"chunk in {found.regions[0]}, by itself"
         self._note(found.region_probes, applied, case, result.verdict, result.seconds.total or 0.0)
         if result.verdict == Verdict.DIFFERENT:
-            self._tell_pass(result)
+            self._name_pass(result)
             found.region_result = result
         else:
             found.region_problem = (
@@ -249,11 +254,11 @@ class Bisector:
                 + ", ".join(together)
             )
 
-    def _region(self, prefix: Case, chunking: Chunking, regions: Sequence[str]) -> Case:
+    def _case_with_regions(self, prefix: Case, chunking: Chunking, regions: Sequence[str]) -> Case:
         name = longer_name(self.case.name, f"_region_{len(self.found.region_probes)}", LONGEST_NAME)
         return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
 
-    def _tell_pass(self, result: CaseResult | None) -> None:
+    def _name_pass(self, result: CaseResult | None) -> None:
         """Name the found pass as the cause in a result's first divergence.
 
         Does nothing if tracing alone differs, for example because of an injected fault.
@@ -269,13 +274,15 @@ class Bisector:
 def shared_reference(recording: Recording, case: Case) -> Recording:
     """Reuse a reference's recording, made by a run with other passes, as the recording of the reference of `case`.
 
-    The result has only the steps of `case`, and its manifest names `case`. A new run would record the same bits, since
-    passes do not affect a reference without a graph. Raises RecordingError for a reference with a graph.
+    The result has only the steps of `case`, and its manifest names `case`. Raises RecordingError for a reference with a
+    graph.
     """
     manifest = recording.manifest
+    # Passes do not affect a reference without a graph, so a new run would record the same bits.
     if manifest.graph is not None:
         raise RecordingError("a reference that has passes must be recorded for each prefix", found=manifest.system)
     recording = recording.first_steps(case.steps)
+    # The pipeline's `until` is that of the new case; all other settings are those that were recorded.
     values = {name: value for name, value in recording.manifest.case.items() if name != "pipeline"}
     pipeline = {name: value for name, value in manifest.case.get("pipeline", {}).items() if name != "until"}
     # A case of a user's systems states no default.

@@ -31,7 +31,7 @@ def tell_answer(
 ) -> Iterator[str]:
     """Yield the search's answer, line by line.
 
-    `dumped` is the file that shows how the blamed pass changed the graph, if there is one. `replay` are the options of
+    `dumped` is the file that shows how the blamed pass changed the graph, if there is any. `replay` are the options of
     the command that repeats the case, and `name` is the case's name.
     """
     if found.blamed is None:
@@ -65,6 +65,7 @@ def tell_answer(
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
     """The text of bisect.json: the result of a search and its `answer` in words; `name` is the case's name."""
+    # An injected fault is no fault of tracing.
     is_injected = found.blamed == TRACE and inject is not None
     values = {
         "schema": SCHEMA,

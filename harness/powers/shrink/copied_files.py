@@ -41,6 +41,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
         # Each further root gets a numbered folder, so that names of files cannot clash.
         folder = roots.setdefault(root, f"{len(roots)}/" if roots else "")
         names[source] = f"{folder}{path.relative_to(root)}:{source.rpartition(':')[2]}"
+        # The file, then all files of the same root that it imports, directly or through others.
         pending = [path]
         while pending:
             file = pending.pop()
@@ -51,6 +52,7 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
             for module in imports_of(texts[name], package_of(file)[1]):
                 found = list(files_of(root, module))
                 pending += found
+                # A module that is no file here comes from an installed package, or from Python itself.
                 imported |= set() if found else {module.partition(".")[0]}
     return OwnFiles(texts, names, _distributions(imported))
 

@@ -32,7 +32,7 @@ class Bisection:
 
     `suspects` are the passes that may be to blame; at the end a single one is left, which is "trace" if tracing without
     any pass already differs. `equal` is the last pass of the longest list that was EQUAL. `result` is the result of the
-    case with all passes. `region_result` is the result with only one region chunked, if it differs. `problem` and
+    case with all passes. `region_result` is the result with a single region chunked, if it differs. `problem` and
     `region_problem` are the reasons why the search for a pass or a region ended without an answer.
     """
 

@@ -8,7 +8,7 @@
 Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
 is fixed, so the same case always shrinks to the same result.
 
-A user's system may ignore the sizes of a case's model and batch. Therefore one run makes all sizes minimal at once. If
+A user's system may ignore the sizes of a case's model and batch. Therefore a run makes all sizes minimal at once. If
 every loss and every difference stays the same, bit for bit, the systems ignore the sizes: they are not changed, and are
 reported as ignored. Otherwise sizes are tried separately.
 
@@ -68,7 +68,7 @@ class Symptom(NamedTuple):
 def symptom_of(result: CaseResult) -> Symptom | None:
     """How a case failed; None if its verdict is neither DIFFERENT nor ERROR."""
     if result.verdict == Verdict.ERROR:
-        return Symptom(Verdict.ERROR, error=_unspecific(result.error or ""))
+        return Symptom(Verdict.ERROR, error=_without_names(result.error or ""))
     first = result.first_divergence
     if result.verdict != Verdict.DIFFERENT or first is None:
         return None
@@ -80,11 +80,11 @@ def symptom_of(result: CaseResult) -> Symptom | None:
     return Symptom(Verdict.DIFFERENT, first.kind, call.operator, call.direction, module)
 
 
-def _unspecific(error: str) -> str:
+def _without_names(error: str) -> str:
     """The first line and the `found:` line of an error, with `_` for quoted names and for words with digits."""
     lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
-    told = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
-    return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(told[:2]))
+    sentences = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
+    return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(sentences[:2]))
 
 
 @dataclass(frozen=True)
@@ -156,6 +156,7 @@ def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Sho
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
     search = _Search(start, result, symptom, run, budget, show)
+    # First, so that no run is spent on sizes that the systems ignore.
     search.ask_of_sizes()
     before = None
     # A smaller dimension may allow another one to shrink that could not before: hence whole rounds.
@@ -211,28 +212,30 @@ class _Search:
         if is_ours or self.budget.is_spent or not any(self.result.losses.values()):
             # Without losses, ignored sizes cannot be recognized.
             return
-        for changes, trial in self._untried(_all_sizes):
+        # At most one trial: `_all_sizes` yields a single change.
+        for changes, trial in self._untried_trials(_all_sizes):
             self.budget.spent += 1
             result = self.run(trial)
             ignores = symptom_of(result) == self.symptom and _is_ignored(trial.case, changes, self.result, result)
             self.ignored |= changes.keys() if ignores else set()
-            told = "no bit changes, so all are ignored" if ignores else "some are followed"
-            self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {told}")
+            text = "no bit changes, so all are ignored" if ignores else "some are followed"
+            self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {text}")
 
     def improve(self, place: int) -> bool:
-        """Try the smaller values of a dimension until one fails the same way, and keep it. Returns whether one does.
+        """Try a dimension's smaller values until a trial fails the same way, and keep it. Returns whether any does.
 
         `place` is the dimension's index in DIMENSIONS.
         """
-        for changes, trial in self._untried(DIMENSIONS[place]):
+        for changes, trial in self._untried_trials(DIMENSIONS[place]):
             if self.budget.is_spent:
                 return False
+            # Before the run: a trial that fails in another way is not tried again.
             self.tried.add(trial)
             if self._fails_the_same_way(trial, changes):
                 return True
         return False
 
-    def _untried(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
+    def _untried_trials(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
         """Yield (changes, changed trial) for each smaller value of a dimension that is valid and was not tried yet."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
@@ -252,6 +255,7 @@ class _Search:
         symptom = symptom_of(result)
         same = symptom == self.symptom
         found = "fails the same way" if same else str(symptom) if symptom else result.verdict.value
+        # A size that no system reads can be shrunk without end, and each step would look like a success.
         if same and _is_ignored(trial.case, changes, self.result, result):
             same, found = False, "no bit changes, so it is ignored"
             self.ignored |= changes.keys()
@@ -287,6 +291,7 @@ def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
 def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     """Yield numbers of steps to try: only up to the first difference, then fewer."""
     steps, first = trial.case.steps, result.first_divergence
+    # The steps after the first difference cannot matter.
     if first is not None and first.step + 1 < steps:
         yield {"steps": first.step + 1}
     yield from ({"steps": n} for n in _smaller(steps))
@@ -295,7 +300,7 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     """Yield settings of parallelism to try: fewer ranks, with several group sizes (see `_groups`); then smaller groups.
 
-    The sizes of expert and tensor parallelism are halved one at a time, then both.
+    The sizes of expert and tensor parallelism are halved separately, then both.
     """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
@@ -306,14 +311,11 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks.
-
-    These are the present sizes, their halves, their greatest common divisors with the number of ranks, and 1 for one of
-    the two.
-    """
+    """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks."""
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
+    # First the present sizes, so that only the number of ranks changes; last 1 for either of the two.
     return list(dict.fromkeys([(ep, tp), fit, (halves[0], tp), (ep, halves[1]), halves, (1, fit[1]), (fit[0], 1)]))
 
 
@@ -337,7 +339,7 @@ def _batch(name: str) -> Dimension:
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of layers to try: fewer layers, with as many dense layers as now or none; then only dense ones."""
+    """Yield numbers of layers to try: fewer layers, with as many dense ones as now or none; then only dense layers."""
     model = trial.case.model
     if model.layers is None:
         return
@@ -346,6 +348,7 @@ def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
             yield {"model.layers": n}
         else:
             yield from ({"model.layers": n, "model.dense_layers": d} for d in (min(model.dense_layers, n), 0))
+    # Layers without experts are smaller.
     if model.dense_layers is not None and model.dense_layers < model.layers:
         yield {"model.dense_layers": model.layers}
 

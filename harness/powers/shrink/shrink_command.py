@@ -54,7 +54,7 @@ _FILE_SECONDS = 300.0
 
 
 @dataclass
-class _Drawer:
+class _FolderClient:
     """A client that stores a run in its own folders, since all runs of a search have the same case name.
 
     `run_dir` is for logs, and `work` for recordings.
@@ -120,6 +120,7 @@ class _Shrinking:
         print(f"it fails: {symptom}", flush=True)
         # A size that only the model's flavor states could not shrink, so all sizes are stated in the case.
         start = replace(start, case=self._with_sizes(start.case))
+        # The trial keeps its own number of steps: a single one if the first step differs.
         failing = replace(failing, case=replace(start.case, steps=failing.case.steps))
         smallest = shrink(failing, first, self._try, self.budget, lambda line: print(line, flush=True))
         if self.budget.is_spent:
@@ -133,9 +134,9 @@ class _Shrinking:
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
         """Run the case, and return the trial to shrink and its result.
 
-        If the first step alone is DIFFERENT, the trial has only this step: more steps would begin with the same
-        difference.
+        If the first step alone is DIFFERENT, the trial has only this step.
         """
+        # First a single step: if it differs, more steps would begin with the same difference.
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
@@ -147,12 +148,12 @@ class _Shrinking:
     def _with_sizes(self, case: Case) -> Case:
         """The case with every size of its model stated; unchanged if its model is not known."""
         try:
-            sizes: dict[str, Any] = self._called(case, "model_sizes", _ASK_SECONDS)
+            sizes: dict[str, Any] = self._call_in_stage(case, "model_sizes", _ASK_SECONDS)
         except BitproofError:
             return case
         return replace(case, model=replace(case.model, **sizes))
 
-    def _called(
+    def _call_in_stage(
         self, case: Case, function: str, seconds: float, values: Mapping[str, Any] = MappingProxyType({})
     ) -> dict[str, Any]:
         """Call a function of `in_stage` in another process, and return its result."""
@@ -187,7 +188,7 @@ class _Shrinking:
         options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
         placement = self.client.place(trial.case)
         with lease_gpus(placement, trial.case.parallelism.world_size):
-            client = _Drawer(self.client, run_dir, work)
+            client = _FolderClient(self.client, run_dir, work)
             return CaseRun(trial.case, placement, client, options, on_event, logs_calls=logs_calls).result()
 
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:
@@ -208,8 +209,8 @@ class _Shrinking:
             folder.mkdir()
             write_atomically(case_file, case_text(smallest.case))
             if confirmed:
-                file, told = self._write_file(smallest, final, folder, command)
-                print(f"file:   {told}")
+                file, text = self._write_file(smallest, final, folder, command)
+                print(f"file:   {text}")
         except OSError as error:
             raise RecordingError(
                 "the small case cannot be written", found=error.strerror or str(error), where=str(folder)
@@ -250,7 +251,8 @@ class _Shrinking:
         try:
             head = tell_head(case, final, command)
             values = {"extra_passes": trial.extra_passes, "step": first.step, "head": head}
-            found = self._called(case, "write_file", _FILE_SECONDS, values)
+            # In another process, since this one never imports torch.
+            found = self._call_in_stage(case, "write_file", _FILE_SECONDS, values)
         except BitproofError as error:
             return None, f"none: {error.what}" + (f"\n{error.found}" if error.found else "")
         file = folder / f"{case.name}.py"
@@ -258,8 +260,8 @@ class _Shrinking:
         write_atomically(file, text)
         calls = " and ".join(f"{number} of the {name}" for name, number in found["num_calls"].items())
         printed = "".join(f"\n          {line}" for line in found["printed"].splitlines())
-        told = f"{file}, {len(text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
-        return file, told
+        sentence = f"{file}, {len(text.splitlines())} lines, calls: {calls}; it exits with 1 and says{printed}"
+        return file, sentence
 
 
 def _write_own_systems(
@@ -267,10 +269,10 @@ def _write_own_systems(
 ) -> tuple[Path | None, str]:
     """Write a Python file that contains or loads a user's two systems and shows their difference.
 
-    Three forms are tried until one shows the difference: a file with the systems' code that needs no bitproof, one that
-    needs bitproof, and one that loads the systems from their folder. Returns the path and a text about the file, or
-    None and a text with the reason.
+    Returns the path and a text about the file, or None and a text with the reason.
     """
+    # Three forms, until one shows the difference: the systems' code without bitproof, the code with bitproof, and a
+    # file that loads the systems from their folder.
     case = trial.case
 
     def tell(own: OwnFiles) -> str:
@@ -310,9 +312,11 @@ def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
             )
         except CommandError as error:
             done = Ran(-1, str(error), "")
+    # A file that shows a difference exits with 1.
     if done.status != UNEXPECTED:
         file.unlink()
         return None, f"none: one was written, and ran without showing a difference\n{done.out}"
+    # Lines about the temporary report would name a folder that is gone.
     printed = "".join(f"\n          {line}" for line in done.out.splitlines() if elsewhere not in line)
     return file, f"{file}, {len(text.splitlines())} lines; it exits with 1 and says{printed}"
 

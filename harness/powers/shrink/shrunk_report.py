@@ -104,6 +104,7 @@ if __name__ == "__main__":
 
 def _source(text: str, names: Mapping[str, str]) -> str:
     if text in names:
+        # An expression of the script: its files are in a folder that is made when it runs.
         return f"folder + {'/' + names[text]!r}"
     source, colon, name = text.rpartition(":")
     file = file_of(source) if colon else None

@@ -74,7 +74,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
     At the end of the block the other ranks are sent a message that ends them, with the error, if any.
     """
-    with _joined(run_dir, options) as coordinator:
+    with _connected(run_dir, options) as coordinator:
         problem = None
         try:
             yield coordinator
@@ -93,7 +93,7 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
 
     Yields the results that rank 0 sends, and raises the error that ended rank 0.
     """
-    with _joined(run_dir, options) as coordinator:
+    with _connected(run_dir, options) as coordinator:
         while True:
             match coordinator.hear():
                 case RunRequest() as request:
@@ -108,7 +108,7 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
 
 
 @contextmanager
-def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
+def _connected(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
     os.environ.update(ENVIRONMENT)  # as on the hosts, since manifests contain it
     sys.path[:] = search_path()
     with _work_folder() as work:
@@ -125,6 +125,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
             error = coordinator.peers.explained(caught)
             problem = Problem.of(error, f"rank {coordinator.rank}")
             if coordinator.rank and not coordinator.peers.is_told:
+                # Otherwise rank 0 prints the error; without it, the first rank of each machine does.
                 do_not_wait_for_rank_0()  # rank 0 is gone, or this rank was interrupted
                 if speaks_for_its_machine() and isinstance(error, BitproofError):
                     print(error, file=sys.stderr, flush=True)
@@ -133,6 +134,7 @@ def _joined(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
             raise
         finally:
             with interrupts.held():
+                # A second signal must not cut off the message to rank 0 with the reason why this rank leaves.
                 coordinator.close(problem)
 
 
@@ -179,7 +181,7 @@ class Coordinator:
 
         Raises RankError, which names ranks that did not connect, or CaseError if ranks have other versions or code.
         """
-        rendezvous = Rendezvous(self.peers, self.options.timeout, self._made_of)
+        rendezvous = Rendezvous(self.peers, self.options.timeout, self._ask_facts)
         hello = Hello(
             token="",
             rank=self.rank,
@@ -215,6 +217,7 @@ class Coordinator:
         Raises CaseError if a rank lacks a GPU, if the case resumes from a checkpoint and the ranks are on several
         machines, or if collectives in shared memory are requested.
         """
+        # `machine` and not `node`: several agents of torchrun may be on one machine.
         machines = len({seat.machine for seat in self._seats})
         if case.resume_at is not None and machines > 1:
             raise CaseError(
@@ -283,10 +286,12 @@ class Coordinator:
         Returns how each rank's part ended, and the path of each rank's file. `number`, 0 or 1, is part of the files'
         names, so that the two halves have different ones. Raises the error of the rank to blame.
         """
+        # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:
             raise self.peers.lost
         self.peers.listen()
         self.peers.refuse_lost(f"before {request.system} ran")
+        # Accounts of a failed run must not count for this one.
         self.peers.accounts.clear()
         self.peers.tell_all(request)
         answers = self._gather(self._run(request, on_event), request)
@@ -332,15 +337,18 @@ class Coordinator:
             self._host = self._start_host()
             if (ended := self.peers.launcher.ended()) is not None:
                 return replace(account, problem=Problem.of(ended, request.system)), []
+            # A secondary failure: rank 0 blames the rank that failed first.
             end = End(failure=_ended_for_a_peer(self.rank), place="while it waited for other ranks")
         except Exception as error:
             self.peers.tell_failed()
+            # The host itself has died, and the next run needs another one.
             if isinstance(error, HostLost):
                 self._host, error = self._start_host(), error.error
             return replace(account, problem=Problem.of(error, request.system)), []
         if not end.done:
             self.peers.tell_failed()
         if end.log and self._own_dir != self._first_dir:
+            # Rank 0 prints the path, which is on this machine.
             end = replace(end, log=f"{socket.gethostname()}:{self._own_dir / end.log}")
         present = [file for file in files if file.exists()]
         sizes = tuple(file.stat().st_size if file.exists() else 0 for file in files)
@@ -349,7 +357,7 @@ class Coordinator:
     def _localized(self, request: RunRequest) -> RunRequest:
         """Rank 0's request for a run, with paths that are valid on this machine.
 
-        On other machines than rank 0's no profile is written, since its times would need rank 0's clock.
+        On other machines than rank 0's no profile is written.
         """
         # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
@@ -361,6 +369,7 @@ class Coordinator:
             request,
             logs=logs,
             work=self.work / "run",
+            # The times of a profile would need rank 0's clock.
             profile=None,
             options=replace(
                 request.options, kept_graphs=self.options.kept_graphs if request.options.kept_graphs else None
@@ -375,7 +384,7 @@ class Coordinator:
             self._host = self._start_host()
             raise lost.error from lost
 
-    def _made_of(self, is_gone: Callable[[], bool]) -> MadeOf | None:
+    def _ask_facts(self, is_gone: Callable[[], bool]) -> MadeOf | None:
         """Ask the host, this rank's process with torch, for versions, code and GPUs. None if `is_gone` returns True."""
         request = MadeOfRequest(names_gpus=self.options.device != "cpu")
         try:
@@ -415,14 +424,17 @@ class Coordinator:
             if is_late and not any(self.peers.lines[rank].is_within_message for rank in waited_for):
                 break
             self.peers.links.wait(0.2)
+        # Rank 0's files are on this disk, so no file came with its account.
         answers = [(own[0], None), *(self.peers.accounts[rank] for rank in sorted(self.peers.accounts))]
         accounts = [account for account, _ in answers]
+        # If a rank has failed by itself, its failure explains why others are gone.
         if waited_for & self.peers.gone().keys() and not any(account.failed_by_itself for account in accounts):
             self.peers.note_failed()
             self.peers.refuse_lost(f"while {run.system} ran")
         problem = next((account.problem for account in accounts if account.problem), None)
         silent = sorted(waited_for)
-        error = problem.error() if problem else _error_of(accounts, run, silent)
+        # A problem comes from outside of the run, such as a host that does not start, and so explains all else.
+        error = problem.error() if problem else _error_to_report(accounts, run, silent)
         if error is not None:
             self.peers.lost = error if silent else None
             raise error
@@ -439,7 +451,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
     return Failure(rank=rank, time=time.monotonic(), what=what, secondary=True)
 
 
-def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
+def _error_to_report(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
     """The error to report if a rank failed, was late, or did not report (`silent`); None if all succeeded."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
@@ -454,6 +466,7 @@ def _error_of(accounts: list[Account], run: RunRequest, silent: list[int]) -> Ra
     if first is not None and (not first.secondary or not (late or silent)):
         return by_failure[first].error(run.system, run.case_timeout)
     if late or silent:
+        # The last place of each late rank; a rank that sent nothing at all is silent.
         places = {rank: place for end in late for rank, place in end.unfinished.items()}
         stacks = "\n\n".join(end.stacks for end in late)
         return error_of_hang(run.system, run.case_timeout, places | dict.fromkeys(silent, "silent"), stacks)

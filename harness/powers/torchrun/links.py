@@ -94,6 +94,7 @@ class Line:
     def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
         """Queue a message, followed by the bytes of these files."""
         opened = [file.open("rb") for file in files]
+        # Of the open files: the paths may be replaced before all bytes are sent.
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
         self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, len(text), size) + text))
         self._outbox.extend(opened)
@@ -114,6 +115,7 @@ class Line:
                     first.close()
                     self._outbox.popleft()
                 else:
+                    # The next part goes before the file, which is read on when it is sent.
                     self._outbox.appendleft(memoryview(part))
                 continue
             try:
@@ -160,6 +162,7 @@ class Line:
                 magic, text, content = _HEADER.unpack_from(self._received)
                 if magic != MAGIC_WORD:
                     raise ValueError("it speaks another language, or another version of ours")
+                # Before a buffer of that size is filled: a stranger must not exhaust the memory.
                 if text > (_MAX_TEXT if self.is_known else _MAX_FIRST) or (content and not self.is_known):
                     raise ValueError(f"it announced {text} and {content} bytes before anybody knew it")
                 del self._received[: _HEADER.size]
@@ -221,9 +224,9 @@ class Links:
     def listen(self, address: str) -> int:
         """Accept connections of peers from now on; returns the port.
 
-        If `address` is a loopback address, only processes of this machine can connect. Otherwise peers can connect to
-        any address of this machine, since they may resolve its name to different addresses.
+        If `address` is a loopback address, only processes of this machine can connect.
         """
+        # Otherwise on all addresses of this machine, since peers may resolve its name to different ones.
         if address == "localhost" or address.startswith("127."):
             listener = socket.create_server((address, 0), backlog=_MAX_WAITING)
         elif socket.has_dualstack_ipv6():
@@ -330,12 +333,14 @@ class Links:
     def _drop(self, line: Line, why: str) -> None:
         if line.gone is None:
             with contextlib.suppress(KeyError, ValueError):
+                # KeyError if it is not registered any more, ValueError if the socket is closed already.
                 self._selector.unregister(line.socket)
             line.close(why)
             self._changed.notify_all()
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
+            # A full buffer is no loss: then the thread has a reason to wake already.
             self._waker.send(b".")
 
     def _serve(self) -> None:
@@ -355,16 +360,17 @@ class Links:
                 if self._is_over:
                     return
                 for key, events in ready:
-                    self._attend(key.fileobj, key.data, events)
-                turn = self._feel_pulses(turn)
+                    self._handle_event(key.fileobj, key.data, events)
+                turn = self._check_pulses(turn)
 
-    def _attend(self, source: Any, line: Line | None, events: int) -> None:
+    def _handle_event(self, source: Any, line: Line | None, events: int) -> None:
         if source is self._woken:
             with contextlib.suppress(OSError):
                 self._woken.recv(4096)
             self._changed.notify_all()
         elif line is None:
             with contextlib.suppress(OSError):
+                # A stranger until its first message has shown the token.
                 peer, address = source.accept()
                 self._add(peer, f"an unknown process at {address[0]}")
         elif line.gone is None:
@@ -379,10 +385,10 @@ class Links:
                 self._drop(line, error.strerror or str(error))
             self._changed.notify_all()
 
-    def _feel_pulses(self, before: float) -> float:
+    def _check_pulses(self, before: float) -> float:
         """Send pulses, and drop peers from which nothing has come for SILENCE seconds. Returns the present time.
 
-        `before` is the time of the previous call: after a long pause of this process, silence does not count.
+        `before` is the time of the previous call.
         """
         now = time.monotonic()
         # If this process was suspended (SIGSTOP, a paused machine), silence says nothing about the peers.
@@ -397,5 +403,6 @@ class Links:
             if now - line.heard_at > SILENCE:
                 self._drop(line, f"nothing came from it for {SILENCE:g} s")
         if any(line.gone is not None for line in self._lines):
+            # A new list, since another thread may iterate over the old one in `_flush`.
             self._lines = [line for line in self._lines if line.gone is None]
         return now

@@ -114,6 +114,7 @@ def unpack(account: Account, content: Path | None, part: Path) -> None:
             expected=f"{sum(account.num_bytes)} bytes",
             found=f"{content.stat().st_size} bytes",
         )
+    # The files follow each other in one stream, in the order of FILES.
     with content.open("rb") as source:
         for suffix, size in zip(FILES, account.num_bytes, strict=True):
             if not size:

@@ -69,6 +69,7 @@ class Peers:
             for newcomer, said in self.links.newcomers():
                 self.meet_latecomer(newcomer, said)
         for rank, line in self.lines.items():
+            # Messages of a rank that is gone since are still handled: they may hold its reason.
             while (message := self.links.take(line)) is not None:
                 self.take(rank, *message)
 
@@ -101,19 +102,18 @@ class Peers:
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError if any rank or this rank's torchrun is gone; `when` says at which stage, in words.
-
-        If rank 0 died, its torchrun agent ends moments later, and with it torchrun's store: the error names both.
-        """
+        """Raise RankError if any rank or this rank's torchrun is gone; `when` says at which stage, in words."""
         error: BitproofError | None = self.launcher.ended()
         # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
             ranks = sorted(gone)
             found = [f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]
-            error = self._named_by(gone) or RankError(
+            error = self._error_of_another_rank(gone) or RankError(
                 f"{tell_ranks(ranks)} vanished {when}",
                 rank=ranks[0] if len(ranks) == 1 else None,
                 expected=f"{self.world_size} ranks until the end",
+                # If rank 0 died, its torchrun agent ends moments later, and with it torchrun's store: the error names
+                # both.
                 found="; ".join(found + ([error.what] if error is not None else [])),
                 fix="see what ended it on its machine: its log there, the kernel's, torchrun's own",
             )
@@ -135,10 +135,10 @@ class Peers:
                 return lost
         return caught
 
-    def _named_by(self, gone: Collection[int]) -> BitproofError | None:
+    def _error_of_another_rank(self, gone: Collection[int]) -> BitproofError | None:
         """The error of a rank that left, if the error blames a rank that is not in `gone`; otherwise None."""
-        told = (problem.error() for problem in self.left.values())
-        return next((each for each in told if getattr(each, "rank", None) not in (None, *gone)), None)
+        errors = (problem.error() for problem in self.left.values())
+        return next((each for each in errors if getattr(each, "rank", None) not in (None, *gone)), None)
 
     def tell_failed(self) -> None:
         """Notify the connected ranks that this rank's run has failed, since they may wait for this rank forever."""
@@ -147,6 +147,7 @@ class Peers:
     def note_failed(self) -> None:
         """Note when the run first failed on a rank. On rank 0 also notify all other ranks."""
         if self.failed_at == float("inf"):
+            # Only the first failure counts: the time that others have left runs from it.
             self.failed_at = time.monotonic()
             if self.rank == 0:
                 self.tell_failed()

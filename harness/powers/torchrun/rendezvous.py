@@ -48,7 +48,7 @@ class Rendezvous:
         self._deadline = time.monotonic() + timeout
         self._ask_made_of = ask_made_of
         self._store: Store | None = None  # rank 0 serves it until the end, since its ranks meet there
-        self._told_at, self._told = time.monotonic(), ""
+        self._printed_at, self._printed = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
         """On rank 0: wait for all ranks, and compare versions and code. Returns each rank's local rank and GPU.
@@ -56,6 +56,7 @@ class Rendezvous:
         Raises RankError, which names missing ranks, or CaseError if ranks have other versions or other code.
         """
         deadline = self._deadline
+        # A new secret for each attempt, so that ranks of an earlier one are not taken for this run's.
         self._peers.token = secrets.token_hex(16)
         arrived: dict[int, Hello] = {0: own}
         if self._peers.world_size > 1:
@@ -64,6 +65,7 @@ class Rendezvous:
             addresses = [os.environ["MASTER_ADDR"], socket.gethostname()]
             word = json.dumps({"addresses": addresses, "port": port, "token": self._peers.token})
             self._store = store = Store(True, deadline, self._peers.launcher)
+            # The word that the store had when it was last read.
             there: str | None = None
             # torchrun's store keeps the message of an earlier attempt. Replace it, unless the rank 0 that left it
             # still answers.
@@ -74,13 +76,13 @@ class Rendezvous:
                     self._refuse_second(there)
         while len(arrived) < self._peers.world_size:
             for line, said in self._peers.links.newcomers():
-                self._meet(line, said, arrived)
+                self._admit(line, said, arrived)
             if len(arrived) < self._peers.world_size:
                 self._peers.listen()
                 self._peers.refuse_lost("before all had come")
-                self._tell_missing(arrived)
+                self._print_missing(arrived)
                 self._wait_for("", deadline, arrived)
-        self._peers.meet_latecomer = lambda line, said: self._meet(line, said, arrived)
+        self._peers.meet_latecomer = lambda line, said: self._admit(line, said, arrived)
         # Hosts load torch while ranks still connect, so versions and code follow in a message of their own.
         self._peers.made_of[0] = self._ask_made_of(self._peers.has_lost) or MadeOf(facts={})
         while len(self._peers.made_of) < self._peers.world_size:
@@ -105,13 +107,13 @@ class Rendezvous:
             self._peers.links.tell(line, Welcome(run_dir=Path(own.run_dir), own_dir=own_dir, seat=seats[rank]))
         return seats
 
-    def _meet(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
+    def _admit(self, line: Line, said: dict[str, Any], arrived: dict[int, Hello]) -> None:
         # In constant time, so that the token cannot be guessed byte by byte.
         if not hmac.compare_digest(str(said.get("token")).encode(), self._peers.token.encode()):
             self._peers.links.part_with(line, "it is of another run")
             return
         try:
-            hello = self._hello_of(said, arrived)
+            hello = self._checked_hello(said, arrived)
         except CaseError as problem:
             self._peers.links.tell(line, Farewell(problem=Problem.of(problem, "rank 0")))
             self._peers.links.part_with(line, "it is none of us")
@@ -123,7 +125,7 @@ class Rendezvous:
         self._peers.lines[hello.rank] = line
         arrived[hello.rank] = hello
 
-    def _hello_of(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
+    def _checked_hello(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
         """Check a new rank's first message, and return it. Raises CaseError if the rank cannot belong to this run.
 
         `arrived` has the first messages of the ranks that have already connected.
@@ -157,6 +159,7 @@ class Rendezvous:
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
             line = self._connect(found["addresses"], found["port"])
+            # The other process lives and listens, so the two compete for one place.
             self._peers.links.part_with(line, "it is rank 0, too")
             raise CaseError(
                 "this run has a rank 0 already",
@@ -172,7 +175,7 @@ class Rendezvous:
         """
         while True:
             line = self._reach(hello, self._deadline)
-            self._tell_made_of(line)
+            self._send_facts(line)
             while line.gone is None or line.inbox:
                 said = self._peers.links.take(line)
                 if said is None:  # rank 0 lives, and keeps the deadline for the others
@@ -210,7 +213,7 @@ class Rendezvous:
             self._peers.lines[0] = line
             return line
 
-    def _tell_made_of(self, line: Line) -> None:
+    def _send_facts(self, line: Line) -> None:
         """Send to rank 0 the versions and code that this rank's host (its process with torch) reports, or the error."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
@@ -229,7 +232,7 @@ class Rendezvous:
                 problem = error
         raise problem
 
-    def _tell_missing(self, arrived: Mapping[int, Hello]) -> None:
+    def _print_missing(self, arrived: Mapping[int, Hello]) -> None:
         """Print which ranks are missing, and on which machines the others are.
 
         This is the only sign of a rank that died before it connected.
@@ -241,9 +244,9 @@ class Rendezvous:
             nodes.setdefault(arrived[rank].node, []).append(rank)
         came = "; ".join(f"{tell_ranks(ranks)} came from {node}" for node, ranks in nodes.items())
         word = f"bitproof: waiting for {tell_ranks(missing)} of {self._peers.world_size}: {came}"
-        silence = _CHANGED_SECONDS if self._told else WORD_SECONDS
-        if word != self._told and time.monotonic() - self._told_at > silence:
-            self._told_at, self._told = time.monotonic(), word
+        silence = _CHANGED_SECONDS if self._printed else WORD_SECONDS
+        if word != self._printed and time.monotonic() - self._printed_at > silence:
+            self._printed_at, self._printed = time.monotonic(), word
             print(word, file=sys.stderr, flush=True)
 
     def _wait_for(self, what: str, deadline: float, arrived: Collection[int] | None) -> None:

@@ -80,7 +80,7 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
     for rank, (local_rank, count), (number, _) in zip(ranks, on_node, at_gpus, strict=True):
         own = Seat(machine=rank.machine, local_rank=local_rank, local_world_size=count)
         if rank.gpus:
-            # If ranks outnumber the GPUs, GPUs repeat; `_lack` refuses that unless sharing is allowed.
+            # If ranks outnumber the GPUs, GPUs repeat; `_gpu_shortage` refuses that unless sharing is allowed.
             index = number % len(rank.gpus)
             name = rank.gpus[index]
             name = name if name.startswith(_UUIDS) else f"GPU {name} of {rank.machine}"
@@ -96,9 +96,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
         by_group[group].append(rank)
     numbers = {}
     for members in by_group.values():
-        told = {ranks[rank].local_rank: rank for rank in members}
-        if told.keys() == set(range(len(members))):
-            members = [told[number] for number in range(len(members))]
+        by_local_rank = {ranks[rank].local_rank: rank for rank in members}
+        # Only if they are 0, 1, 2, ...: a number may be missing, or two ranks may have the same one.
+        if by_local_rank.keys() == set(range(len(members))):
+            members = [by_local_rank[number] for number in range(len(members))]
         numbers.update({rank: (number, len(members)) for number, rank in enumerate(members)})
     return [numbers[rank] for rank in range(len(ranks))]
 
@@ -112,10 +113,11 @@ def place_seats(
     `share_gpus`: then the error names these ranks.
     """
     names = {seat.name for seat in seats if seat.name}
-    lack = _lack(seats) if names and request != "cpu" else None
+    lack = _gpu_shortage(seats) if names and request != "cpu" else None
     is_shared = request == "cuda" and share_gpus and all(seat.name for seat in seats)
     if lack is not None and request == "cuda" and not is_shared:
         raise lack
+    # With `auto`, GPUs that do not suffice are not used at all.
     num_gpus = 0 if lack is not None and not is_shared else len(names)
     placement = place(request, len(seats), num_gpus, collectives, share_gpus=share_gpus)
     if placement.device == "cuda":
@@ -123,7 +125,7 @@ def place_seats(
     return placement, lack.what if lack is not None and placement.device == "cpu" else None
 
 
-def _lack(seats: Sequence[Seat]) -> CaseError | None:
+def _gpu_shortage(seats: Sequence[Seat]) -> CaseError | None:
     by_name: dict[str, list[int]] = defaultdict(list)
     for rank, each in enumerate(seats):
         by_name[each.name].append(rank)

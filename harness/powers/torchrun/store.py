@@ -26,6 +26,7 @@ class Launcher:
     """The torchrun process that started this rank, and the store. If the process dies, nothing else ends its ranks."""
 
     def __init__(self) -> None:
+        # The parent is torchrun's agent only if torchrun started this process.
         self._parent = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         self._store: socket.socket | None = None
 
@@ -60,15 +61,15 @@ class Launcher:
     def error_of_dead_siblings(self) -> RankError | None:
         """The error that names ended ranks, among those that this torchrun process started; None if all live.
 
-        torchrun ends all ranks of its machine if one dies, but does not report which. Always None except on Linux,
-        where the children of a process are listed.
+        Always None except on Linux, where the children of a process are listed.
         """
-        told = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
-        if self._parent is None or not all(map(str.isdecimal, told)):
+        # torchrun ends all ranks of its machine if one dies, but does not report which.
+        lines = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
+        if self._parent is None or not all(map(str.isdecimal, lines)):
             return None
         if not (processes := children_environments(self._parent)):
             return None
-        rank, local_rank, count = map(int, told)
+        rank, local_rank, count = map(int, lines)
         living = {int(value) for each in processes for name, value in each if name == "RANK"}
         # torchrun numbers the ranks of an agent consecutively.
         first = rank - local_rank
@@ -143,12 +144,13 @@ class Store:
                 self._launcher.watch_store(self._address, self._port)
         try:
             if self._store is None:
-                self._store = _apart(self._open, self._deadline)
-            return _apart(lambda: act(self._store), self._deadline)
+                self._store = _in_thread(self._open, self._deadline)
+            return _in_thread(lambda: act(self._store), self._deadline)
         except TimeoutError:
             what = (
                 "its own store is not open yet" if self._is_server else "what listens there does not answer as a store"
             )
+            # The client is dropped: its thread may still be within a call.
             self._store, self.where = None, f"at {at} {what}"
         except Exception as error:
             self._store, self.where = None, f"the store at {at}: {type(error).__name__}: {error}"
@@ -168,12 +170,8 @@ class Store:
         )
 
 
-def _apart(act: Callable[[], A], deadline: float) -> A:
-    """Run `act` in a thread, and return its result; meanwhile signals are handled. Raises TimeoutError if it is late.
-
-    If an interrupt ends the wait, the thread gets a moment to end, since Python does not exit cleanly while a thread
-    runs C++ code.
-    """
+def _in_thread(act: Callable[[], A], deadline: float) -> A:
+    """Run `act` in a thread, and return its result; signals are handled. Raises TimeoutError if it is late."""
     found: list[A] = []
     problems: list[BaseException] = []
 
@@ -191,6 +189,7 @@ def _apart(act: Callable[[], A], deadline: float) -> A:
             thread.join(0.05)
     finally:
         if thread.is_alive():
+            # After an interrupt, too: Python does not exit cleanly while a thread runs C++ code.
             thread.join(2 * _LOOK_SECONDS)
     if problems:
         raise problems[0]
@@ -211,6 +210,7 @@ def children_environments(parent: int) -> list[list[tuple[str, str]]]:
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():
             for child in (task / "children").read_text().split():
+                # A child may end between the two reads.
                 with suppress(FileNotFoundError, ProcessLookupError):
                     content = Path(f"/proc/{child}/environ").read_bytes().decode(errors="replace")
                     pairs = (line.partition("=") for line in content.split("\0"))
@@ -222,6 +222,7 @@ def children_environments(parent: int) -> list[list[tuple[str, str]]]:
 
 def _is_closed(watched: socket.socket) -> bool:
     try:
+        # Nothing is sent on this connection, so the only thing that can be read is its end.
         return watched.recv(1, socket.MSG_PEEK) == b""
     except BlockingIOError:
         return False

@@ -84,13 +84,14 @@ def compare_layouts(
     folder, and `ask` sends a request to the host, the process with torch, and returns the answer.
     """
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
+    # The second run of each system: its control, with a digest per cell.
     folders = {role: record(role, CELLS, Across(cuts=cuts, keeps_values=True)).folder for role in ROLES}
     cells = {role: read(folder) for role, folder in folders.items()}
     controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
     # A candidate that resumes from the reference has no record of the steps before.
     cells["reference"] = cells["reference"].from_step(case.first_step)
     other = relaid(cells["reference"], cells["candidate"], cuts)
-    comparison = _with_layouts(compare(other.recording, cells["candidate"], case), other, cells)
+    comparison = _with_layout_remarks(compare(other.recording, cells["candidate"], case), other, cells)
     layouts = _exactness(cells, other)
     # Reordered sums explain a difference only if both systems repeat themselves, and the sums are not the same.
     are_repeated = all(control.verdict == Verdict.EQUAL for control in controls.values())
@@ -110,8 +111,9 @@ def compare_layouts(
         plain = BoundsRequest(**folders, samples=samples, apart=apart)
         layouts = ask(plain)
         if layouts.is_within:
-            layouts = replace(layouts, in_float64=_in_float64(plain, record, sample, ask))
+            layouts = replace(layouts, in_float64=_compare_in_float64(plain, record, sample, ask))
             if layouts.in_float64.failed and layouts.near:
+                # Without float64, only narrower bounds can separate rounding from a small defect.
                 more = [sample(seed).folder for seed in range(FEWEST_SAMPLES + 1, MOST_SAMPLES + 1)]
                 narrower = ask(replace(plain, samples=samples + more))
                 layouts = replace(narrower, in_float64=layouts.in_float64)
@@ -119,7 +121,7 @@ def compare_layouts(
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
 
 
-def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
+def _compare_in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
     across = Across(cuts={}, keeps_values=True, in_float64=True)
     try:
         sides = {role: record(role, FLOAT64, across) for role in ROLES}
@@ -134,15 +136,16 @@ def _in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Reco
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """The tensors whose replicas, copies on several ranks, differ within one system but agree within the other.
+    """The tensors whose replicas, copies on several ranks, differ within either system but agree within the other.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, but after it in the reference.
     """
     here, there = (set(replicas(cells[role])) for role in ROLES)
+    # In either system alone: replicas that differ in both are no difference between the systems.
     return here ^ there
 
 
-def _with_layouts(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
+def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
     """Add to a comparison remarks about replicas (copies on several ranks) that differ within a system.
 
     If a tensor's layout is unknown, the verdict becomes UNVERIFIED.

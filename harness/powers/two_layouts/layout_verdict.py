@@ -6,7 +6,7 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""If only one tensor moved farther than rounding usually does, but by less than this share of its bound: no remark.
+"""If a single tensor moved farther than rounding usually does, but by less than this share of its bound: no remark.
 
 Among a hundred tensors, there may be one in which rounding alone uses half of the bound, such as a loss that moves by
 two units in the last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).
@@ -18,7 +18,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
-        return Verdict.DIFFERENT, _told_in_float64(layouts.in_float64)
+        return Verdict.DIFFERENT, _float64_sentence(layouts.in_float64)
     row = next((row for row in layouts.rows if row.is_beyond), None)
     if row is None:
         return Verdict.DIFFERENT, None
@@ -34,6 +34,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
     """The first tensor that differs by more than rounding, as a divergence on its first differing rank, or None."""
+    # The bounds of the case's own precision first, since their records are those of the comparison.
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
         if row.is_beyond:
@@ -42,7 +43,7 @@ def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | 
     return None
 
 
-def _told_in_float64(found: InFloat64) -> str:
+def _float64_sentence(found: InFloat64) -> str:
     row = found.rows[0]
     error = "infinite" if row.error is None else f"{row.error:.3g}"
     more = f"; {found.beyond} tensors are like this, and this is the first" if found.beyond > 1 else ""
@@ -63,7 +64,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
     remarks = []
     if found.beyond:
         remarks.append(
-            f"a small defect is possible: {_told_in_float64(found)}. Or one side rounded numbers that the other did "
+            f"a small defect is possible: {_float64_sentence(found)}. Or one side rounded numbers that the other did "
             f"not: {found.narrow} is the first call that reads float numbers of fewer bits from outside of torch"
         )
     if found.less_accurate is not None:
@@ -80,6 +81,7 @@ def told_near(layouts: LayoutBounds) -> str | None:
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, most of all 3 tensors of
     blocks.1.norm, by up to 85% of the bound; elsewhere at most 20%".
     """
+    # By module, the share of its bound that each tensor uses.
     used: dict[str, list[float]] = {}
     for row in layouts.rows:
         if row.used is not None:

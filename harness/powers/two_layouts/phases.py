@@ -41,19 +41,22 @@ def regrouped_from(
 ) -> int | None:
     """The first phase, as an index into PHASES, in which sums have another order or other terms; None if there is none.
 
-    If the numbers of ranks differ, this is the first phase of all, because the batch is divided differently.
     `are_staged`: each parameter is on a single rank, as with pipeline stages. `are_moved`: the systems divide gradients
     differently.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
-        return None if _are_added_alike(*meetings) else 0
+        return None if _have_equal_parts(*meetings) else 0
+    # Another number of ranks divides the batch differently, so sums differ from the first phase on.
     if reference.world_size != candidate.world_size:
         return 0
     for place, phase in enumerate(PHASES):
+        # "parts" counts what each gradient is added from, which matters for stages alone.
         met = [[meeting for meeting in side if meeting.phase == phase and meeting.what != "parts"] for side in meetings]
         sides = [{_signature(meeting) for meeting in side} for side in met]
-        if sides[0] != sides[1] or (are_moved and any(_follows_places(meeting) for side in met for meeting in side)):
+        if sides[0] != sides[1] or (
+            are_moved and any(_depends_on_division(meeting) for side in met for meeting in side)
+        ):
             return place
     return None
 
@@ -73,7 +76,7 @@ def apart_from(candidate: Manifest) -> int:
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
-def _are_added_alike(*sides: Sequence[Meeting]) -> bool:
+def _have_equal_parts(*sides: Sequence[Meeting]) -> bool:
     """Whether both systems add the same number of parts to each gradient.
 
     If there is only one part, the numbers of backward passes must be equal, too.
@@ -95,7 +98,7 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
     return meeting.what, meeting.ranks, meeting.operator if is_ordered else "", meeting.elements
 
 
-def _follows_places(meeting: Meeting) -> bool:
+def _depends_on_division(meeting: Meeting) -> bool:
     """Whether a sum's terms, or their order, depend on how gradients are divided among ranks.
 
     The order depends on it in a sum over more than two ranks. The terms may depend on it in a functional all-reduce,
@@ -116,6 +119,7 @@ def phase_of(tensor: LogicalTensor) -> int:
         return 0 if boundary and boundary.direction == "forward" else 1
     if tensor.kind == "loss" or (tensor.kind == "buffer" and tensor.name.endswith("@before_optimizer")):
         return 0
+    # Gradients are recorded after clipping; parameters and the optimizer's state after the update.
     return 2 if tensor.kind in ("grad", "grad_norm") else 3
 
 

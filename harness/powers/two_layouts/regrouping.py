@@ -15,7 +15,7 @@
    systems cannot be compared in float64, `across` takes more samples: with twelve, a bound is 6 spreads wide.
 
 Distances are Euclidean, over all cells of a tensor, each counted once. If several ranks of the candidate have a cell,
-the one with the largest distance counts.
+the largest distance counts.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def measure_layouts(
                 bound = None if tensor in apart or is_exact(tensor, first, start) else found.bound(factor)
                 error = _finite(found.relative(found.error))
                 row = LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank, apart=tensor in apart)
+                # A tensor beyond its bound is a difference, and no hint of a small one.
                 near += found.is_near and not row.is_beyond
                 rows.append(row)
     order = computation_order(recordings[0].records)
@@ -96,7 +97,7 @@ def measure_layouts(
     # This sort is stable: rows beyond their bound stay in the order of computation.
     rows.sort(key=lambda row: (not row.is_beyond, 0.0 if row.is_beyond else -(row.used or 0.0)))
     return LayoutBounds(
-        across=sum(_crosses(tensor, *sides[:2]) for tensor in names),
+        across=sum(_is_divided_differently(tensor, *sides[:2]) for tensor in names),
         exact=len(names) - len(free),
         regrouped=len(free),
         regrouped_from=None if first is None else PHASES[first],
@@ -118,11 +119,8 @@ def measure_in_float64(
     `wide` and `plain` are the recordings of reference, candidate and samples (the reference with its sums in other
     orders), `wide` in float64 and `plain` in the case's precision.
 
-    1. If a tensor differs in the plain runs, and by more than MARGIN spreads in float64, rounding does not explain it.
-    2. All plain runs are compared with the reference in float64, which is nearly exact. The candidate counts as less
-       accurate if its errors are significantly larger than those of the plain reference and of its samples.
-
-    Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
+    The candidate counts as less accurate if its errors are significantly larger than those of the plain reference and
+    of its samples. Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]
@@ -136,10 +134,14 @@ def measure_in_float64(
         for tensor in names:
             if not _distances(tensor, (reference, candidate)).error:
                 continue
+            # First question: a tensor that differs in the plain runs, and by more than MARGIN spreads in float64, is
+            # not explained by rounding.
             found = _distances(tensor, in_float64)
+            # A single sample estimates the spread, which MARGIN allows for.
             bound, error = MARGIN * found.bound(1.0), _finite(found.relative(found.error))
             rows.append(LayoutRow(**tensor._asdict(), error=error, bound=bound, rank=found.rank))
-            # Here the float64 reference is the truth, and the plain reference one sample among several.
+            # Second question, about accuracy: the reference in float64 is nearly exact, and the plain reference is one
+            # sample among several.
             rounding = _distances(tensor, (in_float64[0], candidate, reference, *samples), of_one_dtype=False)
             if rounding.spread:
                 ratios.append(rounding.error / rounding.spread)
@@ -237,7 +239,7 @@ class _Side:
         return self._files[rank].read_recorded(key, self.recording.records[key])
 
 
-class _Unit(NamedTuple):
+class _Cell(NamedTuple):
     """A cell of a tensor: a part that each rank of either system has completely or not at all.
 
     `here` is a rank of the reference that has the cell, and `at` the slices that select it in this rank's part. `there`
@@ -266,13 +268,14 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: b
             values[side, rank] = found.reshape(-1) if is_flat else found
         return values[side, rank]
 
-    is_flat, units = _units(tensor, *sides[:2])
+    is_flat, units = _cells_of(tensor, *sides[:2])
     for cell in units:
         own = value(0, cell.here)[cell.at]
         if not own.numel():
             continue
         there = {rank: squared_distance(own, value(1, rank)[at]) for rank, at in cell.there}
         # A cell that no rank of the candidate has is infinitely far.
+        # Of several ranks that have the cell, the one with the largest distance counts.
         squares[0] += max(there.values(), default=math.inf)
         ranks |= {rank for rank, distance in there.items() if distance}
         for place in range(2, len(sides)):
@@ -286,20 +289,20 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: b
     return Distances(min(ranks, default=0), error, tuple(samples), size, FEWEST_UNITS * eps * size)
 
 
-def _crosses(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
+def _is_divided_differently(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
     sizes = {side.recording.manifest.world_size for side in (reference, candidate)}
     return lies_otherwise(reference.parts[tensor], candidate.parts.get(tensor, {}), len(sizes) == 1)
 
 
-def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Unit]]:
+def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Cell]]:
     """Return whether a tensor's cells are slices of the flattened tensor, and the cells, each once.
 
-    A cell is a part that each rank has completely or not at all. If the systems divide the tensor in the same way, the
-    part of each rank is a cell.
+    A cell is a part that each rank has completely or not at all.
     """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
-    if not _crosses(tensor, reference, candidate):
-        return False, [_Unit(rank, (), [(rank, ())] if rank in there else []) for rank in here]
+    if not _is_divided_differently(tensor, reference, candidate):
+        # Both systems divide the tensor in the same way: the part of each rank is a cell.
+        return False, [_Cell(rank, (), [(rank, ())] if rank in there else []) for rank in here]
     boxes = [
         (side, rank, box)
         for side, parts in enumerate((here, there))
@@ -309,7 +312,8 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
     same = alike(box for *_, box in boxes)
     # The parts cannot be matched: then no rank of the candidate has any cell, and the distance is infinite.
     if not same:
-        return False, [_Unit(rank, (), []) for rank in here]
+        return False, [_Cell(rank, (), []) for rank in here]
+    # With these cuts, no part of either system contains only a piece of a cell.
     cuts = joint_cuts(same)
     known: list[dict[int, Box]] = [{}, {}]
     for (side, rank, _), box in zip(boxes, same, strict=True):
@@ -319,13 +323,13 @@ def _units(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[b
         for cell in box.cells(cuts):
             holders.setdefault(cell, []).append((rank, box.slices(cell)))
     # Several ranks of the reference may have a cell; the first of them counts for all.
-    found: list[_Unit] = []
+    found: list[_Cell] = []
     done = set()
     for rank, box in known[0].items():
         for cell in box.cells(cuts):
             if cell not in done:
                 done.add(cell)
-                found.append(_Unit(rank, box.slices(cell), holders.get(cell, [])))
+                found.append(_Cell(rank, box.slices(cell), holders.get(cell, [])))
     return same[0].is_flat, found
 
 
@@ -339,6 +343,7 @@ def squared_distance(own: Values, other: Values) -> float:
     if not own.is_floating_point():
         return 0.0 if torch.equal(own, other) else math.inf
     left, right = own.double(), other.double()
+    # NaNs and infinities at the same indices in both are equal, and add no distance.
     if is_unlike(left, right).any():
         return math.inf
     distance = float((left - right)[left.isfinite()].square().sum())

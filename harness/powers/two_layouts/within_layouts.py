@@ -28,6 +28,7 @@ def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
     found, remarks = run.across.layouts, list[str]()
     if not run.comparison.layout_mismatches:
         verdict, text = decide_by_layout(found)
+        # The first tensor beyond its bound, rather than the first that differs at all.
         first = first_beyond(found, run.comparison) or judgement.first_divergence
         judgement = replace(judgement, verdict=verdict, first_divergence=first)
         judgement = judgement.with_error(text) if text else judgement

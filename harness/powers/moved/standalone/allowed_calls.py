@@ -48,6 +48,7 @@ def operator_named(name: Any) -> Any:
     hold(not operator.startswith("__") and not overload.startswith("__"), f"{name} is not an operator")
     if space == "prims":
         importlib.import_module("torch._prims")  # which defines them
+    # The name was checked above, so that this can reach no other attribute of torch.
     packet = getattr(getattr(torch.ops, space), operator, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         raise MissingError(f"this torch has no operator {space}.{operator}")
@@ -75,8 +76,10 @@ def computes(operator: Any) -> bool:
     schema = operator._schema
     if schema.name.partition("::")[2].startswith(UNSET) and not operator._overloadname.endswith("out"):
         return False
+    # Such a call returns no new values; it counts if it writes.
     if torch.Tag.inplace_view in operator.tags or not schema.returns:
         return bool(written_names(operator))
+    # A result that aliases an argument unwritten is a view.
     return any(each.alias_info is None or each.alias_info.is_write for each in schema.returns)
 
 
@@ -109,5 +112,6 @@ def overwrites(operator: Any) -> bool:
 def outcome(operator: Any, result: Any, args: Any, kwargs: Any) -> list[Any]:
     """All values that a call makes: its results, followed by the arguments that it writes but does not return."""
     found = leaves(result)
+    # In-place operators return what they write.
     seen = {id(each) for each in found}
     return [*found, *(each for each in written(operator, args, kwargs) if id(each) not in seen)]

@@ -20,6 +20,8 @@ def load(module: str) -> Any:
     """Import a module of this folder by its name, even if bitproof is not installed."""
     here = os.path.dirname(os.path.abspath(__file__))
     if NAME not in sys.modules:
+        # A package of its own name, made from this folder: relative imports work in it, and an installed bitproof
+        # plays no part.
         spec = importlib.util.spec_from_file_location(
             NAME, os.path.join(here, "__init__.py"), submodule_search_locations=[here]
         )
@@ -40,6 +42,7 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
         return load("recording_calls").keep_results(**asked, **sets)
     if what == "exchange":
         return {"runs": load("exchanging").run_each(**asked)}
+    # Imports torch, before memory is limited: the limit is for what an archive asks for.
     archive_of = load("call_archive").Archive
     device = asked.pop("device", "cpu")
     limit_memory(asked.pop("memory", None) if device == "cpu" else None)  # a context of CUDA maps all its memory
@@ -77,6 +80,7 @@ def limit_memory(budget: int | None) -> None:
 def main() -> int:
     """Answer the request of the command line, and return the exit status."""
     what, request, out = sys.argv[1:4]
+    # Python puts the script's folder first; a program must not import this folder's modules by accident.
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]
     with open(request) as file:
         asked = json.load(file)

@@ -81,6 +81,7 @@ class Archive:
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "values.bin")
         self.head = read_json(os.path.join(folder, "calls.json"))
+        # The head first, then calls, log and records: each check relies on the ones before it.
         hold(self.head.get("format") == FORMAT, f"format {str(self.head.get('format'))[:20]}, expected {FORMAT}")
         hold(os.path.isfile(self.path), f"{self.path} is missing or not a regular file")
         self.size = os.path.getsize(self.path)
@@ -106,6 +107,7 @@ class Archive:
             hold(type(row) is list and [type(each) for each in row] == shapes, "the records are damaged")
 
     def _check(self, call: Any) -> None:
+        # Types before contents, and sizes before anything of that size is read.
         texts, lists = (
             dict.fromkeys(("op", "key"), TEXT),
             dict.fromkeys(("args", "tensors", "storages", "results"), LIST),
@@ -116,8 +118,10 @@ class Archive:
         for storage in storages:
             _hold_fields(storage, "a storage", size=_at_most(MAX_CALL), align=_at_most(ALIGNMENT - 1))
             if storage.get("block") is None:
-                told = {"dtype": _among(DTYPES), "seed": _at_most(1 << 32), "digest": TEXT, "drawn": OBJECT}
-                _hold_fields(storage, "a storage that is drawn again", **told)
+                fields = {"dtype": _among(DTYPES), "seed": _at_most(1 << 32), "digest": TEXT, "drawn": OBJECT}
+                _hold_fields(storage, "a storage that is drawn again", **fields)
+                # A distribution of floating-point numbers has a mean, one of integers its bounds
+                # (`call_values.measured`).
                 names, kind = (("mean", "deviation"), float) if "mean" in storage["drawn"] else (("low", "high"), int)
                 _hold_fields(storage["drawn"], "a distribution", **dict.fromkeys(names, _of(kind)))
             else:
@@ -143,6 +147,7 @@ class Archive:
         hold(_natural(block[0], self.size) and _natural(block[1], self.size), "a block outside of values.bin")
         hold(block[0] + block[1] <= self.size, "a block outside of values.bin")
         hold(size is None or block[1] == size, "a block of another size than its tensor")
+        # Without a size of its own, the block is a generator's state, of some 5 KB.
         hold(size is not None or block[1] <= 1 << 16, "a generator's state is too large")
 
     def block(self, block: list[Any]) -> bytes:
@@ -235,6 +240,7 @@ def arguments(
     if state is not None:
         generator = torch.Generator()
         generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        # A call without a generator argument draws from torch's global generator.
         torch.set_rng_state(generator.get_state())
     args = [decode(value, tensors, generator) for value in call["args"]]
     return args, {name: decode(value, tensors, generator) for name, value in call["kwargs"].items()}

@@ -30,6 +30,7 @@ class CallEvent:
         self.kwargs = {name: encode(value, self.tensors) for name, value in kwargs.items()}
         self.state: bytes | None = None
         if draws(operator):
+            # The state before the call: a replay must draw the same numbers.
             given = [leaf for leaf in leaves([*args, *kwargs.values()]) if isinstance(leaf, torch.Generator)]
             state = given[0].get_state() if given else torch.get_rng_state()
             self.state = bytes(state.tolist())
@@ -148,6 +149,7 @@ class Events(TorchDispatchMode):
             if name := self.name_unread(operator, args):
                 self.uncollected[name] += 1
             return operator(*args, **kwargs)
+        # Views and allocations have no values of their own; the calls that read them are compared.
         if not computes(operator):
             return operator(*args, **kwargs)
         try:
@@ -161,6 +163,7 @@ class Events(TorchDispatchMode):
         with self.remembering():
             event.values = outcome(operator, result, args, kwargs)
             self.listener.after(event)
+            # After the listener, which may have written other values into the results.
             event.outputs = joined(digest_of(value) for value in event.values)
         self.log.append(event.row())
         return result

@@ -55,6 +55,7 @@ def is_plain(tensor: Tensor) -> bool:
 
 def memory_of(tensor: Tensor) -> bytes:
     """The bytes of a tensor's elements, in row-major order. The tensor must be plain (`is_plain`)."""
+    # Row-major, so that a tensor's digest does not depend on its strides.
     dense = tensor.detach().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""
 
@@ -106,6 +107,7 @@ def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
         return ["d", NAMES[value]]
     if kind is torch.device and value.type == "cpu":
         return ["device", "cpu"]
+    # Compared by identity: layouts and memory formats are single objects of torch.
     for tag, names in (("layout", LAYOUTS), ("m", FORMATS)):
         for name, each in names.items():
             if value is each:
@@ -183,6 +185,7 @@ def memory(content: bytes, alignment: int) -> Tensor:
     if not content:
         return torch.empty(0, dtype=torch.uint8)
     buffer = bytearray(len(content) + ALIGNMENT)
+    # The buffer is a whole alignment longer than the content, so the content can start at any address modulo 64.
     address = ctypes.addressof((ctypes.c_char * len(buffer)).from_buffer(buffer))
     first = (alignment - address) % ALIGNMENT
     buffer[first : first + len(content)] = content
@@ -212,6 +215,7 @@ def measured(tensor: Tensor) -> dict[str, Any]:
     if tensor.is_floating_point() or tensor.is_complex():
         parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         finite = parts.detach().double()
+        # A mean with an infinity or a NaN describes nothing.
         finite = finite[finite.isfinite()]
         mean = float(finite.mean()) if finite.numel() else 0.0
         deviation = float(finite.std()) if finite.numel() > 1 else 0.0
@@ -220,18 +224,19 @@ def measured(tensor: Tensor) -> dict[str, Any]:
     return {"low": low, "high": high}
 
 
-def drawn(dtype: torch.dtype, count: int, seed: int, told: dict[str, Any]) -> bytes:
+def drawn(dtype: torch.dtype, count: int, seed: int, distribution: dict[str, Any]) -> bytes:
     """The bytes of `count` random values, the same on every machine, with a distribution that `measured` returned."""
-    if "mean" in told:
-        mean, deviation = told["mean"], told["deviation"]
+    if "mean" in distribution:
+        mean, deviation = distribution["mean"], distribution["deviation"]
         hold(math.isfinite(mean) and math.isfinite(deviation), "not a distribution")
         width = 2 if dtype.is_complex else 1
         sums = torch.zeros(count * width, dtype=torch.float64)
         for part in range(4):  # a sum of four uniform numbers has nearly the shape of a normal one
             sums += (_bits(count * width, 4 * seed + part) >> 40).double()
+        # A sum of four numbers in [0, 1) has mean 2 and variance 1/3.
         values = (sums * 2.0**-24 - 2.0) * (deviation * 3.0**0.5) + mean
         return memory_of(values.view(torch.complex128).to(dtype) if dtype.is_complex else values.to(dtype))
-    low, high = told["low"], told["high"]
+    low, high = distribution["low"], distribution["high"]
     hold(-(1 << 62) < low <= high < 1 << 62, "not a distribution")
     return memory_of(((_bits(count, seed) >> 1) % (high - low + 1) + low).to(dtype))
 

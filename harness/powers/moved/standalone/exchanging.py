@@ -33,6 +33,7 @@ class _Exchange(Listener):
         row = self.kept.get(event.inputs)
         if row is None or row["key"] not in self.keys:
             return
+        # Only tensors are kept: a number that a call returns cannot be replaced in place.
         values = [value for value in event.values if isinstance(value, Tensor)]
         hold(len(values) == len(row["blocks"]), "results of another number")
         with open(self.path, "rb") as file:
@@ -62,11 +63,11 @@ class ExchangeSession:
         """Return a dict about the run, compared with the `old` log.
 
         It has the number of "exchanged" results, whether the run "has_same_calls", and the first call that differs,
-        under "moved_again" or "other" (see `_culprit`).
+        under "moved_again" or "other" (see `_first_unlike_call`).
         """
         new = self.events.log
         has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]
-        return {"exchanged": self.exchange.count, "has_same_calls": has_same_calls, **_culprit(old, new)}
+        return {"exchanged": self.exchange.count, "has_same_calls": has_same_calls, **_first_unlike_call(old, new)}
 
 
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
@@ -78,7 +79,9 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
     head = archive.head
     session = ExchangeSession(results, keys)
     records = run_program(head["program"], head["arguments"], head["steps"], session.events)
+    # Without the fifth field, the number of calls before the record, which may differ between releases of torch.
     old, new = ([row[:4] for row in rows] for rows in (head["records"], records))
+    # If all common records are equal, the first difference is where the shorter list ends.
     first = next((at for at, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
     found: dict[str, Any] = {"equal": old == new, "records": len(old), "first": ""} | session.end(head["log"])
     found["digest"] = short_digest(json.dumps(new).encode())
@@ -89,13 +92,13 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
     return found
 
 
-def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
+def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
     """Return the first call of the new log that has no equal in the old log.
 
     The key "moved_again" describes the call if an old call has the same inputs but other results, and the key "other"
-    if no old call has these inputs. A key without a call is None. Calls are matched by their inputs, not by position,
-    so a torch that issues additional calls in a step can still be compared.
+    if no old call has these inputs. A key without a call is None.
     """
+    # Matched by their inputs, not by position: another torch may issue additional calls in a step.
     outputs = {row["in"]: row["out"] for row in old}
     for index, row in enumerate(new):
         if row["in"] not in outputs:
@@ -108,11 +111,9 @@ def _culprit(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """Run the archive's program once per set of keys, and return the result of each `run_exchanged`.
-
-    Each run is in a process forked before the program is loaded, so that no run influences the next.
-    """
+    """Run the archive's program once per set of keys, and return the result of each `run_exchanged`."""
     archive = Archive(folder)
+    # Each in a process of its own, forked before the program is loaded: so no run influences the next.
     return [_forked(archive, results, set(keys)) for keys in sets]
 
 

@@ -48,7 +48,7 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
     """N sums of K terms each, shape (N,), computed by the call's operator; None if it is not in SUMS or PRODUCTS.
 
-    A matrix product computes a sum as a row of terms times a column of ones. Operators such as `addmm` add `bias`.
+    Operators such as `addmm` add `bias`.
     """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])
@@ -59,7 +59,8 @@ def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor |
     shapes = [tensor["shape"] for tensor in call["tensors"]]
     if name not in PRODUCTS:
         return None
-    # Terms in the first operand's row 0, beside ones, and with as many rows and columns as the recorded call.
+    # A product computes a sum as a row of terms times a column of ones. The terms are in row 0, beside rows of ones, so
+    # that the operands have as many rows and columns as in the recorded call.
     rows, columns = (shapes[-2][-2], shapes[-1][-1]) if name in ("mm", "addmm", "bmm", "baddbmm") else (1, 1)
     ones = torch.ones(rows_KN.shape[0], columns, dtype=rows_KN.dtype)
     sums = []
@@ -86,6 +87,7 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]
     if name in SUMS:
+        # The first list among the arguments has the dims; without one, the call adds all elements.
         dims = next((v[1] for v in call["args"][1:] if v[0] == "l"), [["i", d] for d in range(len(tensor["shape"]))])
         count = 1
         for _, dim in dims:
@@ -144,7 +146,7 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
     return sizes
 
 
-def _bits(call: dict[str, Any]) -> int | None:
+def _accumulator_bits(call: dict[str, Any]) -> int | None:
     """The precision of the accumulator in bits: the first tried number of bits with which 1 + 2^-bits - 1 becomes 0.
 
     None if none of the tried numbers loses the small term, at several positions in the sum, or if this cannot be
@@ -155,6 +157,7 @@ def _bits(call: dict[str, Any]) -> int | None:
         return None
     terms, dtype = order["terms"], _inner(call)[1]
     thirds = sorted({0, 1, order["first"], terms // 4, terms // 2, 3 * terms // 4, terms - 1})
+    # The index of the small term and of the last one, among the positions where kernels split their sums.
     places = [(small, last) for small in thirds for last in thirds if 0 < small != last > 0]
     # The stored bits of a significand in bfloat16, float16, float32 and float64, and one more each.
     for bits in (7, 8, 10, 11, 23, 24, 52, 53):
@@ -207,15 +210,16 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     """Digests of the call's results at smaller shapes, keyed by the shapes as text.
 
-    The three largest dim sizes are halved repeatedly, in all combinations, smallest first, at most MOST_SHAPES. {} for
-    calls that draw random numbers or take lists of integers, which may be sizes.
+    At most MOST_SHAPES; {} for calls that draw random numbers or take lists of integers, which may be sizes.
     """
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
-    # Not for calls that draw numbers, nor with lists of integers, which may be sizes.
     if state is not None or any(value[0] == "l" and value[1] and value[1][0][0] == "i" for value in call["args"][2:]):
         return found
+    # Each entry maps an original size to a smaller one; all dims of that size shrink together, so that products still
+    # fit.
     tried: list[dict[int, int]] = [{}]
+    # The three largest dim sizes are halved repeatedly, in all combinations; the smallest are tried first.
     for size in sorted({s for t in call["tensors"] for s in t["shape"] if s > 1}, reverse=True)[:3]:
         smaller = [size >> k for k in range(size.bit_length()) if size >> k >= 1]
         tried = [known | {size: small} for known in tried for small in smaller]
@@ -230,11 +234,8 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def _exp(call: dict[str, Any]) -> str | None:
-    """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators.
-
-    A softmax also adds, so it is probed with rows of only two finite terms, whose sum is the same in any order.
-    """
+def _elementary_values(call: dict[str, Any]) -> str | None:
+    """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)
     if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):
@@ -242,6 +243,7 @@ def _exp(call: dict[str, Any]) -> str | None:
     if name not in ("_softmax", "_log_softmax"):
         return None
     rows = torch.full((64, 64), -float("inf"))
+    # A softmax also adds. With only two finite terms, as exp(-inf) is 0, the sum is the same in any order.
     rows[:, 0], rows[:, 1] = values, 0.0
     return digest_of(operator(rows, 1, False))
 
@@ -249,8 +251,8 @@ def _exp(call: dict[str, Any]) -> str | None:
 _ASKED: dict[str, Callable[[dict[str, Any]], Any]] = {
     "order": order_of_additions,
     "bias": _bias,
-    "accumulator": _bits,
+    "accumulator": _accumulator_bits,
     "fused": _fused,
     "flushes": _flushes,
-    "exp": _exp,
+    "exp": _elementary_values,
 }

@@ -25,6 +25,7 @@ class _Recorder(Listener):
         self.lost: dict[str, str] = {}
 
     def before(self, event: CallEvent) -> None:
+        # Calls with the same key use the same kernel in the same way: one of them stands for all.
         if event.key in self.calls or event.key in self.lost:
             return
         storages = []
@@ -43,9 +44,14 @@ class _Recorder(Listener):
                 if len({t.dtype for t in used}) > 1 or len(content) % used[0].element_size():
                     self.lost[event.key] = f"{event.name}: memory of several dtypes above the budget"
                     return
-                told, seed = measured(used[0]), len(self.calls) % (1 << 20)
-                again = drawn(used[0].dtype, len(content) // used[0].element_size(), seed, told)
-                row |= {"dtype": NAMES[used[0].dtype], "seed": seed, "drawn": told, "digest": short_digest(again)}
+                distribution, seed = measured(used[0]), len(self.calls) % (1 << 20)
+                again = drawn(used[0].dtype, len(content) // used[0].element_size(), seed, distribution)
+                row |= {
+                    "dtype": NAMES[used[0].dtype],
+                    "seed": seed,
+                    "drawn": distribution,
+                    "digest": short_digest(again),
+                }
             storages.append(row)
         tensors = [
             {"dtype": NAMES[t.dtype], "shape": [*t.shape], "stride": [*t.stride()], "storage": at, "offset": offset}
@@ -101,6 +107,7 @@ class RecordingSession:
             **{"steps": steps, "calls": calls, "log": events.log, "records": records},
             "uncollected": dict(events.uncollected) | {text: 1 for text in recorder.lost.values()},
         }
+        # Written before the drawn calls run, since `Archive` reads the file.
         path = os.path.join(self.folder, "calls.json")
         write_json(path, head)
         if any(is_drawn(call) for call in calls):
@@ -129,9 +136,8 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks, in the folders `0`, `1`, ..., into an archive of their distinct calls.
 
-    If several ranks made a call, the first rank's values are stored. The merged archive has no log and no records:
-    these stay with each rank. Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs
-    that exceeded the budget, and the size of the values in "bytes".
+    The merged archive has no log and no records: these stay with each rank. Returns the number of distinct "calls", how
+    many of them were "drawn", i.e. have inputs that exceeded the budget, and the size of the values in "bytes".
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
@@ -143,6 +149,7 @@ def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: in
         head = head or archive.head
         uncollected.update(archive.head["uncollected"])
         for call in archive.calls:
+            # Of a call that several ranks made, the first rank's values stand for all.
             if call["key"] in calls:
                 continue
             for row in (*call["storages"], *call["results"]):
@@ -152,9 +159,9 @@ def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: in
                 call["state"] = values.put(archive.block(call["state"]))
             calls[call["key"]] = call
     values.file.close()
-    told = {"program": program, "arguments": arguments, "steps": steps, "calls": [*calls.values()]}
-    told |= {"log": [], "records": [], "uncollected": dict(uncollected)}
-    write_json(os.path.join(folder, "calls.json"), head | told)
+    content = {"program": program, "arguments": arguments, "steps": steps, "calls": [*calls.values()]}
+    content |= {"log": [], "records": [], "uncollected": dict(uncollected)}
+    write_json(os.path.join(folder, "calls.json"), head | content)
     return {"calls": len(calls), "drawn": sum(map(is_drawn, calls.values())), "bytes": values.size}
 
 
@@ -170,14 +177,16 @@ class _Keeper(Listener):
         if event.inputs in self.kept or not (event.key in self.keys or event.inputs in self.inputs):
             return
         values = [v for v in event.values if isinstance(v, Tensor)]
+        # A result that cannot be read cannot be replaced later either.
         if not all(map(is_plain, values)):
             return
         blocks = [self.values.put(memory_of(value)) for value in values]
+        # All results of a call or none: a partial exchange would mix two environments.
         if None in blocks:
             self.lost += 1
             return
-        told = [[NAMES[v.dtype], [*v.shape]] for v in values]
-        self.kept[event.inputs] = {"key": event.key, "blocks": blocks, "values": told}
+        lines = [[NAMES[v.dtype], [*v.shape]] for v in values]
+        self.kept[event.inputs] = {"key": event.key, "blocks": blocks, "values": lines}
 
 
 class KeepingSession:

@@ -70,35 +70,38 @@ def run_loaded(
     operator = operator_named(call["op"])
     args, kwargs = arguments(call, bases, state, device)
     if device != "cpu":
-        args, kwargs = _on(args, device), _on(kwargs, device)
+        args, kwargs = _moved_to(args, device), _moved_to(kwargs, device)
     known = {each.name for each in operator._schema.arguments}
     if len(args) > len(operator._schema.arguments) or not known >= kwargs.keys():
         raise SignatureError(f"{operator._schema}")
-    _set(call["settings"], threads)
+    _apply_settings(call["settings"], threads)
     try:
         with torch.no_grad():
             found = outcome(operator, operator(*args, **kwargs), args, kwargs)
+            # Recorded results are on the CPU, and are compared there.
             return [value.cpu() if isinstance(value, Tensor) else value for value in found]
     except (TypeError, RuntimeError) as error:
+        # torch has no error class of its own for a wrong argument, only these texts.
         text = str(error)
         if "schema" in text.lower() or "expected at most" in text or "Expected a value of type" in text:
             raise SignatureError(text[:300]) from error
         raise
 
 
-def _on(value: Any, device: str) -> Any:
+def _moved_to(value: Any, device: str) -> Any:
     """An argument in which each device is replaced by `device`, since calls such as `full` name a device."""
     if isinstance(value, list):
-        return [_on(each, device) for each in value]
+        return [_moved_to(each, device) for each in value]
     if isinstance(value, dict):
-        return {name: _on(each, device) for name, each in value.items()}
+        return {name: _moved_to(each, device) for name, each in value.items()}
     return torch.device(device) if isinstance(value, torch.device) else value
 
 
+# The settings that the last replayed call has set: most calls have the same ones.
 _current: dict[str, Any] = {}
 
 
-def _set(asked: dict[str, Any], threads: int | None) -> None:
+def _apply_settings(asked: dict[str, Any], threads: int | None) -> None:
     asked = asked | {"threads": threads or asked["threads"]}
     if asked == _current:
         return
@@ -135,13 +138,13 @@ def replay(
                 "shapes": [tensor["shape"] for tensor in call["tensors"]],
                 "dtypes": sorted({tensor["dtype"] for tensor in call["tensors"]}),
                 "drawn": is_drawn(call),
-                **_row(archive, call, threads, device),
+                **_replayed(archive, call, threads, device),
             }
     recorded = {name: archive.head[name] for name in ("environment", "program", "steps", "uncollected")}
     return {"environment": environment(device) | _release(package), "rows": rows, "recorded": recorded}
 
 
-def _row(archive: Archive, call: dict[str, Any], threads: int | None, device: str) -> dict[str, Any]:
+def _replayed(archive: Archive, call: dict[str, Any], threads: int | None, device: str) -> dict[str, Any]:
     expected = [result["digest"] for result in call["results"]]
     found: list[list[str]] = []
     values: list[Any] = []
@@ -164,6 +167,7 @@ def _row(archive: Archive, call: dict[str, Any], threads: int | None, device: st
         return {"state": "equal"}
     if len(expected) != len(found[0]):
         return {"state": "signature", "detail": f"{len(found[0])} results, were {len(expected)}"}
+    # Only the first result that changed is measured.
     at = next(index for index, (a, b) in enumerate(zip(expected, found[0], strict=False)) if a != b)
     return {"state": "moved", "result": at} | _measured(archive.result(call["results"][at]), values[at])
 
@@ -174,6 +178,7 @@ def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
     if old.dtype != new.dtype or old.shape != new.shape:
         return {"detail": f"{new.dtype} {[*new.shape]}, was {old.dtype} {[*old.shape]}"}
     a, b = old.contiguous().reshape(-1), new.detach().contiguous().reshape(-1)
+    # As integers, so that NaNs with equal bits agree; a complex element differs if either part does.
     differ = (ordered(a) != ordered(b)).reshape(a.numel(), -1).any(1)
     places = differ.nonzero().flatten()
     far = _ulps(a[places], b[places])
@@ -181,7 +186,7 @@ def _measured(old: Tensor | None, new: Any) -> dict[str, Any]:
         "elements": int(places.numel()),
         "total": int(a.numel()),
         "ulps": far,
-        "where": _where(differ.reshape(old.shape)),
+        "where": _place_in_words(differ.reshape(old.shape)),
         "first": [[int(i), _shown(a[i]), _shown(b[i])] for i in places[:3]],
         "dtype": str(old.dtype).removeprefix("torch."),
         "shape": [*old.shape],
@@ -216,7 +221,7 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
     return max(distances, default=0)
 
 
-def _where(differ: Tensor) -> str:
+def _place_in_words(differ: Tensor) -> str:
     """The elements that differ, in words: all, an index, the first or last of a dim, a vector lane, or a percentage."""
     if bool(differ.all()):
         return "all elements"

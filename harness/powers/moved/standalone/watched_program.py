@@ -30,7 +30,7 @@ class FailedProgramError(Exception):
     """The program raised an error or ended its process. The message has the end of its traceback."""
 
 
-class _Left(BaseException):
+class _LastStepDone(BaseException):
     """Raised inside a script, to stop it after its last step."""
 
 
@@ -84,7 +84,7 @@ class Records:
         if self.leaves_after and at == 0:
             self.next_step()
             if self.step >= self.steps:
-                raise _Left
+                raise _LastStepDone
 
     def next_step(self) -> None:
         """Begin the next step."""
@@ -100,6 +100,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
     if not path.endswith(".py") or not os.path.isfile(path):
         raise ProgramError(f"{path} is not a file of Python")
     records = Records(events, steps, leaves_after=not name)
+    # A program that sets no seed would differ from itself.
     random.seed(0)
     torch.manual_seed(0)
     from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -113,6 +114,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
     hook = register_optimizer_step_post_hook(records.optimizer_step)
     # torch has no hook for the tensors with which backward begins, so the function itself is replaced.
     torch.autograd.backward = watched
+    # As Python itself starts a script: its folder first, its own arguments.
     kept = sys.argv, [*sys.path]
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     sys.argv = [path, *arguments]
@@ -133,7 +135,7 @@ def run_program(program: str, arguments: Sequence[str], steps: int, events: Any)
 def _run_script(path: str) -> None:
     try:
         runpy.run_path(path, run_name="__main__")
-    except _Left:
+    except _LastStepDone:
         return
     except SystemExit as end:
         if end.code not in (None, 0):
@@ -150,6 +152,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
     function = getattr(module, name, None)
     if not callable(function):
         raise ProgramError(f"{path} has no function {name}")
+    # Kinds below 2 are the parameters that can be given by position, unlike `*args` and keyword-only ones.
     needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 2]
     if needed and needed != ["index"]:
         raise ProgramError(f"{name} takes {', '.join(needed)}: give a function that takes nothing, or index")
@@ -163,6 +166,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
         return
     for index in range(steps):
         if index:
+            # The call above was step 0.
             result = function(index) if needed else function()
         records.add_nested(result)
         records.next_step()

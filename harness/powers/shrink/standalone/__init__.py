@@ -58,6 +58,7 @@ def write_standalone(scene: Scene, run: Run | None = None) -> Written:
         differing = _probe(scene, Path(folder), run)
         if not differing:
             raise NoFileError("the two graphs agree in every bit: the difference is not in their code")
+        # First with common values as inputs; if that file shows nothing, with all calls.
         for is_short in (True, False):
             text, num_calls = shortest(scene, differing, is_short)
             status, printed = run(text, Path(folder), scene.timeout)
@@ -88,6 +89,7 @@ def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
     status, printed = run(text, folder, scene.timeout, str(folder))
+    # 0 and 1 are answers: the graphs agree or differ. Anything else is a crash.
     if status not in (0, 1):
         raise NoFileError("the code of both graphs does not run by itself", found=printed[-2000:])
     scene.seen = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(scene.world_size)]

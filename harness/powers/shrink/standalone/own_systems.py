@@ -184,9 +184,10 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
     """
     texts = dict(own.texts)
     if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
+        # The user's files import `watch` from bitproof, which the file must not need.
         texts["bitproof/__init__.py"] = Path(simple_watch.__file__).read_text("utf-8")
     values = case.to_dict()
-    systems = {side: _place_of(own.names[values.pop(side)]) for side in ("reference", "candidate")}
+    systems = {side: _import_path_of(own.names[values.pop(side)]) for side in ("reference", "candidate")}
     files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())
     tables = f"SYSTEMS = {pformat(systems, width=110)}\nCASE = {pformat(values, width=110, sort_dicts=False)}"
     blocks = [
@@ -198,12 +199,13 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
     return "\n\n\n".join(block.strip("\n") for block in blocks) + "\n"
 
 
-def _place_of(name: str) -> tuple[str, str, str]:
+def _import_path_of(name: str) -> tuple[str, str, str]:
     """Split `FILE.py:NAME` into the folder to put on the import path, the module, and the name in the module.
 
     For example, "0/train/loop.py:make" becomes ("0", "train.loop", "make").
     """
     file, _, factory = name.rpartition(":")
     first, _, rest = file.partition("/")
+    # `own_files` gives every root but the first a numbered folder.
     root, path = (first, rest) if first.isdigit() else (".", file)
     return root, path.removesuffix(".py").replace("/", "."), factory

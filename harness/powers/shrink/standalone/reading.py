@@ -77,6 +77,7 @@ class Side:
         gradients = (f"grad {name}" for name in graph.parameter_names)
         outputs: dict[str, Node] = dict(zip(("loss", *gradients), given, strict=True))
         by_node = dict(zip(placeholders, names, strict=True))
+        # A buffer is written in place, so its placeholder holds the new value at the end.
         outputs |= {f"buffer {name}": node for node, name in by_node.items() if name in graph.buffer_names}
         return Side(graph, outputs, by_node, owners, writers)
 
@@ -97,6 +98,7 @@ class Side:
             else:
                 calls.add(node)
                 pending += node.all_input_nodes
+            # Also for an input: a placeholder that is written needs the calls that write it.
             pending += self.writers.get(owner, ())
         nodes = self.graph.module.graph.nodes
         return [node for node in nodes if node in calls], [node for node in nodes if node in inputs]
@@ -144,6 +146,7 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
     contents = tuple(value[4] for value in found)
     if len(set(types)) > 1 or overlaps or None in contents:
         return None
+    # A value that all ranks share is stored once.
     contents = contents[:1] if len(set(contents)) == 1 else contents
     readable = tuple(_readable(content, dtype) for content in contents)
     return Input("", dtype, tuple(shape), tuple(stride), readable, f"{node.name}, {place_of(node)}")

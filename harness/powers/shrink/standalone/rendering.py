@@ -43,6 +43,7 @@ def render(
         num_calls[name] = len(calls)
         collectives += [node for node in calls if is_collective(node)]
     arguments = ", ".join(entry.name for entry in inputs.values())
+    # Both functions take all inputs, which are known only now.
     text = "\n\n\n".join(function.replace("(INPUTS)", f"({arguments})") for function in functions)
     return _file(scene, list(inputs.values()), text, collectives, probing), num_calls
 

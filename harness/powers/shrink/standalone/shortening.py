@@ -23,6 +23,7 @@ def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[st
     common = set(values["reference"].values()) & set(values["candidate"].values()) if is_short else set()
 
     def is_known(side: str, node: Node) -> bool:
+        # Known if the other graph has a value with the same bits on every rank, at whatever place.
         key = values[side].get(node.name)
         return key in common and content_of(scene, side, node) is not None
 

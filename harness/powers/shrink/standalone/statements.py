@@ -48,6 +48,7 @@ def _function_name(node: Node) -> str:
     if isinstance(target, OpOverload) and target.namespace in NAMESPACES:
         return f"torch.ops.{target}"
     module, name = getattr(target, "__module__", None), getattr(target, "__name__", str(target))
+    # Python's own functions on sizes, such as `operator.add`.
     if node.op == "call_function" and module in ("_operator", "math"):
         return f"{module.removeprefix('_')}.{name}"
     if node.op == "call_function" and module == "torch" and getattr(torch, name, None) is target:
@@ -64,9 +65,11 @@ def _text(value: Any, names: Mapping[Node, str]) -> str:
         case list():
             return f"[{', '.join(_text(item, names) for item in value)}]"
         case tuple():
+            # A comma after each item, as a tuple of one item needs it.
             return f"({''.join(_text(item, names) + ', ' for item in value)})"
         case torch.device():
             return f"torch.device({str(value)!r})"
+        # `inf` and `nan` are no literals of Python.
         case float() if not math.isfinite(value):
             return f"float({str(value)!r})"
         case slice():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.builtin_cases import chunking
-from bitproof.harness.case import Memory
+from bitproof.harness.case import Memory, Pipeline
 
 FAMILY = "memory"
 
@@ -18,4 +18,21 @@ _policies_in_chunks = tuple(
 # Recomputation alone, against an eager step that saves everything.
 whole_full = chunking.variant(chunking.unchunked, "full", FAMILY, memory=Memory(policy="full"))
 
-CASES = (*_policies_in_chunks, whole_full)
+# Activations saved by operator, as torchtitan does: every second matrix product, attention, and the rows that arrived
+# from other ranks. All others are recomputed, with the gathers of parameters.
+LISTED = ("mm/2", "attention", "all_to_all_single")
+_listed_in_chunks = tuple(
+    chunking.variant(base, "listed", FAMILY, memory=Memory(policy="selective", save=LISTED))
+    for base in (chunking.transformer_batch, chunking.moe_seq)
+)
+
+# What the list saves is in host memory, and every pass takes part.
+blocks_batch_listed_offload = chunking.variant(
+    chunking.transformer_batch,
+    "listed_offload",
+    FAMILY,
+    memory=Memory(policy="offload", save=LISTED),
+    pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
+)
+
+CASES = (*_policies_in_chunks, whole_full, *_listed_in_chunks, blocks_batch_listed_offload)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,9 @@ from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT
 
 DIM_MULTIPLE = 8
+
+_SAVED = re.compile(r"[A-Za-z_]\w*(/[1-9]\d{0,3})?", re.ASCII)
+"""An operator's name in `Memory.save`, and which calls are saved: mm/2 for every second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +232,10 @@ class Memory:
     | `full`      | inputs of a block                                          | recomputed                         |
     | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
 
+    `save` replaces the operators that `selective` and `offload` save, by their names; "attention" stands for every
+    attention operator. A name with /2 saves every second call: the first, third, ... in a block's forward. For example,
+    ("mm/2", "attention", "all_to_all_single") recomputes every other matrix product, and all other operators.
+
     Under every policy, values that would differ when recomputed (random draws, readers of a buffer that the step
     writes) and values outside every block are saved. harness/graph/passes/tag_memory.py has the rules.
     """
@@ -236,6 +244,7 @@ class Memory:
 
     policy: Literal["none", "selective", "full", "offload"] = "none"
     offload_gib: float = 1.0
+    save: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in ("none", "selective", "full", "offload"):
@@ -243,6 +252,30 @@ class Memory:
                 "unknown memory policy", expected="none, selective, full or offload", found=f"policy={self.policy!r}"
             )
         GIB.check("memory.offload_gib", self.offload_gib)
+        self._check_save()
+
+    def _check_save(self) -> None:
+        if self.save is None:
+            return
+        if self.policy not in ("selective", "offload"):
+            raise CaseError(
+                "operators are listed for a memory policy that does not choose by operators",
+                expected="policy='selective' or policy='offload' with save=(...), or save=None",
+                found=f"policy={self.policy!r}, save={self.save!r}",
+            )
+        if wrong := [entry for entry in self.save if not _SAVED.fullmatch(entry)]:
+            raise CaseError(
+                "memory.save lists operators by their names, without namespace and overload",
+                expected="mm, mm/2 for every second call, attention, ...",
+                found=repr(wrong[0]),
+            )
+        names = [entry.partition("/")[0] for entry in self.save]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CaseError(
+                "memory.save lists an operator twice",
+                expected="each operator once",
+                found=", ".join(entry for entry in self.save if entry.partition("/")[0] == twice[0]),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,6 +78,7 @@ BLOCKS = Need(lambda case: case.chunking is not None and case.chunking.modules =
 EXPERTS = Need(lambda case: case.model.family != "llama3", "a model with experts")
 BUCKETS = Need(lambda case: case.pipeline.bucket, "a case that buckets its collectives")
 RECOMPUTES = Need(lambda case: case.memory.policy != "none", "a memory policy that recomputes")
+LISTED = Need(lambda case: case.memory.save is not None, "a memory policy with a list of operators to save")
 OFFLOADS = Need(lambda case: case.memory.policy == "offload", "the memory policy offload")
 SDPA = Need(lambda case: case.model.attention == "sdpa", "attention by SDPA")
 PIECES = Need(lambda case: case.model.loss_pieces > 1, "a loss in pieces")

@@ -10,6 +10,7 @@ from bitproof.harness.disturb.entry import (
     CHUNKED,
     EXPERTS,
     FOLDED,
+    LISTED,
     MICRO_BATCHES,
     PIECES,
     PIPELINED,
@@ -158,6 +159,19 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     return []
+
+
+@row("ours: another choice of what is saved", needs=(LISTED,))
+def saved_product_computed_again(g: GraphEditor) -> list[Site]:
+    """a matrix product that is saved is recomputed, too."""
+    again = set(g.recomputed())
+    for node in g.all("mm", where=lambda node: node not in again):
+        if readers := [reader for reader in node.users if reader in again]:
+            copy = g.make_before(readers[0], node.target, *node.args)
+            for reader in readers:
+                reader.replace_input_with(node, copy)
+            return []
+    return g.require([], "a saved matrix product that a recomputed call reads")
 
 
 @row("ours: recomputation")

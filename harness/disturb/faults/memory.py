@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Site, row
+from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, EXPERTS, LISTED, OFFLOADS, RECOMPUTES, Site, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -83,6 +83,62 @@ def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
     node = _again(g, "gather")
     g.before(node, node.args[2], "aten.flip.default", [1])
     return _both(g, node, "flip")
+
+
+def _readers_in_backward(g: GraphEditor, node: Call) -> list[Call]:
+    again = set(g.recomputed())
+    return [x for x in node.users if x.op == "call_function" and (x in again or g.site(x).direction == "backward")]
+
+
+def _saved(g: GraphEditor, name: str, at: str = ".*") -> list[Call]:
+    """The calls of forward, in modules that match `at`, whose results backward reads."""
+    return [node for node in g.all(name, at) if node not in g.recomputed() and _readers_in_backward(g, node)]
+
+
+def _let_backward_read(g: GraphEditor, node: Call, other: Call) -> list[Site]:
+    readers = _readers_in_backward(g, node)
+    # Recomputed from the other call's result, a value is right by itself: the first call that is wrong also reads
+    # others. So blame may name each recomputed call up to the calls of backward.
+    again, sites, waiting = set(g.recomputed()), g.sites(node), list(readers)
+    while waiting:
+        reader = waiting.pop()
+        sites += _both(g, reader)
+        waiting += _readers_in_backward(g, reader) if reader in again else []
+    for reader in readers:
+        reader.replace_input_with(node, other)
+    return sites
+
+
+@row(
+    "ours: torch.utils.checkpoint keeps results by operator and number of the call, which a call too many shifts",
+    needs=(LISTED,),
+    kinds=("grad",),
+)
+def saved_product_of_the_next_call(g: GraphEditor) -> list[Site]:
+    """backward reads the matrix product that the next call saved."""
+    saved = _saved(g, "mm", r".*attention.*")
+    pairs = [(one, other) for i, one in enumerate(saved) for other in saved[i + 1 :] if g.alike(one, other)]
+    return _let_backward_read(g, *g.require(pairs, "two saved matrix products of the same shape"))
+
+
+@row("ours: results kept by operator and layer, which chunks share", needs=(LISTED, BLOCKS), kinds=("grad",))
+def saved_attention_of_the_other_chunk(g: GraphEditor) -> list[Site]:
+    """backward of chunk 1 reads the attention output that chunk 0 saved."""
+    found = [x for x in _saved(g, "getitem") if "attention" in str(x.args[0].target) and g.is_floating(x)]
+    node = g.require(found, "attention whose output backward reads")
+    return _let_backward_read(g, node, g.twin(node))
+
+
+@row("ours: a weight's name taken from the call before", needs=(LISTED,), kinds=("grad",))
+def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
+    """a matrix product is recomputed with the weight of the product that was saved before it."""
+    for node in g.recomputed("mm"):
+        weights = [x.args[1] for x in _saved(g, "mm")]
+        if others := [x for x in weights if x is not node.args[1] and g.alike(x, node.args[1])]:
+            sites = _both(g, node)
+            node.args = (node.args[0], others[0])
+            return sites
+    return g.require([], "a recomputed matrix product, and a saved one with a weight of its shape")
 
 
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))

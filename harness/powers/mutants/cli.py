@@ -33,6 +33,7 @@ DEFAULT_CASES = (
     "experts_seq_world4",
     "blocks_batch_folded",
     "blocks_batch_pieces",
+    "blocks_batch_listed",
     "fsdp_observed",
     "hsdp_observed",
     "ep_observed",

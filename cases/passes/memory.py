@@ -35,4 +35,20 @@ blocks_batch_listed_offload = chunking.variant(
     pipeline=Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True),
 )
 
-CASES = (*_policies_in_chunks, whole_full, *_listed_in_chunks, blocks_batch_listed_offload)
+# How long copies may take: to host memory until the next block begins, or for two whole blocks; back from the start of
+# the block that needs them, or of the one two blocks before. The model has three blocks.
+blocks_batch_offload_early = chunking.variant(
+    chunking.transformer_batch, "offload_early", FAMILY, memory=Memory(policy="offload", prefetch=2, defer=0)
+)
+experts_seq_offload_late = chunking.variant(
+    chunking.moe_seq, "offload_late", FAMILY, memory=Memory(policy="offload", prefetch=0, defer=2)
+)
+
+CASES = (
+    *_policies_in_chunks,
+    whole_full,
+    *_listed_in_chunks,
+    blocks_batch_listed_offload,
+    blocks_batch_offload_early,
+    experts_seq_offload_late,
+)

@@ -8,6 +8,7 @@ from typing import Literal
 
 from bitproof.harness.case.bounds import (
     BETA,
+    BLOCKS_AHEAD,
     CAPACITY,
     GIB,
     LOSS_PIECES,
@@ -236,6 +237,11 @@ class Memory:
     attention operator. A name with /2 saves every second call: the first, third, ... in a block's forward. For example,
     ("mm/2", "attention", "all_to_all_single") recomputes every other matrix product, and all other operators.
 
+    With `offload`, a copy to host memory may last until `defer` whole blocks have run after the block that used the
+    activation last; a copy back starts `prefetch` blocks before the block whose backward needs it. Larger numbers hide
+    slower copies, and keep more activations on the device. With 0, the wait follows the same block, or the copy back
+    starts with the same block.
+
     Under every policy, values that would differ when recomputed (random draws, readers of a buffer that the step
     writes) and values outside every block are saved. harness/graph/passes/tag_memory.py has the rules.
     """
@@ -245,6 +251,8 @@ class Memory:
     policy: Literal["none", "selective", "full", "offload"] = "none"
     offload_gib: float = 1.0
     save: tuple[str, ...] | None = None
+    prefetch: int = 1
+    defer: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in ("none", "selective", "full", "offload"):
@@ -253,6 +261,14 @@ class Memory:
             )
         GIB.check("memory.offload_gib", self.offload_gib)
         self._check_save()
+        for name in ("prefetch", "defer"):
+            BLOCKS_AHEAD.check(f"memory.{name}", getattr(self, name))
+            if self.policy != "offload" and getattr(self, name) != 1:
+                raise CaseError(
+                    f"memory.{name} is for activations in host memory",
+                    expected="policy='offload', or the default of 1",
+                    found=f"policy={self.policy!r}, {name}={getattr(self, name)}",
+                )
 
     def _check_save(self) -> None:
         if self.save is None:

@@ -12,6 +12,7 @@ from bitproof.harness.disturb.entry import (
     FOLDED,
     LISTED,
     MICRO_BATCHES,
+    OFFLOADS,
     PIECES,
     PIPELINED,
     Site,
@@ -158,6 +159,18 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
     """an activation in bfloat16 is cast to float32 and back."""
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
+    return []
+
+
+@row("ours: another depth of prefetch and of deferral", needs=(OFFLOADS,))
+def copies_started_where_they_are_read(g: GraphEditor) -> list[Site]:
+    """each copy from host memory starts when its result is read, and the copy to host memory has time until then."""
+    reloads = [node for node in g.calls if str(node.target).startswith("bitproof.reload.")]
+    g.require(reloads, "an offloaded activation")
+    for reload in reloads:
+        [wait] = reload.users
+        wait.prepend(reload.args[0])
+        wait.prepend(reload)
     return []
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, EXPERTS, LISTED, OFFLOADS, RECOMPUTES, Site, row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
 
 RELOAD = "reload"
@@ -95,15 +97,26 @@ def _saved(g: GraphEditor, name: str, at: str = ".*") -> list[Call]:
     return [node for node in g.all(name, at) if node not in g.recomputed() and _readers_in_backward(g, node)]
 
 
-def _let_backward_read(g: GraphEditor, node: Call, other: Call) -> list[Site]:
-    readers = _readers_in_backward(g, node)
-    # Recomputed from the other call's result, a value is right by itself: the first call that is wrong also reads
-    # others. So blame may name each recomputed call up to the calls of backward.
-    again, sites, waiting = set(g.recomputed()), g.sites(node), list(readers)
+def _until_backward(g: GraphEditor, readers: Sequence[Call]) -> list[Site]:
+    """The sites of calls that read another activation, and of all that is recomputed from it, up to calls of backward.
+
+    From another call's result a recomputed value is right by itself: the first wrong call also reads something else.
+    """
+    sites: list[Site] = []
+    seen: set[Call] = set()
+    waiting = list(readers)
     while waiting:
         reader = waiting.pop()
-        sites += _both(g, reader)
-        waiting += _readers_in_backward(g, reader) if reader in again else []
+        if reader not in seen and reader.op == "call_function":
+            seen.add(reader)
+            sites += _both(g, reader)
+            waiting += reader.users if g.site(reader).direction == "forward" else []
+    return sites
+
+
+def _let_backward_read(g: GraphEditor, node: Call, other: Call) -> list[Site]:
+    readers = _readers_in_backward(g, node)
+    sites = [*g.sites(node), *_until_backward(g, readers)]
     for reader in readers:
         reader.replace_input_with(node, other)
     return sites
@@ -176,3 +189,45 @@ def host_buffer_overwritten(g: GraphEditor) -> list[Site]:
     g.make_before(node, "aten.zero_.default", node.args[0])
     places = [g.site(node, name) for name in ("zero_", RELOAD)]
     return [*places, *(site._replace(direction="forward") for site in places)]
+
+
+def _copies(g: GraphEditor, name: str) -> list[Call]:
+    return [x for x in g.calls if str(x.target).startswith(f"bitproof.{name}.") and g.is_floating(x)]
+
+
+def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -> tuple[Call, Call]:
+    """Two copies of one shape, of which the second starts while the first is in flight.
+
+    `at` returns the call that waits for a copy.
+    """
+    place = {node: index for index, node in enumerate(g.graph.nodes)}
+    copies = _copies(g, name)
+    pairs = [
+        (one, other)
+        for one in copies
+        for other in copies
+        if place[one] < place[other] < place[at(one)] and g.alike(one, other)
+    ]
+    found: tuple[Call, Call] = g.require(pairs, f"two activations of the same shape of which each {name} is in flight")
+    return found
+
+
+def _overwrite(g: GraphEditor, one: Call, other: Call) -> list[Site]:
+    """Let a copy that is in flight receive what a later copy reads."""
+    sites = [*_until_backward(g, list(one.users)), g.site(one, "copy_"), g.site(other, "copy_")]
+    g.make_before(other, "aten.copy_.default", one, other.args[0])
+    return [*sites, *(site._replace(direction="backward") for site in sites)]
+
+
+@row("ours: a pool of as many buffers as reloads are ahead, one too few", needs=(OFFLOADS,), kinds=("grad",))
+def prefetched_into_a_buffer_in_use(g: GraphEditor) -> list[Site]:
+    """an activation comes back into the buffer of another that backward has not read yet."""
+    one, other = _in_flight_together(g, "reload", lambda copy: next(iter(copy.users)))
+    return _overwrite(g, one, other)
+
+
+@row("ours: a pool of as many host buffers as waits are deferred, one too few", needs=(OFFLOADS,), kinds=("grad",))
+def offloaded_into_a_buffer_in_use(g: GraphEditor) -> list[Site]:
+    """an activation leaves into the host buffer of another that is still on its way."""
+    one, other = _in_flight_together(g, "offload", lambda copy: next(iter(copy.users)))
+    return _overwrite(g, one, other)

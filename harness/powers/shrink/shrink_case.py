@@ -364,7 +364,7 @@ PLAIN: dict[str, Any] = {
 
 _READ_WITH: dict[str, dict[str, Any]] = {
     "pipeline.backend": {"pipeline.regions": ()},
-    "memory.policy": {"memory.save": None},
+    "memory.policy": {"memory.save": None, "memory.prefetch": 1, "memory.defer": 1},
 }
 """Settings that a case may only state with another one, and their defaults: regions need a backend that compiles."""
 

@@ -212,6 +212,17 @@ def test_an_operator_is_listed_once():
     )
 
 
+@pytest.mark.parametrize("name", ["prefetch", "defer"])
+def test_a_depth_of_copies_is_for_activations_in_host_memory(name):
+    Memory(policy="offload", **{name: 0})
+    Memory(policy="full", **{name: 1})
+    assert refusal(lambda: Memory(policy="full", **{name: 2})) == (
+        f"CaseError: memory.{name} is for activations in host memory\n"
+        "  expected: policy='offload', or the default of 1\n"
+        f"  found: policy='full', {name}=2"
+    )
+
+
 def test_a_case_that_expects_a_difference_must_say_which():
     Case(name="a", family="t", chunking=BATCH, expected="DIFFERENT", differs=("grad",))
     assert "must list the kinds that differ" in refusal(

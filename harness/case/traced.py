@@ -36,7 +36,8 @@ class Pipeline:
     `isolate_groups` gives expert all-to-alls their own process group if they share a group, `isolate_gathers` does so
     for parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders nodes
     to overlap one chunk's all-to-all with the other chunk's compute. `overlap_costs` is the path of a cost model for
-    that, fitted to another machine than bitproof's own.
+    that, fitted to another machine than bitproof's own. `dense_traffic` moves all-gathers of parameters and
+    reduce-scatters of gradients to where no all-to-all is in flight.
 
     `backend`: "fx" runs the graph operator by operator; "regional_inductor" compiles regions of it, by default only
     attention operators; "inductor" compiles the whole graph, which fuses operators and so rounds less often: expect
@@ -57,6 +58,7 @@ class Pipeline:
     bucket: bool = False
     overlap: bool = False
     overlap_costs: str | None = None
+    dense_traffic: bool = False
     backend: Literal["fx", "regional_inductor", "inductor", "cuda_graph"] = "fx"
     regions: tuple[str, ...] = ()
     until: str | None = None

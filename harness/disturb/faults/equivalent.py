@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.disturb.entry import (
     BFLOAT16,
     CHUNKED,
+    DENSE_TRAFFIC,
     EXPERTS,
     FOLDED,
     LISTED,
@@ -159,6 +160,20 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
     """an activation in bfloat16 is cast to float32 and back."""
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
+    return []
+
+
+@row("ours: no reduction beside compute", needs=(DENSE_TRAFFIC,))
+def reductions_moved_to_the_end(g: GraphEditor) -> list[Site]:
+    """gradients are reduced after all else, in the same order."""
+    output = g.graph.output_node()
+    for launch in g.launches("reduce_scatter_tensor", "backward"):
+        late, waiting = {launch}, [launch]
+        while waiting:
+            late.update(users := [user for user in waiting.pop().users if user not in late])
+            waiting += users
+        for node in [node for node in g.calls if node in late]:
+            output.prepend(node)
     return []
 
 

@@ -196,7 +196,7 @@ def _copies(g: GraphEditor, name: str) -> list[Call]:
 
 
 def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -> tuple[Call, Call]:
-    """Two copies of one shape, of which the second starts while the first is in flight.
+    """Two copies of the same shape; the second starts while the first is in flight.
 
     `at` returns the call that waits for a copy.
     """
@@ -208,7 +208,7 @@ def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -
         for other in copies
         if place[one] < place[other] < place[at(one)] and g.alike(one, other)
     ]
-    found: tuple[Call, Call] = g.require(pairs, f"two activations of the same shape of which each {name} is in flight")
+    found: tuple[Call, Call] = g.require(pairs, f"two activations of the same shape, the {name} of both in flight")
     return found
 
 

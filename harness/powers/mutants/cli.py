@@ -34,6 +34,7 @@ DEFAULT_CASES = (
     "blocks_batch_folded",
     "blocks_batch_pieces",
     "blocks_batch_listed",
+    "experts_seq_dense_traffic",
     "fsdp_observed",
     "hsdp_observed",
     "ep_observed",

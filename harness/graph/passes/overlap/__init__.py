@@ -40,12 +40,12 @@ from bitproof.harness.case import Chunking
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
+from bitproof.harness.graph.analysis.expert_exchanges import is_exchange, only_wait
 from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
-from bitproof.harness.graph.passes.overlap.timeline import Timeline, is_exchange, simulate
-from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.graph.passes.overlap.timeline import Timeline, simulate
 from bitproof.harness.graph.writer import CHUNK_KEY
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     chunked = [launch for launch in launches if CHUNK_KEY in launch.meta]
     if context.chunking is None or not chunked:
         raise _refuse_nothing_to_hide(context.chunking, len(launches))
-    waits = [_only_wait(launch) for launch in launches]
+    waits = [only_wait(launch) for launch in launches]
     path = _path_of_model(nodes, context)
     model = CostModel.load(path) if path else None
     sizes = {name: len(group.partition[0]) for name, group in context.groups.groups.items()}
@@ -107,20 +107,6 @@ def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> Pas
     )
     error.finds_nothing = True
     return error
-
-
-def _only_wait(launch: Node) -> Node:
-    """The wait for an all-to-all. Other readers of the launch may only read the result's size."""
-    waits = [user for user in launch.users if operators.is_wait(user)]
-    others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
-    if len(waits) != 1 or others:
-        raise PassError(
-            f"cannot determine when the all-to-all `{launch.name}` must have arrived",
-            expected="one wait, and no other reader but of its size",
-            found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
-            where=source_of(launch),
-        )
-    return waits[0]
 
 
 def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from torch.fx import Node
 
 from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.expert_exchanges import is_exchange
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import Cost
 
@@ -96,9 +97,3 @@ def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
     for node in nodes:
         timeline.run(node)
     return timeline
-
-
-def is_exchange(node: Node) -> bool:
-    """Whether the node launches an all-to-all that sends rows to their experts or back."""
-    is_all_to_all = operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
-    return is_all_to_all and origin_of(node).part in ("dispatch", "combine")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bitproof.builtin_cases.chunking import moe_seq, transformer_batch, unchunked, variant
 from bitproof.harness.case import Memory, Pipeline
 
-FAMILY = "dense_traffic"
+FAMILY = "traffic"
 
 _ALL = Pipeline(isolate_gathers=True, bucket=True, overlap=True, dense_traffic=True)
 

@@ -37,7 +37,8 @@ class Pipeline:
     for parameters' all-gathers; `bucket` joins the all-gathers and reduce-scatters of a block; `overlap` reorders nodes
     to overlap one chunk's all-to-all with the other chunk's compute. `overlap_costs` is the path of a cost model for
     that, fitted to another machine than bitproof's own. `dense_traffic` moves all-gathers of parameters and
-    reduce-scatters of gradients to where no all-to-all is in flight.
+    reduce-scatters of gradients to where no all-to-all is in flight. `async_tensor` reorders nodes like `overlap`, for
+    the gathers, sums and reduce-scatters of a tensor group.
 
     `backend`: "fx" runs the graph operator by operator; "regional_inductor" compiles regions of it, by default only
     attention operators; "inductor" compiles the whole graph, which fuses operators and so rounds less often: expect
@@ -59,6 +60,7 @@ class Pipeline:
     overlap: bool = False
     overlap_costs: str | None = None
     dense_traffic: bool = False
+    async_tensor: bool = False
     backend: Literal["fx", "regional_inductor", "inductor", "cuda_graph"] = "fx"
     regions: tuple[str, ...] = ()
     until: str | None = None
@@ -104,6 +106,7 @@ def _check_joint(case: Case) -> None:
     refused = {
         "chunking": case.chunking is not None,
         "pipeline.overlap": case.pipeline.overlap,
+        "pipeline.async_tensor": case.pipeline.async_tensor,
         "memory.policy='offload'": case.memory.policy == "offload",
     }
     if found := [name for name, is_set in refused.items() if is_set]:

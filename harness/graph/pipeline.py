@@ -96,7 +96,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
         PassRow(isolate_process_groups, options.isolate_groups),
         PassRow(isolate_gathers, options.isolate_gathers),
         PassRow(bucket, options.bucket, bound=by_blocks),
-        PassRow(overlap, options.overlap),
+        PassRow(overlap, options.overlap or options.async_tensor),
         PassRow(dense_traffic, options.dense_traffic),
         PassRow(concretize_symbols, leaves=RESOLVED),
         PassRow(measure_memory),

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.disturb.entry import (
+    ASYNC_TENSOR,
     BFLOAT16,
     CHUNKED,
     DENSE_TRAFFIC,
@@ -160,6 +161,15 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
     """an activation in bfloat16 is cast to float32 and back."""
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
+    return []
+
+
+@row("ours: no collective in flight", needs=(ASYNC_TENSOR,))
+def tensor_collectives_awaited_at_once(g: GraphEditor) -> list[Site]:
+    """each collective over tensor ranks is awaited where it is launched."""
+    launches = [node for node in g.calls if str(node.args[-1:]) == "('tp',)" and "chunk" in node.meta]
+    for launch in g.require([launches], "collectives over tensor ranks in chunks"):
+        launch.append(g.wait_of(launch))
     return []
 
 

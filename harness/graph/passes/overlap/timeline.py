@@ -58,6 +58,12 @@ class Timeline:
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
+    def hidden_fraction(self, launches: Iterable[Node]) -> float:
+        """The part of the collectives' transfer time that overlapped with compute; 0 without any transfer time."""
+        launches = list(launches)
+        seconds = sum((self.costs[node].transfer for node in launches), 0.0)
+        return round(sum(map(self.hidden, launches), 0.0) / seconds, 6) if seconds else 0.0
+
     def summary(self) -> dict[str, float | dict[str, float]]:
         """The report's numbers: seconds of the step, and seconds of its all-to-alls by direction."""
         return {"step_seconds": round(self.time, 9)} | {
@@ -73,7 +79,7 @@ class Timeline:
             "all_to_all_seconds": round(seconds, 9),
             "blocked_seconds": round(blocked, 9),
             "hidden_seconds": round(hidden, 9),
-            "hidden_fraction": round(hidden / seconds, 6) if seconds else 0.0,
+            "hidden_fraction": self.hidden_fraction(launches),
         }
 
     def _wait_for(self, launch: Node) -> None:

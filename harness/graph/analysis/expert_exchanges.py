@@ -17,12 +17,13 @@ def is_exchange(node: Node) -> bool:
 
 
 def only_wait(launch: Node) -> Node:
-    """The wait for an all-to-all. Other readers of the launch may only read the result's size."""
+    """The wait for a collective to hide. Other readers of the launch may only read the result's size."""
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:
+        kind = "all-to-all" if is_exchange(launch) else "collective"
         raise PassError(
-            f"cannot determine when the all-to-all `{launch.name}` must have arrived",
+            f"cannot determine when the {kind} `{launch.name}` must have arrived",
             expected="one wait, and no other reader but of its size",
             found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
             where=source_of(launch),

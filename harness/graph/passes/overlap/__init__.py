@@ -12,7 +12,7 @@ Refuses:  a graph without an all-to-all of dispatch or combine that runs once pe
           collective that is not in the model; an invalid model file.
 
 Here "all-to-all" means one of dispatch or combine, as its origin states; any other is treated like other collectives.
-With `async_tensor`, all that is said of all-to-alls also holds for the collectives of a tensor group that run once per
+With `async_tensor`, what follows about all-to-alls also holds for the collectives of a tensor group that run once per
 chunk.
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.

@@ -62,7 +62,8 @@ class Timeline:
         """The part of the collectives' transfer time that overlapped with compute; 0 without any transfer time."""
         launches = list(launches)
         seconds = sum((self.costs[node].transfer for node in launches), 0.0)
-        return round(sum(map(self.hidden, launches), 0.0) / seconds, 6) if seconds else 0.0
+        # Adding zero turns -0.0 into 0.0.
+        return round(sum(map(self.hidden, launches), 0.0) / seconds, 6) + 0.0 if seconds else 0.0
 
     def summary(self) -> dict[str, float | dict[str, float]]:
         """The report's numbers: seconds of the step, and seconds of its all-to-alls by direction."""

@@ -261,7 +261,7 @@ def layer_of_tensor_ranks(sketch: Sketch) -> GraphModule:
 
 def of_tensor_ranks(context: PassContext, **settings: bool) -> PassContext:
     pipeline = replace(context.pipeline, **{"overlap": False, "async_tensor": True} | settings)
-    return replace(context, pipeline=pipeline, chunk_groups=frozenset({"tp"}))
+    return replace(context, pipeline=pipeline, chunk_groups=frozenset({"tp", "ep"}))
 
 
 REDUCING = {"reduce_scatter_tensor/2": line(3), "launch reduce_scatter_tensor/2": line(0)}
@@ -352,6 +352,15 @@ def test_a_graph_without_a_chunks_collective_of_a_tensor_group_is_refused(contex
         f"  found: collectives of a tensor group in {found}\n"
         "  fix: chunk modules that are split over tensor ranks, or leave out async_tensor"
     )
+
+
+def test_a_collective_of_a_tensor_group_that_is_read_without_its_wait_is_refused(context_of) -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2, 4)
+    launch = chunk_call(sketch, 0, c10d.all_gather_into_tensor.default, x, 2, "tp")
+    module = sketch.finish(chunk_call(sketch, 0, aten.sin.default, launch))
+    with pytest.raises(PassError, match="when the collective `all_gather_into_tensor` must have arrived"):
+        overlap(module, of_tensor_ranks(context_of(sketch)))
 
 
 def test_a_stage_may_lack_one_of_both_and_not_all(context_of) -> None:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import NamedTuple
 
 from torch.fx import GraphModule, Node
@@ -180,32 +180,35 @@ def _is_dense_compute(node: Node) -> bool:
     return node.op == "call_function" and operators.is_compute_heavy(node) and origin_of(node).part is None
 
 
-def _reads_only(launch: Node, parameters: Iterable[Node]) -> bool:
+def _reads_only(launch: Node, parameters: Container[Node]) -> bool:
     """Whether a gather's input is computed from parameters alone: by casts, padding, or packing into a bucket."""
-    read = _ancestors(launch)
-    return all(x in parameters or (x.op == "call_function" and not operators.is_collective(x)) for x in read)
-
-
-def _ancestors(node: Node) -> list[Node]:
-    found, waiting = dict[Node, None](), list(node.all_input_nodes)
-    while waiting:
-        if (x := waiting.pop()) not in found:
-            found[x] = None
-            waiting += x.all_input_nodes
-    return list(found)
+    return all(
+        x in parameters or (x.op == "call_function" and not operators.is_collective(x))
+        for x in _reached(launch, lambda node: node.all_input_nodes)
+    )
 
 
 def _is_of_gradient(wait: Node) -> bool:
     """Whether a reduction leads to outputs alone, without another collective, product or attention in between."""
-    found, waiting = {wait}, list(wait.users)
+    last = wait
+    for last in _reached(wait, lambda node: node.users):
+        if last.op == "call_function" and (operators.is_collective(last) or operators.is_compute_heavy(last)):
+            return False
+    return last is not wait
+
+
+def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
+    """Yield the nodes that are reached by steps from a node, each once.
+
+    Readers stop early: from an activation that ranks of a tensor group gather, all of the graph may be reached.
+    """
+    found, waiting = {node}, [node]
     while waiting:
-        if (x := waiting.pop()) not in found:
-            found.add(x)
-            waiting += x.users
-    calls = [x for x in found if x.op == "call_function" and x is not wait]
-    return len(calls) < len(found) - 1 and not any(
-        operators.is_collective(x) or operators.is_compute_heavy(x) for x in calls
-    )
+        for x in step(waiting.pop()):
+            if x not in found:
+                found.add(x)
+                waiting.append(x)
+                yield x
 
 
 def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
@@ -271,6 +274,7 @@ def _settle(
     has_compute = traffic.has_compute(launch.place, plan.wait.place) or plan.region.is_last
     if is_inside and has_compute and (launch, plan.wait) != own:
         keys |= {x.launch: launch, x.wait: plan.wait}
-        for node in _ancestors(x.launch):
+        # What a gather reads moves ahead with it.
+        for node in _reached(x.launch, lambda node: node.all_input_nodes) if side == 1 else ():
             if node.op == "call_function" and keys.get(node, traffic.own(node)) > launch:
                 keys[node] = _Key(launch.place, launch.side, traffic.place[node])

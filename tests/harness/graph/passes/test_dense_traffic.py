@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.fx import GraphModule, Node
 
-from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Parallelism
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.context import PassContext
@@ -255,12 +254,3 @@ def test_an_all_to_all_that_is_read_without_a_wait_is_refused() -> None:
     module = sketch.finish(sketch.call(aten.sum.default, exchange(sketch, x), at=""))
     with pytest.raises(PassError, match="cannot determine when the all-to-all `all_to_all_single` must have arrived"):
         dense_traffic(module, replace(sketch.context(), groups=GroupTable(GROUPS)))
-
-
-def test_the_cases_have_it_between_overlap_and_the_end() -> None:
-    cases = [case for case in CASES.values() if case.pipeline.dense_traffic]
-    assert [case.name for case in cases] == [
-        "whole_dense_traffic",
-        "experts_seq_dense_traffic",
-        "blocks_batch_dense_traffic",
-    ]

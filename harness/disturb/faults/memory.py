@@ -214,7 +214,7 @@ def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -
 
 def _overwrite(g: GraphEditor, one: Call, other: Call) -> list[Site]:
     """Let a copy that is in flight receive what a later copy reads."""
-    sites = [*_until_backward(g, list(one.users)), g.site(one, "copy_"), g.site(other, "copy_")]
+    sites = [g.site(one), *_until_backward(g, list(one.users)), g.site(one, "copy_"), g.site(other, "copy_")]
     g.make_before(other, "aten.copy_.default", one, other.args[0])
     return [*sites, *(site._replace(direction="backward") for site in sites)]
 

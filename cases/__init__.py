@@ -30,7 +30,7 @@ from bitproof.builtin_cases import (
     unequal,
 )
 from bitproof.builtin_cases.layouts import accumulation, context_parallel, optimizers, resume, trainers, two_layouts
-from bitproof.builtin_cases.passes import bucketing, memory, overlap, process_groups
+from bitproof.builtin_cases.passes import bucketing, memory, overlap, process_groups, traffic
 from bitproof.harness.case import Case
 from bitproof.harness.errors import CaseError, UsageError
 from bitproof.harness.user_code import plugins
@@ -65,6 +65,7 @@ FAMILIES = (
     process_groups,
     bucketing,
     overlap,
+    traffic,
     pipelines,
     attention,
     folded,

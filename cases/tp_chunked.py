@@ -60,6 +60,18 @@ tp_chunked_sp_llama3 = replace(
 
 tp_chunked_sp_nightly = replace(tp_chunked_overlap, name="tp_chunked_sp_nightly", parallelism=tp_chunked_sp.parallelism)
 
+# A chunk's gathers, sums and reduce-scatters over tensor ranks run during the other chunk's products; with a divided
+# sequence, without experts, and with every pass.
+ASYNC = Pipeline(async_tensor=True)
+tp_chunked_async = replace(tp_chunked_batch, name="tp_chunked_async", steps=2, pipeline=ASYNC)
+tp_chunked_sp_async = replace(tp_chunked_sp, name="tp_chunked_sp_async", steps=2, pipeline=ASYNC)
+tp_chunked_sp_llama3_async = replace(tp_chunked_sp_llama3, name="tp_chunked_sp_llama3_async", pipeline=ASYNC)
+tp_chunked_sp_async_nightly = replace(
+    tp_chunked_sp_nightly,
+    name="tp_chunked_sp_async_nightly",
+    pipeline=replace(tp_chunked_sp_nightly.pipeline, async_tensor=True, dense_traffic=True),
+)
+
 CASES = (
     tp_chunked_batch,
     tp_chunked_moe,
@@ -72,4 +84,8 @@ CASES = (
     tp_chunked_sp_llama3,
     tp_chunked_overlap,
     tp_chunked_sp_nightly,
+    tp_chunked_async,
+    tp_chunked_sp_async,
+    tp_chunked_sp_llama3_async,
+    tp_chunked_sp_async_nightly,
 )

@@ -51,6 +51,7 @@ SEQUENCES = Bounds(1, 65_536)
 TOKENS = Bounds(1, 1 << 24)
 GIB = Bounds(0.0, 1e6)
 MIB = Bounds(0.0, 1e9)
+BLOCKS_AHEAD = Bounds(0, 1000)
 RATE = Bounds(0.0, FLOAT32_MAX)
 """Rates multiply float32 values or are added to them, and a larger rate would become infinity in float32."""
 CAPACITY = Bounds(0.001, 1000.0)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
 from bitproof.harness.case.bounds import (
     BETA,
+    BLOCKS_AHEAD,
     CAPACITY,
     GIB,
     LOSS_PIECES,
@@ -22,6 +24,9 @@ from bitproof.harness.validate import STRICT
 
 # 8 elements of bfloat16 take 16 bytes; the rows of grouped matrix products must be multiples of that.
 DIM_MULTIPLE = 8
+
+_SAVED = re.compile(r"[A-Za-z_]\w*(/[1-9]\d{0,3})?", re.ASCII)
+"""An operator's name in `Memory.save`, and which calls are saved: mm/2 for every second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +244,15 @@ class Memory:
     | `full`      | inputs of a block                                          | recomputed                         |
     | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
 
+    `save` replaces the operators that `selective` and `offload` save, by their names; "attention" stands for every
+    attention operator. A name with /2 saves every second call: the first, third, ... in a block's forward. For example,
+    ("mm/2", "attention", "all_to_all_single") recomputes every other matrix product, and all other operators.
+
+    With `offload`, a copy to host memory may last until `defer` whole blocks have run after the block that used the
+    activation last; a copy back starts `prefetch` blocks before the block whose backward needs it. Larger numbers hide
+    slower copies, and keep more activations on the device. With 0, the wait follows the same block, or the copy back
+    starts with the same block.
+
     Under every policy, values that would differ when recomputed (random draws, readers of a buffer that the step
     writes) and values outside every block are saved. harness/graph/passes/tag_memory.py has the rules.
     """
@@ -247,6 +261,9 @@ class Memory:
 
     policy: Literal["none", "selective", "full", "offload"] = "none"
     offload_gib: float = 1.0
+    save: tuple[str, ...] | None = None
+    prefetch: int = 1
+    defer: int = 1
 
     def __post_init__(self) -> None:
         if self.policy not in ("none", "selective", "full", "offload"):
@@ -254,6 +271,38 @@ class Memory:
                 "unknown memory policy", expected="none, selective, full or offload", found=f"policy={self.policy!r}"
             )
         GIB.check("memory.offload_gib", self.offload_gib)
+        self._check_save()
+        for name in ("prefetch", "defer"):
+            BLOCKS_AHEAD.check(f"memory.{name}", getattr(self, name))
+            if self.policy != "offload" and getattr(self, name) != 1:
+                raise CaseError(
+                    f"memory.{name} is for activations in host memory",
+                    expected="policy='offload', or the default of 1",
+                    found=f"policy={self.policy!r}, {name}={getattr(self, name)}",
+                )
+
+    def _check_save(self) -> None:
+        if self.save is None:
+            return
+        if self.policy not in ("selective", "offload"):
+            raise CaseError(
+                "operators are listed for a memory policy that does not choose by operators",
+                expected="policy='selective' or policy='offload' with save=(...), or save=None",
+                found=f"policy={self.policy!r}, save={self.save!r}",
+            )
+        if wrong := [entry for entry in self.save if not _SAVED.fullmatch(entry)]:
+            raise CaseError(
+                "memory.save lists operators by their names, without namespace and overload",
+                expected="mm, mm/2 for every second call, attention, ...",
+                found=repr(wrong[0]),
+            )
+        names = [entry.partition("/")[0] for entry in self.save]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise CaseError(
+                "memory.save lists an operator twice",
+                expected="each operator once",
+                found=", ".join(entry for entry in self.save if entry.partition("/")[0] == twice[0]),
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,8 @@ class Pipeline:
     reduce-scatters. `overlap` reorders nodes so that one chunk's all-to-all runs during the other chunk's compute.
     `overlap_costs` is the path of a cost model for this order, fitted to a machine; None for bitproof's own, which is
     fitted to a CPU.
+    `dense_traffic` moves all-gathers of parameters and reduce-scatters of gradients to where no all-to-all is in
+    flight. `async_tensor` reorders nodes as `overlap` does, for the gathers, sums and reduce-scatters of a tensor group.
 
     `backend`: "fx" runs the graph operator by operator. "regional_inductor" compiles regions of it, by default only
     attention operators. "inductor" compiles the whole graph; it fuses operators and so rounds less often: expect CLOSE.
@@ -57,6 +59,8 @@ class Pipeline:
     bucket: bool = False
     overlap: bool = False
     overlap_costs: str | None = None
+    dense_traffic: bool = False
+    async_tensor: bool = False
     backend: Literal["fx", "regional_inductor", "inductor", "cuda_graph"] = "fx"
     regions: tuple[str, ...] = ()
     until: str | None = None
@@ -102,6 +106,7 @@ def _check_joint(case: Case) -> None:
     refused = {
         "chunking": case.chunking is not None,
         "pipeline.overlap": case.pipeline.overlap,
+        "pipeline.async_tensor": case.pipeline.async_tensor,
         "memory.policy='offload'": case.memory.policy == "offload",
     }
     if found := [name for name, is_set in refused.items() if is_set]:

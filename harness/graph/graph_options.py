@@ -20,7 +20,7 @@ from bitproof.harness.user_code.user_file import check_signature
 
 PASSES = (
     *("clean_up", "partition", "tag_memory", "offload", "rematerialize", "chunk", "isolate_process_groups"),
-    *("isolate_gathers", "bucket", "overlap", "concretize_symbols", "measure_memory"),
+    *("isolate_gathers", "bucket", "overlap", "dense_traffic", "concretize_symbols", "measure_memory"),
 )
 """The names in the pass list of `graph/pipeline`, in order; a case runs those that its settings need."""
 

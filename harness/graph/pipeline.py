@@ -26,6 +26,7 @@ from bitproof.harness.graph.passes.bucket import bucket
 from bitproof.harness.graph.passes.chunk import chunk
 from bitproof.harness.graph.passes.clean_up import clean_up
 from bitproof.harness.graph.passes.concretize_symbols import concretize_symbols
+from bitproof.harness.graph.passes.dense_traffic import dense_traffic
 from bitproof.harness.graph.passes.isolate_gathers import isolate_gathers
 from bitproof.harness.graph.passes.isolate_process_groups import isolate_process_groups
 from bitproof.harness.graph.passes.measure_memory import measure_memory
@@ -95,7 +96,8 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
         PassRow(isolate_process_groups, options.isolate_groups),
         PassRow(isolate_gathers, options.isolate_gathers),
         PassRow(bucket, options.bucket, bound=by_blocks),
-        PassRow(overlap, options.overlap),
+        PassRow(overlap, options.overlap or options.async_tensor),
+        PassRow(dense_traffic, options.dense_traffic),
         PassRow(concretize_symbols, leaves=RESOLVED),
         PassRow(measure_memory),
     ]

@@ -6,11 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.disturb.entry import (
+    ASYNC_TENSOR,
     BFLOAT16,
     CHUNKED,
+    DENSE_TRAFFIC,
     EXPERTS,
     FOLDED,
+    LISTED,
     MICRO_BATCHES,
+    OFFLOADS,
     PIECES,
     PIPELINED,
     Site,
@@ -158,6 +162,54 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
     wide = g.after(_activation(g), "aten._to_copy.default", dtype=g.dtype("float32"))
     g.after(wide, "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     return []
+
+
+@row("ours: no collective in flight", needs=(ASYNC_TENSOR,))
+def tensor_collectives_awaited_at_once(g: GraphEditor) -> list[Site]:
+    """each collective over tensor ranks is awaited where it is launched."""
+    launches = [node for node in g.calls if str(node.args[-1:]) == "('tp',)" and "chunk" in node.meta]
+    for launch in g.require([launches], "collectives over tensor ranks in chunks"):
+        launch.append(g.wait_of(launch))
+    return []
+
+
+@row("ours: no reduction beside compute", needs=(DENSE_TRAFFIC,))
+def reductions_moved_to_the_end(g: GraphEditor) -> list[Site]:
+    """gradients are reduced after all else, in the same order."""
+    output = g.graph.output_node()
+    for launch in g.launches("reduce_scatter_tensor", "backward"):
+        late, waiting = {launch}, [launch]
+        while waiting:
+            late.update(users := [user for user in waiting.pop().users if user not in late])
+            waiting += users
+        for node in [node for node in g.calls if node in late]:
+            output.prepend(node)
+    return []
+
+
+@row("ours: another depth of prefetch and of deferral", needs=(OFFLOADS,))
+def copies_started_where_they_are_read(g: GraphEditor) -> list[Site]:
+    """each copy from host memory starts when its result is read, and the copy to host memory has time until then."""
+    reloads = [node for node in g.calls if str(node.target).startswith("bitproof.reload.")]
+    g.require(reloads, "an offloaded activation")
+    for reload in reloads:
+        [wait] = reload.users
+        wait.prepend(reload.args[0])
+        wait.prepend(reload)
+    return []
+
+
+@row("ours: another choice of what is saved", needs=(LISTED,))
+def saved_product_computed_again(g: GraphEditor) -> list[Site]:
+    """a matrix product that is saved is recomputed, too."""
+    again = set(g.recomputed())
+    for node in g.all("mm", where=lambda node: node not in again):
+        if readers := [reader for reader in node.users if reader in again]:
+            copy = g.make_before(readers[0], node.target, *node.args)
+            for reader in readers:
+                reader.replace_input_with(node, copy)
+            return []
+    return g.require([], "a saved matrix product that a recomputed call reads")
 
 
 @row("ours: recomputation")

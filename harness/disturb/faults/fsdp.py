@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import BUCKETS, FLOAT32, Site, ranks, row
+from bitproof.harness.disturb.entry import BUCKETS, DENSE_TRAFFIC, FLOAT32, Site, ranks, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -149,3 +149,52 @@ def gathered_parameter_freed_early(g: GraphEditor) -> list[Site]:
     g.make_before(node, "aten.zero_.default", node.all_input_nodes[0].args[0])
     weight = node.all_input_nodes[0].args[0]
     return [g.site(weight, "zero_"), *g.sites(node, "zero_"), *g.readers(node)]
+
+
+def _alike_gathers(g: GraphEditor) -> tuple[Call, Call]:
+    found = [node for node in g.launches("all_gather_into_tensor") if node.args[1] > 1]
+    pairs = [
+        (one, other)
+        for i, one in enumerate(found)
+        for other in found[i + 1 :]
+        if one.args[-1] == other.args[-1] and g.alike(one.args[0], other.args[0])
+    ]
+    pair: tuple[Call, Call] = g.require(pairs, "two gathers in a group, with inputs of the same shape")
+    return pair
+
+
+def _move_before(g: GraphEditor, node: Call, anchor: Call) -> None:
+    """Move a call before another, with the calls that it reads."""
+    place = {found: index for index, found in enumerate(g.graph.nodes)}
+    if node.op == "call_function" and place[node] > place[anchor]:
+        for read in node.all_input_nodes:
+            _move_before(g, read, anchor)
+        anchor.prepend(node)
+
+
+@row(
+    "ours: a schedule of each rank's own clock; NCCL pairs collectives by their order",
+    rank=-1,
+    needs=(DENSE_TRAFFIC, ranks(2)),
+)
+def gathers_of_one_rank_in_another_order(g: GraphEditor) -> list[Site]:
+    """the last rank launches two gathers of a group in the other order."""
+    one, other = _alike_gathers(g)
+    read, later = one.args[0], other.args[0]
+    _move_before(g, later, one)
+    sites = [site for node in (one, other) for site in (*g.sites(node), *_through(g, [node]))]
+    g.before(one, read, g.kernel("other_on_last_rank"), later)
+    g.before(other, later, g.kernel("other_on_last_rank"), read)
+    return sites
+
+
+@row("ours: a reduction that waits longer than its input's memory", needs=(DENSE_TRAFFIC,), kinds=("grad",))
+def packed_gradients_overwritten_before_a_late_reduction(g: GraphEditor) -> list[Site]:
+    """while a reduction waits for a dense region, its packed gradients are overwritten with zeros."""
+    place = {node: index for index, node in enumerate(g.graph.nodes)}
+    launches = g.launches("reduce_scatter_tensor", "backward")
+    found = [node for node in launches if place[node] > place[node.args[0]] + 1]
+    node = g.require(found, "a reduction that is launched later than its input is there")
+    sites = [*g.sites(node, "zero_"), *_through(g, [node])]
+    g.make_before(node, "aten.zero_.default", node.args[0])
+    return sites

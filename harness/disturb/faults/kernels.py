@@ -22,6 +22,11 @@ def doubled_on_last_rank(x: Tensor) -> Tensor:
     return x * 2 if NOW.is_last_rank else x
 
 
+def other_on_last_rank(x: Tensor, other: Tensor) -> Tensor:
+    """x, and on the last rank another tensor of its shape."""
+    return other if NOW.is_last_rank else x
+
+
 def nudged_on_last_rank(x: Tensor) -> Tensor:
     """Return x with one element off by 1 ULP on the last rank, and x itself on other ranks."""
     return nudged(x) if NOW.is_last_rank else x

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, OFFLOADS, RECOMPUTES, Site, row
+from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, EXPERTS, LISTED, OFFLOADS, RECOMPUTES, Site, row
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
 
 RELOAD = "reload"
@@ -88,6 +90,73 @@ def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
     return _sites_in_both_halves(g, node, "flip")
 
 
+def _readers_in_backward(g: GraphEditor, node: Call) -> list[Call]:
+    again = set(g.recomputed())
+    return [x for x in node.users if x.op == "call_function" and (x in again or g.site(x).direction == "backward")]
+
+
+def _saved(g: GraphEditor, name: str, at: str = ".*") -> list[Call]:
+    """The calls of forward, in modules that match `at`, whose results backward reads."""
+    return [node for node in g.all(name, at) if node not in g.recomputed() and _readers_in_backward(g, node)]
+
+
+def _until_backward(g: GraphEditor, readers: Sequence[Call]) -> list[Site]:
+    """The sites of calls that read another activation, and of all that is recomputed from it, up to calls of backward.
+
+    From another call's result a recomputed value is right by itself: the first wrong call also reads something else.
+    """
+    sites: list[Site] = []
+    seen: set[Call] = set()
+    waiting = list(readers)
+    while waiting:
+        reader = waiting.pop()
+        if reader not in seen and reader.op == "call_function":
+            seen.add(reader)
+            sites += _both(g, reader)
+            waiting += reader.users if g.site(reader).direction == "forward" else []
+    return sites
+
+
+def _let_backward_read(g: GraphEditor, node: Call, other: Call) -> list[Site]:
+    readers = _readers_in_backward(g, node)
+    sites = [*g.sites(node), *_until_backward(g, readers)]
+    for reader in readers:
+        reader.replace_input_with(node, other)
+    return sites
+
+
+@row(
+    "ours: torch.utils.checkpoint keeps results by operator and number of the call, which a call too many shifts",
+    needs=(LISTED,),
+    kinds=("grad",),
+)
+def saved_product_of_the_next_call(g: GraphEditor) -> list[Site]:
+    """backward reads the matrix product that the next call saved."""
+    saved = _saved(g, "mm", r".*attention.*")
+    pairs = [(one, other) for i, one in enumerate(saved) for other in saved[i + 1 :] if g.alike(one, other)]
+    return _let_backward_read(g, *g.require(pairs, "two saved matrix products of the same shape"))
+
+
+@row("ours: results kept by operator and layer, which chunks share", needs=(LISTED, BLOCKS), kinds=("grad",))
+def saved_attention_of_the_other_chunk(g: GraphEditor) -> list[Site]:
+    """backward of chunk 1 reads the attention output that chunk 0 saved."""
+    found = [x for x in _saved(g, "getitem") if "attention" in str(x.args[0].target) and g.is_floating(x)]
+    node = g.require(found, "attention whose output backward reads")
+    return _let_backward_read(g, node, g.twin(node))
+
+
+@row("ours: a weight's name taken from the call before", needs=(LISTED,), kinds=("grad",))
+def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
+    """a matrix product is recomputed with the weight of the product that was saved before it."""
+    for node in g.recomputed("mm"):
+        weights = [x.args[1] for x in _saved(g, "mm")]
+        if others := [x for x in weights if x is not node.args[1] and g.alike(x, node.args[1])]:
+            sites = _both(g, node)
+            node.args = (node.args[0], others[0])
+            return sites
+    return g.require([], "a recomputed matrix product, and a saved one with a weight of its shape")
+
+
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))
 def another_activation_reloaded(g: GraphEditor) -> list[Site]:
     """an activation is replaced by another when it returns from host memory."""
@@ -124,3 +193,45 @@ def host_buffer_overwritten(g: GraphEditor) -> list[Site]:
     g.make_before(node, "aten.zero_.default", node.args[0])
     places = [g.site(node, name) for name in ("zero_", RELOAD)]
     return [*places, *(site._replace(direction="forward") for site in places)]
+
+
+def _copies(g: GraphEditor, name: str) -> list[Call]:
+    return [x for x in g.calls if str(x.target).startswith(f"bitproof.{name}.") and g.is_floating(x)]
+
+
+def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -> tuple[Call, Call]:
+    """Two copies of the same shape; the second starts while the first is in flight.
+
+    `at` returns the call that waits for a copy.
+    """
+    place = {node: index for index, node in enumerate(g.graph.nodes)}
+    copies = _copies(g, name)
+    pairs = [
+        (one, other)
+        for one in copies
+        for other in copies
+        if place[one] < place[other] < place[at(one)] and g.alike(one, other)
+    ]
+    found: tuple[Call, Call] = g.require(pairs, f"two activations of the same shape, the {name} of both in flight")
+    return found
+
+
+def _overwrite(g: GraphEditor, one: Call, other: Call) -> list[Site]:
+    """Let a copy that is in flight receive what a later copy reads."""
+    sites = [g.site(one), *_until_backward(g, list(one.users)), g.site(one, "copy_"), g.site(other, "copy_")]
+    g.make_before(other, "aten.copy_.default", one, other.args[0])
+    return [*sites, *(site._replace(direction="backward") for site in sites)]
+
+
+@row("ours: a pool of as many buffers as reloads are ahead, one too few", needs=(OFFLOADS,), kinds=("grad",))
+def prefetched_into_a_buffer_in_use(g: GraphEditor) -> list[Site]:
+    """an activation comes back into the buffer of another that backward has not read yet."""
+    one, other = _in_flight_together(g, "reload", lambda copy: next(iter(copy.users)))
+    return _overwrite(g, one, other)
+
+
+@row("ours: a pool of as many host buffers as waits are deferred, one too few", needs=(OFFLOADS,), kinds=("grad",))
+def offloaded_into_a_buffer_in_use(g: GraphEditor) -> list[Site]:
+    """an activation leaves into the host buffer of another that is still on its way."""
+    one, other = _in_flight_together(g, "offload", lambda copy: next(iter(copy.users)))
+    return _overwrite(g, one, other)

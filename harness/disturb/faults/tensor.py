@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import EXPERTS, Need, Site, row
+from bitproof.harness.disturb.entry import ASYNC_TENSOR, EXPERTS, Need, Site, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import GraphEditor
@@ -90,3 +90,14 @@ def baked_coordinate(g: GraphEditor) -> list[Site]:
     for node in readers:
         g.before(node, coordinate, "aten.full_like.default", own)
     return [site for node in readers for site in (*g.sites(node, "full_like"), *g.readers(node))]
+
+
+@row("ours: a buffer for what is in flight, used for both chunks at a time", needs=(ASYNC_TENSOR,))
+def tensor_collective_of_the_other_chunk(g: GraphEditor) -> list[Site]:
+    """chunk 1 reads what chunk 0 gathered or summed over tensor ranks."""
+    name = "all_gather_into_tensor" if g.case.parallelism.sequence else "all_reduce"
+    wait = g.wait_of(g.find(name, chunk=1, where=lambda node: node.args[-1] == "tp"))
+    sites = [*g.sites(wait), *g.sites(wait.all_input_nodes[0]), *g.readers(wait)]
+    sites += [site for reader in wait.users for site in g.readers(reader)]
+    g.bypass(wait, g.twin(wait))
+    return sites

@@ -7,7 +7,7 @@ activations, as they exist anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,6 +15,7 @@ from torch.fx import Graph, Node
 
 from bitproof.harness.case import root_of
 from bitproof.harness.graph.analysis.halves import half_of
+from bitproof.harness.graph.operators import attends, operator_name
 from bitproof.harness.graph.origin import origin_of
 
 Tag = Literal["save", "recompute", "offload"]
@@ -49,6 +50,31 @@ def tag_of(node: Node) -> Tag | None:
 def is_recomputed(node: Node) -> bool:
     """Return whether an activation is tagged `recompute`."""
     return tag_of(node) == "recompute"
+
+
+def names_to_save(node: Node) -> tuple[str, ...]:
+    """Return the names of a call in `Memory.save`: its operator's, and "attention" if it is attention."""
+    if node.op != "call_function":
+        return ()
+    return (operator_name(node), "attention") if attends(node) else (operator_name(node),)
+
+
+def calls_to_save(graph: Graph, save: Sequence[str], blocks: str) -> dict[str, list[Node]]:
+    """Return the calls that each entry of `Memory.save` chooses, in the order of the graph.
+
+    An entry chooses among the calls of its operator in each block's forward: "mm/2" chooses the first, third, ...
+    """
+    calls: dict[tuple[str, str], list[Node]] = {}
+    for node in graph.nodes:
+        if (block := block_of(node, blocks)) is not None and not is_backward(node):
+            for name in names_to_save(node):
+                calls.setdefault((name, block), []).append(node)
+    found: dict[str, list[Node]] = {}
+    for entry in save:
+        name, _, every = entry.partition("/")
+        of_blocks = [each[:: int(every or 1)] for (called, _), each in calls.items() if called == name]
+        found[entry] = [node for each in of_blocks for node in each]
+    return found
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:

@@ -2,7 +2,7 @@
 
 Needs:    every node has an origin and a `val`.
 Promises: every activation (see saved_activations.py) has a tag; same bits.
-Refuses:  nothing.
+Refuses:  an operator in `context.memory.save` that no block calls in forward.
 
 1. If backward reads the size of a forward value, move this read to forward, so that only the number stays alive.
 2. Tag the values that backward needs, by the first rule that applies:
@@ -20,6 +20,9 @@ Refuses:  nothing.
        compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
        all others                                 recomputed
 
+   If the case lists operators to save, the list decides for views and for the rows below them. For example, with
+   ("mm/2",) the first, third, ... `mm` of a block is saved, and the second is recomputed, as is attention.
+
 3. If a recomputed value is smaller than the saved value that it is computed from, and nothing else needs the larger
    one, save the smaller value instead.
 4. With `offload`, move saved values to host memory up to the budget: the largest first, and among equally large values
@@ -35,12 +38,14 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.halves import put_in
 from bitproof.harness.graph.analysis.saved_activations import (
     TAG_KEY,
     block_of,
     block_starts,
+    calls_to_save,
     first_needs,
     is_backward,
     is_forward_value,
@@ -60,8 +65,33 @@ def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> Gra
     `blocks` is a pattern over module names, such as layers.*.
     """
     _read_sizes_in_forward(module)
-    _Tagger(module, context, blocks).tag()
+    _Tagger(module, context, blocks, _listed(module, context, blocks)).tag()
     return module
+
+
+def _listed(module: GraphModule, context: PassContext, blocks: str) -> set[Node] | None:
+    """The calls that the case's list of operators saves; None if the case has no list."""
+    if context.memory.save is None:
+        return None
+    chosen = calls_to_save(module.graph, context.memory.save, blocks)
+    if missing := [entry for entry, calls in chosen.items() if not calls]:
+        raise PassError(
+            f"memory.save lists an operator that no block calls in forward: {missing[0]}",
+            expected="operators without namespace and overload, such as " + ", ".join(_heavy_names(module, blocks)),
+            found=f"save={context.memory.save!r}",
+            fix="leave it out, or list an operator of the blocks",
+        )
+    context.facts["listed"] = {entry: len(calls) for entry, calls in chosen.items()}
+    return {node for calls in chosen.values() for node in calls}
+
+
+def _heavy_names(module: GraphModule, blocks: str) -> list[str]:
+    nodes = (node for node in module.graph.nodes if block_of(node, blocks) is not None and not is_backward(node))
+    return sorted({operators.operator_name(node) for node in nodes if _is_heavy(node)})
+
+
+def _is_heavy(node: Node) -> bool:
+    return operators.is_compute_heavy(node) or operators.is_collective(node)
 
 
 def _read_sizes_in_forward(module: GraphModule) -> None:
@@ -75,10 +105,11 @@ def _read_sizes_in_forward(module: GraphModule) -> None:
 
 
 class _Tagger:
-    def __init__(self, module: GraphModule, context: PassContext, blocks: str) -> None:
+    def __init__(self, module: GraphModule, context: PassContext, blocks: str, listed: set[Node] | None) -> None:
         self.graph = module.graph
         self.context = context
         self.blocks = blocks
+        self.listed = listed
         self.saves_heavy = context.memory.policy != "full"
         self.bytes = TensorBytes(self.graph, context.chunk_symbol)
         self.owners = operators.storage_owners(self.graph.nodes)
@@ -121,9 +152,10 @@ class _Tagger:
             return False
         if node.target is operator.getitem or operators.is_wait(node):
             return self._is_recomputed(node.all_input_nodes[0])
+        if self.listed is not None:
+            return node not in self.listed
         is_view = self.owners[node] is not node
-        is_heavy = operators.is_compute_heavy(node) or operators.is_collective(node)
-        return is_view or not (is_heavy and self.saves_heavy) or self._is_scores(node)
+        return is_view or not (_is_heavy(node) and self.saves_heavy) or self._is_scores(node)
 
     def _is_scores(self, node: Node) -> bool:
         factors = sum(map(self._size, node.all_input_nodes))

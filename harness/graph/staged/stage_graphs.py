@@ -27,6 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.analysis.halves import HALF_KEY, Half, half_of, written
+from bitproof.harness.graph.analysis.saved_activations import names_to_save
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import calls_of, origin_of
 from bitproof.harness.graph.staged.cuts import STAGE_KEY, Cuts
@@ -82,16 +83,24 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """Return the context for the passes of a stage: `context` without the modules that only run in other stages."""
+        """Return the context for the passes of a stage: `context` without what only other stages call."""
         if len(self.graphs) == 1:
             return context
-        # A pass may refuse a chosen module that never runs, so modules of other stages are left out.
+        # A pass may refuse a chosen module or operator that never runs, so those of other stages are left out.
         elsewhere = frozenset().union(*(other.modules for other in self.graphs)) - graph.modules
         own = {name: calls for name, calls in context.module_calls.items() if name not in elsewhere}
         chunking = context.chunking
         if chunking is not None and (only := tuple(name for name in chunking.only if name not in elsewhere)):
             chunking = replace(chunking, only=only)
-        return replace(context, module_calls=own, chunking=chunking, facts={})
+        memory = context.memory
+        if memory.save is not None:
+            here, everywhere = (
+                {name for node in module.graph.nodes for name in names_to_save(node)}
+                for module in (graph.module, self.traced)
+            )
+            own_save = (entry for entry in memory.save if entry.partition("/")[0] not in everywhere - here)
+            memory = replace(memory, save=tuple(own_save))
+        return replace(context, module_calls=own, chunking=chunking, memory=memory, facts={})
 
     def joined(self) -> GraphModule:
         """Join the current graphs of all stages in a single graph (step 3 of this module)."""

@@ -377,11 +377,16 @@ PLAIN: dict[str, Any] = {
 }
 """Optional settings, with the value that turns each off."""
 
+_READ_WITH: dict[str, dict[str, Any]] = {
+    "pipeline.backend": {"pipeline.regions": ()},
+    "memory.policy": {"memory.save": None, "memory.prefetch": 1, "memory.defer": 1},
+}
+"""Settings that a case may only state with another one, and their defaults: regions need a backend that compiles."""
+
 
 def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    # Regions need the backend that compiles them.
     for name, off in PLAIN.items():
-        yield {name: off} | ({"pipeline.regions": ()} if name == "pipeline.backend" else {})
+        yield {name: off} | _READ_WITH.get(name, {})
 
 
 def _extra_passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:

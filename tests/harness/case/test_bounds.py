@@ -24,6 +24,8 @@ WHOLE: dict[str, tuple[Callable[..., Any], int, int]] = {
     "parallelism.tp": (lambda value: Parallelism(world_size=65_536, tp=value), 1, 65_536),
     "batch.sequences": (lambda value: Batch(sequences=value), 1, 65_536),
     "batch.seq_len": (lambda value: Batch(seq_len=value), 1, 1 << 24),
+    "memory.prefetch": (lambda value: Memory(policy="offload", prefetch=value), 0, 1000),
+    "memory.defer": (lambda value: Memory(policy="offload", defer=value), 0, 1000),
 } | {
     f"model.{name}": (lambda value, name=name: Model(**{name: value}), 0 if name == "dense_layers" else 8, most.high)
     for name, most in SIZES.items()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bitproof.builtin_cases import all_cases
-from bitproof.harness.case import Batch, Case, Chunking, Model, Parallelism, Pipeline, Precision, Schedule
+from bitproof.harness.case import Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Precision, Schedule
 from bitproof.harness.errors import CaseError
 
 BATCH = Chunking(dim="batch", modules="layers.*")
@@ -178,6 +178,49 @@ def test_a_loss_in_pieces_is_refused_in_the_stages_of_a_pipeline():
 def test_a_number_of_pieces_out_of_range_is_refused(pieces):
     Model(loss_pieces=4096)
     assert "CaseError: model.loss_pieces is out of range" in refusal(lambda: Model(loss_pieces=pieces))
+
+
+@pytest.mark.parametrize("save", [("mm",), ("mm/2", "attention", "all_to_all_single"), ()])
+@pytest.mark.parametrize("policy", ["selective", "offload"])
+def test_operators_to_save_are_listed_for_a_policy_that_chooses_by_operator(policy, save):
+    assert Memory(policy=policy, save=save).save == save
+
+
+@pytest.mark.parametrize("policy", ["none", "full"])
+def test_operators_are_not_listed_for_another_policy(policy):
+    assert refusal(lambda: Memory(policy=policy, save=("mm",))) == (
+        "CaseError: operators are listed for a memory policy that does not choose by operators\n"
+        "  expected: policy='selective' or policy='offload' with save=(...), or save=None\n"
+        f"  found: policy='{policy}', save=('mm',)"
+    )
+
+
+@pytest.mark.parametrize(
+    "entry", ["aten.mm", "mm/0", "mm/", "mm/02", "mm/10000", "mm/2/3", "/2", "", "mm ", "2mm", "\u00b5mm"]
+)
+def test_an_entry_that_is_no_operators_name_is_refused(entry):
+    assert refusal(lambda: Memory(policy="selective", save=("mm", entry))) == (
+        "CaseError: memory.save lists operators by their names, without namespace and overload\n"
+        "  expected: mm, mm/2 for every second call, attention, ...\n"
+        f"  found: {entry!r}"
+    )
+
+
+def test_an_operator_is_listed_once():
+    assert refusal(lambda: Memory(policy="selective", save=("mm/2", "attention", "mm"))) == (
+        "CaseError: memory.save lists an operator twice\n  expected: each operator once\n  found: mm/2, mm"
+    )
+
+
+@pytest.mark.parametrize("name", ["prefetch", "defer"])
+def test_a_depth_of_copies_is_for_activations_in_host_memory(name):
+    Memory(policy="offload", **{name: 0})
+    Memory(policy="full", **{name: 1})
+    assert refusal(lambda: Memory(policy="full", **{name: 2})) == (
+        f"CaseError: memory.{name} is for activations in host memory\n"
+        "  expected: policy='offload', or the default of 1\n"
+        f"  found: policy='full', {name}=2"
+    )
 
 
 def test_a_case_that_expects_a_difference_must_say_which():

@@ -37,6 +37,7 @@ def test_a_joint_case_may_bucket_and_recompute(policy: Any) -> None:
     [
         ({"memory": Memory(policy="offload")}, "memory.policy='offload'"),
         ({"pipeline": Pipeline(overlap=True)}, "pipeline.overlap"),
+        ({"pipeline": Pipeline(async_tensor=True)}, "pipeline.async_tensor"),
         ({"pipeline": Pipeline(overlap=True), "memory": Memory(policy="offload")}, "pipeline.overlap, memory.policy"),
     ],
 )

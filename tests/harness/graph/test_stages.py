@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 import torch
 from torch.fx import GraphModule
@@ -57,5 +59,5 @@ def test_a_row_says_what_it_follows_and_what_it_is_bound_to_and_hands_that_on() 
     context = context_of(joint, "layers.*")
     row = PassRow(count, follows=context.memory, bound={"blocks": "layers.0"})
     _, [report] = run_pipeline(joint.module, [row], context)
-    assert report.settings == {"policy": "none", "offload_gib": context.memory.offload_gib, "blocks": "layers.0"}
+    assert report.settings == {**asdict(context.memory), "blocks": "layers.0"}
     assert (report.name, report.facts) == ("count", {"blocks": "layers.0"})

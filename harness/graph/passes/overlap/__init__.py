@@ -1,15 +1,19 @@
-"""Reorder the graph so that a chunk's all-to-all overlaps with other compute, above all that of the other chunk.
+"""Reorder the graph to overlap a chunk's collectives with other compute, most of all the other chunk's.
+
+These are all-to-alls of experts with `context.pipeline.overlap`, and the gathers, sums and reduce-scatters of a tensor
+group with `context.pipeline.async_tensor`. For example, chunk 1's input is gathered during chunk 0's matrix products.
 
 Needs:    collectives as a launch and a wait; the chunk pass's marks; the part of each all-to-all in its origin; a cost
           model in `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
 Promises: the same nodes, hence the same bits, in an order that depends only on the graph and the model; no node
           moves further ahead than into the previous chunked region; the simulated step gets shorter.
-Refuses:  a graph without an all-to-all of dispatch or combine that runs once per chunk, as there is nothing to
-          overlap; an all-to-all with another reader than its wait; a collective that is not in the model; an
-          invalid model file.
+Refuses:  a graph without an all-to-all of dispatch or combine that runs once per chunk, or without such a collective
+          of a tensor group, as there is nothing to overlap; one of these with another reader than its wait; a
+          collective that is not in the model; an invalid model file.
 
 Here "all-to-all" means one that sends rows to their experts (dispatch) or back (combine), as its origin states; any
-other is treated like other collectives.
+other is treated like other collectives. With `async_tensor`, the text below about all-to-alls also holds for the
+collectives of a tensor group that run once per chunk.
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
@@ -41,12 +45,12 @@ from bitproof.harness.case import Chunking
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.dependencies import dependencies, reorder
+from bitproof.harness.graph.analysis.expert_exchanges import is_exchange, only_wait
 from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
-from bitproof.harness.graph.passes.overlap.timeline import Timeline, is_exchange, simulate
-from bitproof.harness.graph.symbols import source_of
+from bitproof.harness.graph.passes.overlap.timeline import Timeline, simulate
 from bitproof.harness.graph.writer import CHUNK_KEY
 
 log = logging.getLogger(__name__)
@@ -66,18 +70,20 @@ class NodePosition(NamedTuple):
 def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     """Reorder the graph so that all-to-alls overlap with compute: see the top of this file."""
     nodes = list(module.graph.nodes)
-    launches = [node for node in nodes if is_exchange(node)]
-    chunked = [launch for launch in launches if CHUNK_KEY in launch.meta]
-    if context.chunking is None or not chunked:
-        raise _refuse_nothing_to_hide(context.chunking, len(launches))
-    waits = [_only_wait(launch) for launch in launches]
+    launches = [node for node in nodes if is_exchange(node)] if context.pipeline.overlap else []
+    chunked = [launch for launch in launches if context.chunking and CHUNK_KEY in launch.meta]
+    of_tensors = [node for node in nodes if context.pipeline.async_tensor and _is_of_tensor_group(node, context)]
+    _refuse_nothing_to_hide(context, launches, chunked, of_tensors)
+    assert context.chunking is not None
+    hidden = launches + of_tensors
+    waits = [only_wait(launch) for launch in hidden]
     path = _path_of_model(nodes, context)
     model = CostModel.load(path) if path else None
     sizes = {name: len(group.partition[0]) for name, group in context.groups.groups.items()}
     costs = node_costs(module.graph, model, sizes)
     before = dependencies(module.graph)
     after = _reversed(before)
-    order = schedule(nodes, before, after, find_places(nodes, context.chunking), costs)
+    order = schedule(nodes, before, after, find_places(nodes, context.chunking), costs, set(hidden))
     key = _sunk(order, waits, after)
     order.sort(key=key.__getitem__)
     simulated = [simulate(x, costs) for x in (nodes, order)]
@@ -88,42 +94,68 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     context.facts.update(
         all_to_alls=len(launches),
         in_chunks=len(chunked),
-        in_flight=_num_in_flight(module.graph.nodes, launches, waits),
+        in_flight=_num_in_flight(module.graph.nodes, launches, waits[: len(launches)]),
         reordered=is_better,
         **_facts(simulated[0], final, model, path),
     )
+    if context.pipeline.async_tensor:
+        context.facts["of_tensor_group"] = {
+            "collectives": len(of_tensors),
+            "in_flight": _num_in_flight(module.graph.nodes, of_tensors, waits[len(launches) :]),
+        }
+        if model is not None:
+            shares = {"before": simulated[0], "after": final}
+            context.facts["of_tensor_group"] |= {
+                f"hidden_fraction_{name}": each.hidden_fraction(of_tensors) for name, each in shares.items()
+            }
     log.debug("overlap: %s", context.facts)
     return module
 
 
-def _refuse_nothing_to_hide(chunking: Chunking | None, num_launches: int) -> PassError:
-    """The error for a graph without an all-to-all that overlap could hide. Such a case requests overlap, but would not
-    test it."""
-    error = PassError(
-        "there is no all-to-all that overlap could hide",
-        expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which the "
-        'model annotates {"EP": "dispatch"} or {"EP": "combine"}',
-        found=f"all-to-alls of dispatch and combine in the graph: {num_launches}; in chunks of "
-        + (f"{chunking.modules!r}: 0" if chunking else "nothing, as the case has no chunking"),
-        fix="chunk modules with experts on more than one rank, or leave out overlap",
+def _is_of_tensor_group(node: Node, context: PassContext) -> bool:
+    """Whether a chunk's collective joins, sums or divides activations, and is no exchange of experts' rows."""
+    is_chunks_own = CHUNK_KEY in node.meta and operators.is_collective(node)
+    return (
+        context.chunking is not None
+        and is_chunks_own
+        and operators.group_name(node) in context.chunk_groups
+        and operators.operator_name(node) != "all_to_all_single"
     )
-    error.finds_nothing = True
-    return error
 
 
-def _only_wait(launch: Node) -> Node:
-    """The wait for an all-to-all. Raises PassError if the all-to-all has no wait or several, or if another node reads
-    more of its result than the size."""
-    waits = [user for user in launch.users if operators.is_wait(user)]
-    others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
-    if len(waits) != 1 or others:
-        raise PassError(
-            f"cannot determine when the all-to-all `{launch.name}` must have arrived",
-            expected="one wait, and no other reader but of its size",
-            found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
-            where=source_of(launch),
+def _refuse_nothing_to_hide(
+    context: PassContext, launches: list[Node], chunked: list[Node], of_tensors: list[Node]
+) -> None:
+    """Raise PassError for a graph without what a setting would hide: a case with this setting would not test it.
+
+    In a pipeline, a stage may lack one of both.
+    """
+    chunking, pipeline = context.chunking, context.pipeline
+    where = f"in chunks of {chunking.modules!r}: 0" if chunking else "in chunks of nothing, as the case has no chunking"
+    lacks_exchange = pipeline.overlap and not chunked
+    lacks_tensor = pipeline.async_tensor and not of_tensors
+    if context.cuts.num_stages > 1 and (chunked or of_tensors):
+        return
+    if lacks_exchange:
+        error = PassError(
+            "there is no all-to-all that overlap could hide",
+            expected="an expert layer's all-to-alls within the chunked modules, as with modules='layers.*.moe', which "
+            'the model annotates {"EP": "dispatch"} or {"EP": "combine"}',
+            found=f"all-to-alls of dispatch and combine in the graph: {len(launches)}; {where}",
+            fix="chunk modules with experts on more than one rank, or leave out overlap",
         )
-    return waits[0]
+    elif lacks_tensor:
+        error = PassError(
+            "there is no collective of a tensor group that async_tensor could hide",
+            expected="layers that a tensor group splits within the chunked modules, as with tp=2 and "
+            "modules='layers.*'",
+            found=f"collectives of a tensor group {where}",
+            fix="chunk modules that are split over tensor ranks, or leave out async_tensor",
+        )
+    else:
+        return
+    error.finds_nothing = True
+    raise error
 
 
 def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
@@ -169,12 +201,13 @@ def schedule(
     after: dict[Node, list[Node]],
     places: dict[Node, NodePosition],
     costs: dict[Node, Cost],
+    hidden: set[Node],
 ) -> list[Node]:
     """Return the nodes in the order of step 2 (see the top of this file): a topological order, found in O(n log n).
 
-    `before` and `after` have the nodes that must run before and after each node.
+    `before` and `after` have the nodes that must run before and after each node; `hidden` are the launches to hide.
     """
-    needed_by = _next_all_to_all(nodes, after, places)
+    needed_by = _next_hidden(nodes, after, places, hidden)
     timeline = Timeline(costs)
     waiting_for = {node: len(before[node]) for node in nodes}
     unfinished = [0] * (places[nodes[-1]].region + 1)
@@ -192,7 +225,7 @@ def schedule(
         # No node moves further ahead than into the previous chunked region.
         if places[node].region > oldest + 1:
             parked.setdefault(places[node].region, []).append(node)
-        elif operators.is_wait(node) and is_exchange(operators.launch_of(node)):
+        elif operators.is_wait(node) and operators.launch_of(node) in hidden:
             put_off(node)
         else:
             heapq.heappush(ready, (key_of(node), node))
@@ -204,7 +237,7 @@ def schedule(
         region, part, position = places[node]
         # A launch of a later region goes before compute of an earlier region: the sooner it is in flight, the more it
         # hides.
-        rank = {"placeholder": 0, "output": 3}.get(node.op, 1 if is_exchange(node) else 2)
+        rank = {"placeholder": 0, "output": 3}.get(node.op, 1 if node in hidden else 2)
         return rank, region, part, needed_by[node], position
 
     for node in nodes:
@@ -226,7 +259,7 @@ def schedule(
             put_off(node)
             continue
         timeline.run(node)
-        if is_exchange(node):
+        if node in hidden:
             all_arrived = max(all_arrived, timeline.arrival[node])
         order.append(node)
         unfinished[places[node].region] -= 1
@@ -243,16 +276,16 @@ def schedule(
     return order
 
 
-def _next_all_to_all(
-    nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition]
+def _next_hidden(
+    nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition], hidden: set[Node]
 ) -> dict[Node, int]:
-    """For each node, the position of the first all-to-all that needs the node and is in the same part of the same
+    """For each node, the position of the first launch to hide that needs the node and is in the same part of the same
     region; the number of nodes if there is none."""
     found: dict[Node, int] = {}
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]
         found[node] = min((found[later] for later in own), default=len(nodes))
-        if is_exchange(node):
+        if node in hidden:
             found[node] = places[node].position
     return found
 
@@ -276,7 +309,7 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 
 
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
-    """The number of all-to-alls that overlap with compute: at least one call that computes is between the launch and
+    """The number of collectives that overlap with compute: at least one call that computes is between the launch and
     the wait. Views and other collectives do not count."""
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)

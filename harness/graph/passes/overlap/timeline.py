@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from torch.fx import Node
 
 from bitproof.harness.graph import operators
+from bitproof.harness.graph.analysis.expert_exchanges import is_exchange
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import Cost
 
@@ -57,6 +58,13 @@ class Timeline:
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
         return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
 
+    def hidden_fraction(self, launches: Iterable[Node]) -> float:
+        """The part of the collectives' transfer time that overlapped with compute; 0 without any transfer time."""
+        launches = list(launches)
+        seconds = sum((self.costs[node].transfer for node in launches), 0.0)
+        # Adding zero turns -0.0 into 0.0.
+        return round(sum(map(self.hidden, launches), 0.0) / seconds, 6) + 0.0 if seconds else 0.0
+
     def summary(self) -> dict[str, float | dict[str, float]]:
         """The numbers for the report. `step_seconds` is the step's time. `forward` and `backward` have, for their
         all-to-alls, the total seconds, the seconds that blocked the rank, and the seconds and the fraction hidden by
@@ -74,7 +82,7 @@ class Timeline:
             "all_to_all_seconds": round(seconds, 9),
             "blocked_seconds": round(blocked, 9),
             "hidden_seconds": round(hidden, 9),
-            "hidden_fraction": round(hidden / seconds, 6) if seconds else 0.0,
+            "hidden_fraction": self.hidden_fraction(launches),
         }
 
     def _wait_for(self, launch: Node) -> None:
@@ -98,9 +106,3 @@ def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
     for node in nodes:
         timeline.run(node)
     return timeline
-
-
-def is_exchange(node: Node) -> bool:
-    """Whether the node launches an all-to-all that sends rows to their experts or back."""
-    is_all_to_all = operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
-    return is_all_to_all and origin_of(node).part in ("dispatch", "combine")

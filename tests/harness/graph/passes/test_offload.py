@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from bitproof.harness.errors import PassError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.passes.offload import offload
 from bitproof.harness.graph.passes.tag_memory import tag_memory
@@ -13,6 +15,7 @@ from tests.harness.graph.graphs import (
     D,
     Layers,
     batch,
+    copied,
     differing,
     listing,
     parameter,
@@ -84,18 +87,69 @@ def test_a_graph_without_the_tag_comes_back_untouched() -> None:
     before = listing(blocks.module)
     context = context_with(blocks.sketch, "offload", offload_gib=0.0)
     assert listing(offload(blocks.module, context, blocks="layers.*")) == before
-    assert context.facts == {"offloaded_nodes": 0}
+    assert context.facts == {"offloaded_nodes": 0, "deferred": {}, "prefetched": {}}
 
 
-def test_a_copy_leaves_while_the_next_block_runs_and_comes_back_while_the_one_after_runs_backward() -> None:
-    model = Layers(*(Applied(lambda m, x: (x @ m.w).sin(), w=parameter(D, D)) for _ in range(5)))
-    module, _ = with_policy(trace(model), "offload")
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        ({}, ["layers.1 forward", "layers.2 backward"]),
+        ({"defer": 0, "prefetch": 0}, ["layers.0 forward", "layers.1 backward"]),
+        ({"defer": 2}, ["layers.2 forward", "layers.2 backward"]),
+        ({"defer": 4, "prefetch": 2}, ["layers.4 forward", "layers.3 backward"]),
+        ({"prefetch": 3}, ["layers.1 forward", "layers.4 backward"]),
+        ({"prefetch": 4}, ["layers.1 forward", "layers.4 forward"]),
+    ],
+)
+def test_a_copy_leaves_while_the_next_blocks_run_and_comes_back_while_those_after_run_backward(
+    settings: dict[str, int], places: list[str]
+) -> None:
+    """Of five blocks: where the first activation of layers.0 is awaited, and where its copy back starts."""
+    module, _ = with_policy(trace(five_blocks()), "offload", **settings)
     first = next(node for node in module.graph.nodes if node.target is offload_operators.OFFLOAD)
     host = next(iter(first.users))
     reload = next(user for user in host.users if user.target is offload_operators.RELOAD)
     reloaded = next(iter(reload.users))
     blocks = [_block_before(node) for node in (first, host, reload, reloaded)]
-    assert blocks == ["layers.0 forward", "layers.1 forward", "layers.2 backward", "layers.1 backward"]
+    assert blocks == ["layers.0 forward", places[0], places[1], "layers.1 backward"]
+
+
+def five_blocks() -> Layers:
+    return Layers(*(Applied(lambda m, x: (x @ m.w).sin(), w=parameter(D, D)) for _ in range(5)))
+
+
+@pytest.mark.parametrize("depths", [(0, 0), (0, 4), (4, 0), (2, 3), (4, 4)])
+def test_every_depth_keeps_the_bits_of_eager(depths: tuple[int, int]) -> None:
+    model = five_blocks()
+    joint = trace(model)
+    module, _ = with_policy(joint, "offload", prefetch=depths[0], defer=depths[1])
+    assert not differing(run_graph(module, joint, model, batch()), run_eager(model, batch(), None))
+
+
+def test_the_report_has_how_many_copies_got_which_depth() -> None:
+    """Four products and, a block later, three sines: the products of layers.0 and layers.1 have three blocks left."""
+    _, reports = with_policy(trace(five_blocks()), "offload", prefetch=2, defer=3)
+    facts = {report.name: report.facts for report in reports}["offload"]
+    assert facts == {
+        "offloaded_nodes": 7,
+        "deferred": {"1": 2, "2": 2, "3": 3},
+        "prefetched": {"1": 2, "2": 5},
+    }
+
+
+@pytest.mark.parametrize(("name", "half"), [("prefetch", "backward"), ("defer", "forward")])
+def test_a_depth_that_no_two_blocks_have_is_refused(name: str, half: str) -> None:
+    joint = trace(five_blocks())
+    with_policy(copied(joint), "offload", **{name: 4})
+    with pytest.raises(PassError) as refused:
+        with_policy(joint, "offload", **{name: 5})
+    assert str(refused.value) == (
+        f"PassError: memory.{name} is deeper than the graph\n"
+        f"  expected: at most 4, as the graph has 5 blocks in {half}\n"
+        f"  found: {name}=5\n"
+        "  came from: pass offload\n"
+        "  fix: choose fewer blocks, or a model with more layers"
+    )
 
 
 def _block_before(node: torch.fx.Node) -> str:

@@ -97,6 +97,44 @@ def test_what_selective_saves_is_read_and_not_recomputed() -> None:
     ]
 
 
+def test_of_listed_products_every_second_is_recomputed_from_the_one_before() -> None:
+    """By hand: sin(mm(mm(x, w), w)), of which the first product is saved."""
+    sketch = Sketch()
+    x, w = sketch.placeholder("x", N, N), sketch.placeholder("w", N, N)
+    first = sketch.call(aten.mm.default, x, w, at="layers.0")
+    second = sketch.call(aten.mm.default, first, w, at="layers.0")
+    loss = sketch.call(aten.sum.default, sketch.call(aten.sin.default, second, at="layers.0"), at="")
+    slope = sketch.call(aten.cos.default, second, at="layers.0", backward=True)
+    gradient = sketch.call(aten.mm.default, first, slope, at="layers.0", backward=True)
+    module = sketch.finish(loss, gradient)
+    inputs = [torch.randn(N, N) for _ in range(2)]
+    before = run(module, *inputs)
+    context = context_with(sketch, "selective", save=("mm/2",))
+    module = rewritten(module, context)
+    verify(module)
+    assert listing(module) == [
+        "mm = mm(x, w)",
+        "mm_1 = mm(mm, w)",
+        "sin = sin(mm_1)",
+        "sum_1 = sum(sin)",
+        "mm_1_recomputed = mm(mm, w)",
+        "cos = cos(mm_1_recomputed)",
+        "mm_2 = mm(mm, cos)",
+        "return [sum_1, mm_2]",
+    ]
+    assert all(torch.equal(bits(one), bits(other)) for one, other in zip(run(module, *inputs), before, strict=True))
+
+
+@pytest.mark.parametrize(("modules", "dim"), CHUNKINGS)
+def test_a_step_whose_saved_operators_are_listed_keeps_the_bits_of_eager(modules: str | None, dim: Any) -> None:
+    model, x = Layers(Block(), Block(), Block()), batch()
+    joint = trace(model, x, dim=1 if dim == "seq" else 0)
+    module, _ = with_policy(joint, "selective", modules, dim, save=("mm/2",))
+    recomputed = {node.target for node in module.graph.nodes if node.meta.get(RECOMPUTED_KEY)}
+    assert aten._scaled_dot_product_flash_attention_for_cpu.default in recomputed
+    assert not differing(run_graph(module, joint, model, x), run_eager(model, x, modules, dim))
+
+
 def test_a_recomputed_call_is_marked_and_stays_a_forward_call_of_its_module() -> None:
     blocks = two_blocks()
     context = context_with(blocks.sketch, "full")

@@ -10,6 +10,7 @@ import torch
 from torch._higher_order_ops.flex_attention import flex_attention as flex
 from torch.fx import GraphModule, Node
 
+from bitproof.harness.errors import PassError
 from bitproof.harness.graph.passes.tag_memory import tag_memory
 from tests.harness.graph.graphs import Sketch, listing
 from tests.harness.graph.memory_graphs import N, aten, context_with, tags, two_blocks
@@ -149,6 +150,111 @@ def test_a_batched_product_larger_than_its_factors_is_recomputed(length: int, ta
     weights = sketch.call(aten.neg.default, sketch.call(aten.bmm.default, q, k))
     found = tagged(sketch, "selective", sketch.call(aten.sum.default, weights, backward=True))
     assert found == {"neg": "recompute", "bmm": tag}
+
+
+# -- a list of operators ------------------------------------------------------------------------------
+
+
+def products(sketch: Sketch, num: int, at: str = "layers.0") -> list[Node]:
+    """Products, each of the one before."""
+    found = [sketch.placeholder(f"of_{at.replace('.', '_')}", N, N)]
+    for _ in range(num):
+        found.append(sketch.call(aten.mm.default, found[-1], found[0], at=at))
+    return found[1:]
+
+
+def read_as_cos(sketch: Sketch, nodes: list[Node]) -> list[Node]:
+    return [sketch.call(aten.cos.default, node, backward=True) for node in nodes]
+
+
+@pytest.mark.parametrize(
+    ("entry", "saved"),
+    [("mm", "mm mm_1 mm_2 mm_3 mm_4"), ("mm/2", "mm mm_2 mm_4"), ("mm/3", "mm mm_3"), ("mm/9", "mm")],
+)
+def test_a_listed_operator_is_saved_or_its_first_call_of_every_so_many(entry: str, saved: str) -> None:
+    sketch = Sketch()
+    found = tagged(sketch, "selective", *read_as_cos(sketch, products(sketch, 5)), save=(entry,))
+    assert [name for name, tag in found.items() if tag == "save"] == saved.split()
+    assert len(found) == 5
+
+
+def test_calls_are_counted_in_each_block() -> None:
+    sketch = Sketch()
+    of_blocks = [*products(sketch, 3, "layers.0"), *products(sketch, 2, "layers.1.moe")]
+    found = tagged(sketch, "selective", *read_as_cos(sketch, of_blocks), save=("mm/2",))
+    assert [tag for tag in found.values()] == ["save", "recompute", "save", "save", "recompute"]
+
+
+def test_what_is_not_listed_is_recomputed_though_it_is_heavy_and_a_listed_view_or_sum_is_saved() -> None:
+    sketch = Sketch()
+    [product] = products(sketch, 1)
+    cosine, view = sketch.call(aten.cos.default, product), sketch.call(aten.t.default, product)
+    read = read_as_cos(sketch, [product, cosine, view])
+    assert tagged(sketch, "selective", *read, save=("cos",)) == {"mm": "recompute", "cos": "save", "t": "recompute"}
+    sketch = Sketch()
+    [product] = products(sketch, 1)
+    read = read_as_cos(sketch, [sketch.call(aten.t.default, product)])
+    assert tagged(sketch, "selective", *read, save=("t",)) == {"t": "save"}
+
+
+def test_attention_and_a_collective_are_listed_by_name_and_bring_their_parts_and_waits() -> None:
+    sketch = Sketch()
+    q, x = sketch.placeholder("q", 2, 2, N, N), sketch.placeholder("x", N)
+    attention = sketch.call(aten._scaled_dot_product_flash_attention_for_cpu.default, q, q, q)
+    rows = sketch.call(c10d.wait_tensor.default, sketch.call(c10d.all_gather_into_tensor.default, x, 2, "fsdp"))
+    part = sketch.call(operator.getitem, attention, 0)
+    read = [sketch.call(aten.sum.default, value, backward=True) for value in (part, rows)]
+    for save, tags_of in (
+        (("attention",), {"getitem": "save", "all_gather_into_tensor": "recompute", "wait_tensor": "recompute"}),
+        (("all_gather_into_tensor",), {"getitem": "recompute", "wait_tensor": "save"}),
+    ):
+        module = GraphModule({}, sketch.graph)
+        for node in module.graph.nodes:
+            node.meta.pop("memory", None)
+        if not module.graph.find_nodes(op="output"):
+            sketch.finish(*read)
+        tag_memory(module, context_with(sketch, "selective", save=save), blocks="layers.*")
+        found = tags(module)
+        assert {name: found.get(name) for name in tags_of} == tags_of
+
+
+def test_what_must_not_run_twice_and_what_enters_a_block_are_saved_whatever_the_list_says() -> None:
+    sketch = Sketch()
+    draw = sketch.call(aten.bernoulli.default, sketch.placeholder("x", N))
+    entering = sketch.call(aten.exp.default, draw)
+    sketch.call(aten.neg.default, entering, at="layers.1")
+    read = [sketch.call(aten.mul.Tensor, draw, entering, backward=True)]
+    assert tagged(sketch, "selective", *read, save=()) == {"bernoulli": "save", "exp": "save"}
+
+
+def test_the_list_says_what_offload_may_move() -> None:
+    sketch = Sketch()
+    nodes = products(sketch, 3)
+    sketch.call(aten.ones.default, [N], at="layers.1", backward=True)
+    found = tagged(sketch, "offload", *read_as_cos(sketch, nodes), save=("mm/2",))
+    assert list(found.values()) == ["offload", "recompute", "offload"]
+
+
+def test_the_report_has_the_number_of_calls_of_each_entry() -> None:
+    blocks = two_blocks()
+    context = context_with(blocks.sketch, "selective", save=("mm/2", "sin"))
+    tag_memory(blocks.module, context, blocks="layers.*")
+    assert context.facts["listed"] == {"mm/2": 2, "sin": 2}
+
+
+def test_an_operator_that_no_block_calls_in_forward_is_refused_with_the_names_of_those_that_are() -> None:
+    blocks = two_blocks()
+    before = listing(blocks.module)
+    for entry in ("all_to_all_single/2", "neg", "ones_like"):
+        with pytest.raises(PassError) as refused:
+            tag_memory(blocks.module, context_with(blocks.sketch, "selective", save=("mm", entry)), blocks="layers.*")
+        assert str(refused.value) == (
+            f"PassError: memory.save lists an operator that no block calls in forward: {entry}\n"
+            "  expected: operators without namespace and overload, such as mm\n"
+            f"  found: save=('mm', '{entry}')\n"
+            "  fix: leave it out, or list an operator of the blocks"
+        )
+    assert tags(blocks.module) == {} and listing(blocks.module) == before
 
 
 # -- what never runs twice ----------------------------------------------------------------------------

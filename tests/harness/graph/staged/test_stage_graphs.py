@@ -21,7 +21,18 @@ from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import STAGE_KEY, Cuts
 from bitproof.harness.graph.staged.stage_graphs import StageGraphs
 from bitproof.harness.graph.writer import CHUNK_KEY
-from tests.harness.graph.graphs import D, Layers, Sketch, batch, context_of, copied, run_eager, trace
+from tests.harness.graph.graphs import (
+    Applied,
+    D,
+    Layers,
+    Sketch,
+    batch,
+    context_of,
+    copied,
+    parameter,
+    run_eager,
+    trace,
+)
 from tests.harness.graph.staged.stages import bits, layer, run
 from tests.traced import prepare_traced
 
@@ -83,6 +94,25 @@ def test_passes_on_each_stage_keep_the_bits_of_eager(policy, modules):
     assert bits([losses]) == bits([[step["loss"] for step in wanted]])
     sums = [wanted[0][f"grad {name}"] + wanted[1][f"grad {name}"] for name in joint.parameter_names]
     assert bits([gradients]) == bits([sums])
+
+
+def test_a_stage_is_not_asked_to_save_an_operator_that_only_another_stage_calls():
+    model = Layers(layer(), Applied(lambda m, x: (x @ m.w).cumsum(-1), w=parameter(D, D)))
+    joint = trace(model)
+    memory = Memory(policy="selective", save=("mm/2", "cumsum"))
+    parts, _ = rewritten(joint, 2, memory=memory)
+    stages = StageGraphs.of(joint.module, Cuts(2, 2), joint.chunk_symbol)
+    context = replace(context_of(joint, None), memory=memory)
+    saved = [stages.context_of(graph, context).memory.save for graph in stages.graphs]
+    assert saved == [("mm/2",), ("mm/2", "cumsum")]
+    losses, _, _ = run(joint, parts, model, Schedule(micro_batches=2), 2)
+    assert bits([losses]) == bits([[run_eager(model, batch(seed=index), None)["loss"] for index in range(2)]])
+
+
+def test_an_operator_that_no_stage_calls_is_refused_in_stages_too():
+    memory = Memory(policy="selective", save=("mm", "cumsum"))
+    with pytest.raises(PassError, match="no block calls in forward: cumsum"):
+        rewritten(trace(Layers(layer(), layer())), 2, memory=memory)
 
 
 def test_in_chunks_a_whole_activation_crosses_and_forward_ends_before_backward_begins():

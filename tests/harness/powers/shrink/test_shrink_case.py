@@ -150,6 +150,12 @@ def test_what_a_backend_compiles_goes_with_the_backend() -> None:
     assert runs.smallest.case.pipeline == Pipeline()
 
 
+def test_a_list_of_operators_goes_with_the_policy_that_reads_it() -> None:
+    memory = Memory(policy="selective", save=("mm/2",))
+    runs = Runs(lambda trial: True, start=Trial(replace(CASE, memory=memory)))
+    assert runs.smallest.case.memory == Memory()
+
+
 def test_a_mixture_keeps_as_few_experts_and_slots_as_fail() -> None:
     def fails(trial: Trial) -> bool:
         model = trial.case.model

@@ -20,6 +20,7 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.passes.overlap import find_places, overlap, schedule
 from bitproof.harness.graph.passes.overlap.costs import Cost, CostLine, CostModel, node_costs
 from bitproof.harness.graph.passes.overlap.timeline import simulate
+from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.graph.graphs import Sketch, bits, calls, listing, verify
 from tests.ranks import on_ranks
@@ -243,6 +244,139 @@ def test_a_graph_without_all_to_alls_is_refused_as_overlap_would_do_nothing(cont
     )
 
 
+def layer_of_tensor_ranks(sketch: Sketch) -> GraphModule:
+    """Each chunk: its part of the sequence is gathered, sin, and a reduce-scatter of the ranks' parts; neg."""
+    ends = []
+    for chunk, name in enumerate(("x", "y")):
+        x = sketch.placeholder(name, 2, 4)
+        launch = chunk_call(sketch, chunk, c10d.all_gather_into_tensor.default, x, 2, "tp")
+        whole = chunk_call(sketch, chunk, c10d.wait_tensor.default, launch)
+        part = chunk_call(sketch, chunk, aten.sin.default, whole)
+        launch = chunk_call(sketch, chunk, c10d.reduce_scatter_tensor.default, part, "sum", 2, "tp")
+        ends.append(
+            chunk_call(sketch, chunk, aten.neg.default, chunk_call(sketch, chunk, c10d.wait_tensor.default, launch))
+        )
+    return sketch.finish(*ends)
+
+
+def of_tensor_ranks(context: PassContext, **settings: bool) -> PassContext:
+    pipeline = replace(context.pipeline, **{"overlap": False, "async_tensor": True} | settings)
+    return replace(context, pipeline=pipeline, chunk_groups=frozenset({"tp", "ep"}))
+
+
+REDUCING = {"reduce_scatter_tensor/2": line(3), "launch reduce_scatter_tensor/2": line(0)}
+
+
+def test_a_chunks_gather_runs_during_the_other_chunks_compute_and_so_does_its_reduce_scatter(context_of) -> None:
+    """Transfers of a group follow each other: 12 s in all, 3 s of them beside sin, sin_1 and neg."""
+    sketch = Sketch()
+    module, context = layer_of_tensor_ranks(sketch), of_tensor_ranks(context_of(sketch, **REDUCING))
+    assert order(module) == (
+        "all_gather_into_tensor wait_tensor sin reduce_scatter_tensor wait_tensor_1 neg "
+        "all_gather_into_tensor_1 wait_tensor_2 sin_1 reduce_scatter_tensor_1 wait_tensor_3 neg_1"
+    )
+    module = overlap(module, context)
+    verify(module)
+    assert order(module) == (
+        "all_gather_into_tensor all_gather_into_tensor_1 wait_tensor sin reduce_scatter_tensor "
+        "wait_tensor_2 sin_1 reduce_scatter_tensor_1 wait_tensor_1 neg wait_tensor_3 neg_1"
+    )
+    assert context.facts["of_tensor_group"] == {
+        "collectives": 4,
+        "in_flight": 3,
+        "hidden_fraction_before": 0.0,
+        "hidden_fraction_after": 0.25,
+    }
+    assert context.facts["after"]["step_seconds"] < context.facts["before"]["step_seconds"]
+
+
+@pytest.mark.ranks
+def test_the_order_of_a_tensor_groups_collectives_changes_no_bit_on_real_ranks(context_of) -> None:
+    first, second = Sketch(), Sketch()
+    before = layer_of_tensor_ranks(first)
+    after = overlap(layer_of_tensor_ranks(second), of_tensor_ranks(context_of(second, **REDUCING)))
+    assert order(before) != order(after)
+
+    def body(mesh: Mesh) -> bool:
+        generator = torch.Generator().manual_seed(mesh.rank)
+        inputs = [torch.randn(2, 4, generator=generator) for _ in range(2)]
+        return all(torch.equal(bits(x), bits(y)) for x, y in zip(before(*inputs), after(*inputs), strict=True))
+
+    assert on_ranks(Parallelism(world_size=2, ep=1, tp=2), body) == [True, True]
+
+
+def test_without_the_setting_the_collectives_of_a_tensor_group_are_like_others_and_with_both_all_are_hidden(
+    context_of,
+) -> None:
+    sketch = Sketch()
+    ends = []
+    for chunk, name in enumerate(("x", "y")):
+        x = sketch.placeholder(name, 2, 4)
+        launch = chunk_call(sketch, chunk, c10d.all_gather_into_tensor.default, x, 2, "tp")
+        whole = chunk_call(sketch, chunk, aten.sin.default, chunk_call(sketch, chunk, c10d.wait_tensor.default, launch))
+        _, arrived = all_to_all(sketch, chunk, whole, (2, 2))
+        ends.append(chunk_call(sketch, chunk, aten.neg.default, arrived))
+    module = sketch.finish(*ends)
+    context = of_tensor_ranks(context_of(sketch), overlap=True)
+    overlap(module, context)
+    assert context.facts["all_to_alls"] == 2 and context.facts["of_tensor_group"]["collectives"] == 2
+    context = of_tensor_ranks(context_of(sketch), overlap=True, async_tensor=False)
+    overlap(module, context)
+    assert context.facts["all_to_alls"] == 2 and "of_tensor_group" not in context.facts
+
+
+@pytest.mark.parametrize("reason", ["no chunks", "no collective", "another group"])
+def test_a_graph_without_a_chunks_collective_of_a_tensor_group_is_refused(context_of, reason: str) -> None:
+    sketch = Sketch()
+    module = layer_of_tensor_ranks(sketch)
+    context = of_tensor_ranks(context_of(sketch, **REDUCING))
+    if reason == "another group":
+        context = replace(context, chunk_groups=frozenset({"ep"}))
+    elif reason == "no chunks":
+        context = replace(context, chunking=None)
+        for node in module.graph.nodes:
+            node.meta.pop("chunk", None)
+    else:
+        sketch = Sketch()
+        x = sketch.placeholder("x", 2, 4)
+        module = sketch.finish(*(chunk_call(sketch, chunk, aten.sin.default, x) for chunk in (0, 1)))
+    before = listing(module)
+    with pytest.raises(PassError) as refused:
+        overlap(module, context)
+    assert refused.value.finds_nothing and listing(module) == before
+    found = "chunks of nothing, as the case has no chunking" if reason == "no chunks" else "chunks of 'layers.*': 0"
+    assert str(refused.value) == (
+        "PassError: there is no collective of a tensor group that async_tensor could hide\n"
+        "  expected: layers that a tensor group splits within the chunked modules, as with tp=2 and "
+        "modules='layers.*'\n"
+        f"  found: collectives of a tensor group in {found}\n"
+        "  fix: chunk modules that are split over tensor ranks, or leave out async_tensor"
+    )
+
+
+def test_a_collective_of_a_tensor_group_that_is_read_without_its_wait_is_refused(context_of) -> None:
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2, 4)
+    launch = chunk_call(sketch, 0, c10d.all_gather_into_tensor.default, x, 2, "tp")
+    module = sketch.finish(chunk_call(sketch, 0, aten.sin.default, launch))
+    with pytest.raises(PassError, match="when the collective `all_gather_into_tensor` must have arrived"):
+        overlap(module, of_tensor_ranks(context_of(sketch)))
+
+
+def test_a_stage_may_lack_one_of_both_and_not_all(context_of) -> None:
+    sketch = Sketch()
+    context = of_tensor_ranks(context_of(sketch, **REDUCING), overlap=True)
+    with pytest.raises(PassError, match="no all-to-all that overlap could hide"):
+        overlap(layer_of_tensor_ranks(sketch), context)
+    staged = replace(context, cuts=Cuts(num_stages=2, num_layers=2))
+    sketch = Sketch()
+    overlap(layer_of_tensor_ranks(sketch), replace(staged, chunk_symbol=sketch.symbol))
+    sketch = Sketch()
+    x = sketch.placeholder("x", 2, 4)
+    with pytest.raises(PassError, match="no all-to-all that overlap could hide"):
+        overlap(sketch.finish(sketch.call(aten.sin.default, x)), replace(staged, chunk_symbol=sketch.symbol))
+
+
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_graph_whose_all_to_alls_run_in_no_chunks_is_refused(context_of, marked: bool) -> None:
     sketch = Sketch()
@@ -411,7 +545,7 @@ def test_a_schedule_is_in_topological_order_by_itself(seed: int) -> None:
     after = {node: [later for later in nodes if node in before[later]] for node in nodes}
     places = find_places(nodes, Chunking(dim="batch", modules="layers.*"))
     costs = {node: Cost(1.0, 2.0 if "_to_all" in node.name else 0.0) for node in nodes}
-    scheduled = schedule(nodes, before, after, places, costs)
+    scheduled = schedule(nodes, before, after, places, costs, {node for node in nodes if "_to_all" in node.name})
     position = {node: index for index, node in enumerate(scheduled)}
     assert len(position) == len(nodes)
     assert all(position[earlier] < position[node] for node in nodes for earlier in before[node])

@@ -1,0 +1,31 @@
+"""Finds the all-to-alls of experts and their waits; passes hide them behind compute, or keep other traffic away."""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from bitproof.harness.errors import PassError
+from bitproof.harness.graph import operators
+from bitproof.harness.graph.origin import origin_of
+from bitproof.harness.graph.symbols import source_of
+
+
+def is_exchange(node: Node) -> bool:
+    """Whether the node launches an all-to-all that sends rows to their experts or back."""
+    is_all_to_all = operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
+    return is_all_to_all and origin_of(node).part in ("dispatch", "combine")
+
+
+def only_wait(launch: Node) -> Node:
+    """The wait for a collective to hide. Other readers of the launch may only read the result's size."""
+    waits = [user for user in launch.users if operators.is_wait(user)]
+    others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
+    if len(waits) != 1 or others:
+        kind = "all-to-all" if is_exchange(launch) else "collective"
+        raise PassError(
+            f"cannot determine when the {kind} `{launch.name}` must have arrived",
+            expected="one wait, and no other reader but of its size",
+            found=f"waits: {len(waits)}; other readers: {', '.join(others) or 'none'}",
+            where=source_of(launch),
+        )
+    return waits[0]

@@ -39,7 +39,7 @@ class Pipeline:
     `overlap_costs` is the path of a cost model for this order, fitted to a machine; None for bitproof's own, which is
     fitted to a CPU.
     `dense_traffic` moves all-gathers of parameters and reduce-scatters of gradients to where no all-to-all is in
-    flight. `async_tensor` reorders nodes as `overlap` does, for the gathers, sums and reduce-scatters of a tensor group.
+    flight. `async_tensor` reorders nodes as `overlap` does, for gathers, sums and reduce-scatters of a tensor group.
 
     `backend`: "fx" runs the graph operator by operator. "regional_inductor" compiles regions of it, by default only
     attention operators. "inductor" compiles the whole graph; it fuses operators and so rounds less often: expect CLOSE.

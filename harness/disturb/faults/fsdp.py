@@ -182,7 +182,7 @@ def gathers_of_one_rank_in_another_order(g: GraphEditor) -> list[Site]:
     one, other = _alike_gathers(g)
     read, later = one.args[0], other.args[0]
     _move_before(g, later, one)
-    sites = [site for node in (one, other) for site in (*g.sites(node), *_through(g, [node]))]
+    sites = [site for node in (one, other) for site in (*g.sites(node), *_reader_sites(g, [node]))]
     g.before(one, read, g.kernel("other_on_last_rank"), later)
     g.before(other, later, g.kernel("other_on_last_rank"), read)
     return sites
@@ -195,6 +195,6 @@ def packed_gradients_overwritten_before_a_late_reduction(g: GraphEditor) -> list
     launches = g.launches("reduce_scatter_tensor", "backward")
     found = [node for node in launches if place[node] > place[node.args[0]] + 1]
     node = g.require(found, "a reduction that is launched later than its input is there")
-    sites = [*g.sites(node, "zero_"), *_through(g, [node])]
+    sites = [*g.sites(node, "zero_"), *_reader_sites(g, [node])]
     g.make_before(node, "aten.zero_.default", node.args[0])
     return sites

@@ -112,7 +112,7 @@ def _until_backward(g: GraphEditor, readers: Sequence[Call]) -> list[Site]:
         reader = waiting.pop()
         if reader not in seen and reader.op == "call_function":
             seen.add(reader)
-            sites += _both(g, reader)
+            sites += _sites_in_both_halves(g, reader)
             waiting += reader.users if g.site(reader).direction == "forward" else []
     return sites
 
@@ -151,7 +151,7 @@ def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
     for node in g.recomputed("mm"):
         weights = [x.args[1] for x in _saved(g, "mm")]
         if others := [x for x in weights if x is not node.args[1] and g.alike(x, node.args[1])]:
-            sites = _both(g, node)
+            sites = _sites_in_both_halves(g, node)
             node.args = (node.args[0], others[0])
             return sites
     return g.require([], "a recomputed matrix product, and a saved one with a weight of its shape")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bitproof.harness.case import Case, Parallelism
+from bitproof.harness.case.bounds import LONGEST_NAME
 from bitproof.harness.case.case import Script, script_of
 from bitproof.harness.errors import UsageError
 from bitproof.harness.systems.revisions import resolve
@@ -61,7 +62,7 @@ def script_case(reference: str, candidate: str) -> Case:
     # The name of a case has only lower-case letters, digits and underscores.
     stem = re.sub("[^a-z0-9]+", "_", Path(script.file).stem.lower()).strip("_")
     return Case(
-        name=f"script_{stem}"[:100].rstrip("_"),
+        name=f"script_{stem}"[:LONGEST_NAME].rstrip("_"),
         family="scripts",
         reference=reference,
         candidate=candidate,

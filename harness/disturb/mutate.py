@@ -9,7 +9,7 @@ from torch.fx import Graph, GraphModule
 from bitproof.harness.case import Case
 from bitproof.harness.disturb.entry import Entry, Site
 from bitproof.harness.disturb.graph_editor import GraphEditor, NoPlaceError
-from bitproof.harness.errors import PassError, UsageError
+from bitproof.harness.errors import BitproofError, PassError, UsageError
 from bitproof.harness.graph.observation import put_in, take_out
 from bitproof.harness.graph.verify import verify_order
 
@@ -26,7 +26,7 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
     modified.
 
     `rank` is the rank whose copy is edited. A run edits the copy of rank 0, and all its ranks execute that copy. Raises
-    UsageError if the graph has no call that the fault could change.
+    UsageError if the graph has no call that the fault could change, or if the edit itself fails.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()
@@ -55,6 +55,13 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
             expected="a graph in which the calls that it exchanges stand as our tracer records them",
             found=f"{error.what}: {error.found}",
             fix="choose another case: see `bitproof faults --list`",
+        ) from error
+    except BitproofError:
+        raise
+    except Exception as error:  # a mistake in the edit itself must not look like a fault that was detected
+        raise UsageError(
+            f"fault {entry.name} is broken: its edit raised {type(error).__name__}: {error}",
+            fix="mend the edit of this fault in harness/disturb/faults",
         ) from error
     if not changed:
         raise UsageError(

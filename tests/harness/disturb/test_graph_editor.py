@@ -146,6 +146,14 @@ def test_an_edit_that_changes_nothing_never_fired():
     )
 
 
+def test_a_mistake_in_an_edit_is_no_detected_fault():
+    def misspelled(g):
+        raise NameError("name 'through' is not defined")
+
+    with pytest.raises(UsageError, match="fault broken is broken: its edit raised NameError: name 'through'"):
+        mutate(Entry(name="broken", says="", source="", edit=misspelled), small(), CASE)
+
+
 @pytest.mark.parametrize(("scale", "fires"), [(0.25, False), (0.3, True), (None, False)])
 def test_a_softmaxs_scale_is_only_lost_where_it_is_another_than_the_operators_own(scale, fires):
     graph = Graph()

@@ -557,8 +557,11 @@ class _Readers:
                 plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
         # If all readers of an output need the same value, the output itself is exchanged; else each reader's own input.
         for output, values in due.items():
-            if output is None or output in read_right or len(values) > 1:
+            if output is None or len(values) > 1:
                 plan.candidate += [swap for read, swap in at_readers if read == output]
+                continue
+            if output in read_right:  # another reader rightly reads this value: the reader of the wrong one is wrong
+                plan.problems.append(f"{call} has the right output for another reader")
                 continue
             [(wanted, source)] = values.items()
             site = ValueSite(self.rank, index, output)

@@ -9,7 +9,6 @@ A verdict that contradicts its own numbers is worse than none. The rules follow 
 - DIFFERENT has records that differ, of the kinds that it lists;
 - in an EQUAL, CLOSE or DIFFERENT case, no system differs from itself: neither its control (a plain second run) nor its
   run under stress (with random sleeps) differs from its first run;
-- a baseline is EQUAL if records were compared and none differs, DRIFTED if some differ;
 - in a NONDETERMINISTIC case, some control or run under stress differs from the first run of its system;
 - both systems have equally many losses, and as many losses were compared as rank 0 has, plus at least one for each
   other rank and step; for built-in systems all ranks have equally many records, and each parameter has a gradient;
@@ -32,7 +31,6 @@ from typing import NamedTuple, get_args
 from bitproof.harness.case import PREPARED
 from bitproof.harness.records import (
     UNLIKE,
-    BaselineStatus,
     CaseResult,
     ChainLink,
     LayoutBounds,
@@ -128,7 +126,6 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
     if verdict == Verdict.NONDETERMINISTIC and not unstable:
         yield _no(result, "as no control differs")
     yield from _misplaced(result)
-    yield from _unfounded_baselines(result)
     for kind, count in result.mismatched.items():
         compared = result.compared.get(kind, 0)
         if count > compared:
@@ -272,15 +269,6 @@ def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
         yield _no(result, "as elements are unlike")
     if found.first_beyond is not None:
         yield Contradiction("closeness.first_beyond", "none, as no tensor is beyond the bound", found.first_beyond.name)
-
-
-def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
-    for role, found in result.baseline.items():
-        field, status = f"baseline.{role}.status", found.status
-        if status == BaselineStatus.EQUAL and (not found.compared or found.mismatched or found.drift):
-            yield Contradiction(field, "no EQUAL, as records differ or none was compared", status.value)
-        if status == BaselineStatus.DRIFTED and not found.mismatched:
-            yield Contradiction(field, "no DRIFTED, as no record differs", status.value)
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:

@@ -27,8 +27,10 @@ class Evidence:
     `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
     checks. A role is "reference" or "candidate": `path(role)` is the folder of its recording and `recording(role)`
     reads it: a digest for each (step, kind, name, rank). `run(role)` runs its system again, within the case's time
-    limit, and returns the new recording. `log` is a file for the check's own output. `packing` has the graph nodes that
-    only pack correct values, if every call was compared.
+    limit, and returns the new recording. `log_calls(role, step)` replays it and returns an archive of the step's calls
+    per rank. `call("MODULE:FUNCTION", **values)` calls a function with the case in a process that has torch. `log` is a
+    file for the check's own output. `packing` has the graph nodes that only pack correct values, if every call was
+    compared.
     """
 
     result: CaseResult
@@ -37,6 +39,8 @@ class Evidence:
     path: Callable[[Role], Path]
     recording: Callable[[Role], Recording]
     run: Callable[[Role], Recording]
+    log_calls: Callable[[Role, int], list[Path]]
+    call: Callable[..., dict[str, Any]]
     packing: tuple[str, ...] | None = None
 
     @property
@@ -71,6 +75,10 @@ class Check:
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
         """Prepare before any case runs, once for all of them; yields lines to print. `folder` is the run folder."""
         return iter(())
+
+    def values(self, case: Case, system: str) -> tuple[str, ...]:
+        """The patterns of `--values` for the tensors whose values a system's recording must keep, beyond the user's."""
+        return ()
 
     def judges(self, verdict: Verdict) -> bool:
         """Whether this check judges a case with that verdict. By default an ERROR leaves nothing to judge."""

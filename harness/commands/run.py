@@ -18,7 +18,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bitproof.harness.case import Case
-from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
@@ -180,7 +179,7 @@ def _finish(
         not_run=dict(not_run),
         # The selection of a shard has these cases already.
         left_out=() if shard else tuple(left_out),
-        remarks=(*options.remarks(), *_unused_baselines(cases, options)),
+        remarks=options.remarks(),
         shard=shard,
     )
     terminal.print_report(report)
@@ -190,16 +189,6 @@ def _finish(
     if state.failure is not None and launched.is_first():  # other ranks have reported the loss of rank 0
         print(state.reason, file=sys.stderr)
     return finish_run(report, run_dir, status, more)
-
-
-def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """Remarks about baselines whose case or system no longer exists."""
-    if options.baseline_dir is None:
-        return []
-    from bitproof.builtin_cases import all_cases
-
-    found = power_module("baselines.baseline_folders").unused_baselines(options.baseline_dir, [*all_cases(), *cases])
-    return [f"unused baseline: {folder}, of no system of any case that is known" for folder in found]
 
 
 class Silence:

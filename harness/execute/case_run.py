@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -238,12 +239,8 @@ class CaseRun:
         )
 
     def _values(self, system: str) -> tuple[str, ...]:
-        if self.options.baseline_dir is None:
-            return self.options.values
-        kept: tuple[str, ...] = power_module("baselines.baseline_folders").values_to_keep(
-            self.options.baseline_dir, self.case, system
-        )
-        return self.options.values + kept
+        kept = (check.values(self.case, system) for check in self.options.active)
+        return self.options.values + tuple(itertools.chain.from_iterable(kept))
 
     def _run(self, request: RunRequest) -> RunAnswer:
         def on_event(event: Event) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bitproof.harness.records.divergence import BlamedCall
 from bitproof.harness.validate import GROWING
 
 
@@ -58,8 +59,9 @@ class Finding:
     `brief` is a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
     nothing. `objection` says why the case is not as expected (exit status 1), and `unjudged` says why the check could
     not judge (exit status 3); each is "" if it does not apply. `headline` is a sentence so important that every report
-    prints it first, as for a proved case that differs. `blocks` are the check's part of each report, in order. `data`
-    are JSON values for programs, at `cases[i].checks.NAME.data` in report.json.
+    prints it first, as for a proved case that differs. `calls` are operator calls to blame for an objection. `blocks`
+    are the check's part of each report, in order. `data` are JSON values for programs, at `cases[i].checks.NAME.data`
+    in report.json.
     """
 
     __pydantic_config__ = GROWING
@@ -69,4 +71,5 @@ class Finding:
     unjudged: str = ""
     headline: str = ""
     blocks: tuple[Block, ...] = ()
+    calls: tuple[BlamedCall, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)

@@ -93,7 +93,7 @@ def upgraded(values: Any) -> Any:
         return values
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():
         for name in SHIPPED if isinstance(case, dict) else ():
-            if (data := case.pop(name, None)) is not None:
+            if data := case.pop(name, None):
                 case.setdefault("checks", {})[name] = asdict(shipped(name).finding(data))
     return values
 

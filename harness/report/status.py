@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.records import BaselineStatus, CaseResult, Score, Verdict
+from bitproof.harness.records import CaseResult, Score, Verdict
 
 SUCCESS = 0
 UNEXPECTED = 1
@@ -16,10 +16,9 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check was not judged, otherwise 1."""
-    if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
-        return UNJUDGED
-    if any(found.unjudged for found in result.checks.values()):
+    """A case's exit status: 0 if as expected, 3 if the case or a check was not judged, otherwise 1."""
+    is_judged = result.verdict not in (Verdict.UNVERIFIED, Verdict.ERROR)
+    if not is_judged or any(found.unjudged for found in result.checks.values()):
         return UNJUDGED
     return SUCCESS if result.as_expected else UNEXPECTED
 

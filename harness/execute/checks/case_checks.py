@@ -2,7 +2,7 @@
 
 Once both first runs are compared, the checks of DECIDING turn the comparison into a verdict. For example, `control`
 runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one differs from itself. The checks of REPORTING
-then judge the case with its verdict, e.g. against its baselines.
+then judge the case with its verdict.
 
 A check is a function `(known, run)` and a condition. A check that does not apply is not imported.
 """
@@ -76,9 +76,6 @@ EQUAL.
 """
 
 REPORTING = {
-    "baselines": CaseCheck(
-        "bitproof.harness.powers.baselines.drifted:baselines", lambda _, run: run.options.baseline_dir is not None
-    ),
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
 }
 """The checks of a case whose verdict is final. `findings` runs those with command-line options and those of users."""

@@ -44,11 +44,11 @@ from bitproof.harness.records import (
     Throughput,
     Verdict,
 )
+from bitproof.harness.records.layout import Across, Recorded
 from bitproof.harness.systems.registry import sums_over_ranks
 from bitproof.harness.systems.revisions import check_out
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.regroup import Across, Recorded
     from bitproof.harness.localize.every_call import EveryCall
 
 # The host watches a run's time itself and reports more about it, so it gets this much longer.
@@ -268,8 +268,6 @@ class CaseRun:
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
         """Run a side once more, as the comparison of two layouts asks."""
-        from bitproof.harness.disturb.regroup import Recorded
-
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 

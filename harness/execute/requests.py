@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Kind, Plan
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import Resume, first_half
 from bitproof.harness.graph.graph_options import GraphOptions
@@ -23,6 +22,7 @@ from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Artifact, Closeness, InFloat64, LayoutBounds, Placed, Throughput
+from bitproof.harness.records.layout import Across
 from bitproof.harness.systems.graph_key import traced_part
 
 if TYPE_CHECKING:

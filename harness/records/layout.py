@@ -17,6 +17,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 Run = tuple[int, int]
 """A half-open range of indices."""
@@ -28,6 +30,37 @@ _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
 MAX_TEXT = 1000
 """The most characters of a box's text. A box with a longer text is not recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regroup:
+    """Settings of a regrouped run: sums in `parts` parts, in an order drawn from the seed, from `first_step` on."""
+
+    seed: int
+    parts: int
+    first_step: int = 0
+
+
+class Recorded(NamedTuple):
+    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read a narrower dtype."""
+
+    folder: Path
+    narrow: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """A request to one of two systems with different layouts: digest the cells into which `cuts` divide tensors.
+
+    A cell is a part of a logical tensor that neither layout divides. With `keeps_values` the run also stores values, so
+    errors can be measured. With `regroup` it takes its sums in other orders, and with `in_float64` it computes
+    everything in float64.
+    """
+
+    cuts: dict[str, Cuts]
+    keeps_values: bool = False
+    regroup: Regroup | None = None
+    in_float64: bool = False
 
 
 @dataclass(frozen=True)

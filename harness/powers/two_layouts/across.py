@@ -8,7 +8,7 @@
 3. If bits differ in a tensor whose sums are ordered differently, the reference runs three more times with reordered
    sums. The values of all these runs give bounds, and the candidate is compared with them.
 4. If all tensors are within their bounds, a defect as small as rounding may still be hidden. So both systems, and the
-   reference with reordered sums, run once more in float64 (`disturb.widen`): rounding is 2^29 times smaller there than
+   reference with reordered sums, run once more in float64 (`widen`): rounding is 2^29 times smaller there than
    in float32, and a defect is not.
 5. If a system cannot run in float64, and some tensors differ by more than rounding usually does, the reference runs up
    to twelve times: more runs narrow the bounds.
@@ -33,12 +33,12 @@ from bitproof.harness.compare.relaid import (
     tensors_of,
 )
 from bitproof.harness.compare.verdict import compare
-from bitproof.harness.disturb.regroup import Across, Recorded, Regroup
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.execute.requests import BoundsRequest, Float64Request
 from bitproof.harness.options import ROLES, Role
 from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
+from bitproof.harness.records.layout import Across, Recorded, Regroup
 from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
 
 CELLS = "cells"

@@ -3,7 +3,7 @@
 1. `phases.py` decides which tensors must agree in every bit.
 2. All others may differ by rounding. The amount depends on the number of terms, on dtypes and on the amplification of
    errors on the way, so it is measured: the reference runs a few more times with all of its sums in other orders
-   (`harness.disturb.regroup`), in as many parts as the larger system has ranks.
+   (`reordered_sums`), in as many parts as the larger system has ranks.
 3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread times
    Student's quantile, at a level such that all tensors together stay within their bounds with CONFIDENCE. A bound is at
    least FEWEST_UNITS units in the last place of the tensor's norm, since samples of few elements may all be rounded to

@@ -5,7 +5,7 @@ sums, so their bits must be equal. Sums over other ranks, or over more than two,
 but (a + b) + c may differ from a + (b + c). A gradient is a sum too, and its parts are counted: backward adds these in
 place. If summed memory is multiplied or divided by a number that is no power of two, before or after the sum, then the
 terms or the sum are rounded. Such scaling is noted, also for copies of such memory. A dispatch mode below autograd
-observes all of this, in runs that request it.
+observes all of this.
 """
 
 from __future__ import annotations
@@ -37,10 +37,9 @@ _Met = tuple[str, str, str, str, int]
 
 
 class Sums:
-    """Collects a rank's sums and exchanges, if `is_asked`; `meetings` returns them after the last step."""
+    """Collects a rank's sums and exchanges; `meetings` returns them after the last step."""
 
-    def __init__(self, *, is_asked: bool = True) -> None:
-        self._is_asked = is_asked
+    def __init__(self) -> None:
         self._found: dict[_Met, int] = {}
         self._in_step: dict[_Met, set[int]] = {}
         self._num_backwards = 0
@@ -70,7 +69,7 @@ class Sums:
         """
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
-            if kind == "grad" and self._is_asked:
+            if kind == "grad":
                 if not self._shows_gradients:  # tensors that live at the same time have memory of their own
                     self._parts = {into.data_ptr(): 1 + count for into, count in self._added.items()}
                 self._numbers.add(self._parts.get(plain(tensor).data_ptr(), 1))
@@ -80,15 +79,13 @@ class Sums:
         return noticed
 
     @property
-    def meetings(self) -> tuple[Meeting, ...] | None:
-        """The sums and exchanges without duplicates; None if not requested.
+    def meetings(self) -> tuple[Meeting, ...]:
+        """The sums and exchanges without duplicates.
 
         The first entry has the number of backward passes in a step. Then follows an entry for each distinct number of
         parts that a gradient has. The others are the sums and exchanges, each with the number of backward passes,
         within a step, in which it ran.
         """
-        if not self._is_asked:
-            return None
         self.begin_step()
         own = Meeting(phase="forward", what="backward", ranks="", operator="", backwards=self._num_backwards)
         parts = (Meeting(phase="forward", what=PARTS, ranks="", operator="", backwards=n) for n in self._numbers)
@@ -103,10 +100,7 @@ class Sums:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Watch this thread's collectives, if requested."""
-        if not self._is_asked:
-            yield
-            return
+        """Watch this thread's collectives."""
         from torch.distributed.tensor import DTensor
 
         note, sums = self._note, self

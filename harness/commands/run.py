@@ -18,6 +18,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bitproof.harness.case import Case
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.commands.expected_time import tell_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
@@ -103,10 +104,10 @@ def _tell_unmet(cases: Sequence[Case], options: RunOptions) -> None:
 
 
 def _tell_plan(cases: Sequence[Case], options: RunOptions) -> None:
-    from bitproof.harness.execute.concurrency import plan_concurrency
-
+    if options.jobs == 1:
+        return
     with suppress(UsageError):
-        plan = plan_concurrency(cases, options)
+        plan = power_module("side_by_side.concurrency").plan_concurrency(cases, options)
         if plan.num_cases > 1:
             print(plan, flush=True)
 

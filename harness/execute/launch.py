@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from bitproof.harness.case import Case
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.errors import CaseError
-from bitproof.harness.execute.concurrency import judge_at_once, plan_concurrency
 from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.transport import follow, follows, open_client
@@ -65,12 +65,14 @@ def run_cases(
         check_preload(case)
     for case in cases if options.names else ():
         _check_named(case)
-    plan = plan_concurrency(cases, options)
+    num_at_once = 1
+    if options.jobs != 1:
+        num_at_once = power_module("side_by_side.concurrency").plan_concurrency(cases, options).num_cases
     # All checks come first, so every rank of torchrun raises the same error, whether it leads or follows.
     if follows():
         return follow(cases, Path(run_dir), options)
     # The generator's first item is None: advancing to it starts the host now, and not at the caller's first request.
-    results = _run_cases(cases, options, Path(run_dir), on_event, plan.num_cases)
+    results = _run_cases(cases, options, Path(run_dir), on_event, num_at_once)
     next(results)  # starts the host; all later items are results
     return cast(Iterator[CaseResult], results)
 
@@ -140,6 +142,7 @@ def _run_cases(
 
         todo = list(zip(cases, [client.place(case) for case in cases], strict=True))
         if others:
+            judge_at_once = power_module("side_by_side.concurrency").judge_at_once
             yield from judge_at_once([cast(Session, client), *others], todo, judge, on_event)
             return
         for case, placement in todo:

@@ -75,17 +75,20 @@ class Child:
         self.inlet.fd, self.inlet.is_over = -1, True
 
 
-def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that runs `body` and ends. Its output goes to `log`, appended if `adds`.
+def fork(body: Body, *, log: Path | None = None) -> Child:
+    """Fork a process that runs `body` and ends. Its output goes to `log`.
 
     The child never returns into its parent's frames. It ends with its parent, and writes its stack into its log on
     request.
     """
-    return _fork(body, log, adds, is_asked=False)
+    return _fork(body, log, adds=False, is_asked=False)
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork as `fork` does, for a child that receives requests: `body` also takes the descriptor to read them from."""
+    """Fork as `fork` does, for a child that receives requests: `body` also takes the descriptor to read them from.
+
+    Output is appended to the log if `adds`.
+    """
     return _fork(body, log, adds, is_asked=True)
 
 

@@ -133,20 +133,12 @@ class TracedStep:
     layout: tuple[Layout, ...] = ()
 
 
-def prepare(
-    case: Case,
-    device: torch.device,
-    options: GraphOptions | None = None,
-    enter: Callable[[str], None] = lambda place: None,
-    system: str = GRAPH,
-) -> GraphProgram:
+def prepare(case: Case, device: torch.device, options: GraphOptions | None = None, system: str = GRAPH) -> GraphProgram:
     """Trace the case's step for tensors on `device`, and run the passes, with the options' extra passes among them.
 
-    `enter` is called with the name of each stage when it begins, such as "in pass chunk", so that an error about a hang
-    can name the stage. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown
-    anchor.
+    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass with an unknown anchor.
     """
-    return finish(trace(case, device, enter, system), case, device, options, enter)
+    return finish(trace(case, device, system=system), case, device, options)
 
 
 @collector_paused()

@@ -25,19 +25,11 @@ def needs_program(system: str) -> bool:
     return system in PREPARED
 
 
-def prepare_program(
-    case: Case,
-    device: torch.device,
-    options: GraphOptions,
-    enter: Callable[[str], None] = lambda place: None,
-    *,
-    system: str = GRAPH,
-) -> Any:
+def prepare_program(case: Case, device: torch.device, options: GraphOptions, *, system: str = GRAPH) -> Any:
     """Trace the case's training step and run the graph passes over it.
 
-    `enter` is called with the name of each phase when the phase begins, such as "in pass chunk". Determinism switches
-    must be set before this call: by these switches torch chooses kernels, and so the operators in the graph, above all
-    for attention.
+    Determinism switches must be set before this call: by these switches torch chooses kernels, and so the operators in
+    the graph, above all for attention.
     """
     import torch
 
@@ -45,8 +37,7 @@ def prepare_program(
 
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
-
-    return prepare(case, device, options, enter, system)
+    return prepare(case, device, options, system)
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from bitproof.harness.capture.selection import ALL
-from bitproof.harness.case import Case, Kind, Plan
+from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import Resume, first_half
@@ -21,7 +21,7 @@ from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Artifact, Closeness, InFloat64, LayoutBounds, Placed, Throughput
+from bitproof.harness.records import Artifact, Closeness, Placed, Throughput
 from bitproof.harness.records.layout import Across
 from bitproof.harness.systems.graph_key import traced_part
 
@@ -286,35 +286,6 @@ class ClosenessRequest(Request[Closeness]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundsRequest(Request[LayoutBounds]):
-    """Compare two recordings within bounds.
-
-    The bounds are the spread of `samples`, recordings of the reference with its sums reordered. `apart` has the step,
-    kind and name of each tensor whose replicas on several ranks differ.
-    """
-
-    answer = LayoutBounds
-    reference: Path
-    candidate: Path
-    samples: list[Path]
-    apart: list[tuple[int, Kind, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float64Request(Request[InFloat64]):
-    """Compare two layouts by their runs in float64.
-
-    `plain` is the request that compared the same layouts in the case's own precision.
-    """
-
-    answer = InFloat64
-    reference: Path
-    candidate: Path
-    samples: list[Path]
-    plain: BoundsRequest
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallAnswer:
     """The result of a power's function, in JSON's types."""
 
@@ -411,8 +382,6 @@ AnyRequest = (
     | LocalRunRequest
     | BitsRequest
     | ClosenessRequest
-    | BoundsRequest
-    | Float64Request
     | CallRequest
     | PrecompileRequest
     | StepRequest

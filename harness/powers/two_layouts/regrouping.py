@@ -25,13 +25,14 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor as Values
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.values import open_values_of
+from bitproof.harness.case import Case
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
 from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
@@ -54,6 +55,21 @@ NEARLY_ALL = 0.95
 
 The largest ratios are ignored, because the reference may be exact in a small tensor by chance.
 """
+
+
+def layouts_of(_: Case, reference: str, candidate: str, samples: list[str], apart: list[list[Any]]) -> dict[str, Any]:
+    """The result of `measure_layouts`, for a process without torch: all arguments are in JSON's types."""
+    return vars(measure_layouts(*_folders(reference, candidate, samples), [LogicalTensor(*each) for each in apart]))
+
+
+def in_float64_of(_: Case, wide: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """The result of `measure_in_float64`, for a process without torch: all arguments are in JSON's types."""
+    apart = [LogicalTensor(*each) for each in plain.pop("apart")]
+    return vars(measure_in_float64(_folders(**wide), _folders(**plain), apart))
+
+
+def _folders(reference: str, candidate: str, samples: list[str]) -> tuple[Path, Path, list[Path]]:
+    return Path(reference), Path(candidate), [Path(each) for each in samples]
 
 
 def measure_layouts(

@@ -60,8 +60,8 @@ class Case:
     imports them once. `options` are for the user's factories, which read them as `case.options`.
 
     `reference_parallelism`, if stated, is the reference's layout, and `parallelism` the candidate's: then logical
-    tensors are compared (`harness.compare.relaid`). Such a case may expect CLOSE without a bound, which is then derived
-    from the reference's own sums in other orders.
+    tensors are compared (`harness.compare.part_layouts`). Such a case may expect CLOSE without a bound, which is then
+    derived from the reference's own sums in other orders.
 
     `resume_at`: after this many steps the candidate saves, is killed, and continues in new processes. With
     `resumes_reference` the reference takes those steps and saves, on its own ranks, and the candidate loads its

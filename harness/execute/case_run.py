@@ -14,7 +14,7 @@ from bitproof.harness.case import PREPARED, Case, with_plan
 from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
-from bitproof.harness.compare.relaid import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import Judgement, Repeat, compare, judgement_of
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.checks.case_checks import DECIDING, REPORTING, applied

@@ -22,8 +22,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.relaid import (
-    LogicalTensor,
+from bitproof.harness.compare.part_layouts import LogicalTensor
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute.requests import CallRequest
+from bitproof.harness.options import ROLES, Role
+from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.powers.two_layouts.relaid import (
     Relaid,
     common_cuts,
     first_few,
@@ -32,11 +37,6 @@ from bitproof.harness.compare.relaid import (
     replicas,
     tensors_of,
 )
-from bitproof.harness.compare.verdict import compare
-from bitproof.harness.errors import BitproofError, RankError
-from bitproof.harness.execute.requests import CallRequest
-from bitproof.harness.options import ROLES, Role
-from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
 from bitproof.harness.records.layout import Across, Recorded, Regroup
 from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES

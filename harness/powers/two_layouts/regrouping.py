@@ -35,8 +35,9 @@ from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.case import Case
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
-from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
+from bitproof.harness.compare.part_layouts import LogicalTensor, lies_otherwise
 from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.powers.two_layouts.relaid import box_of, by_rank
 from bitproof.harness.records import CHANGED, InFloat64, Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS

@@ -122,7 +122,8 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
             with interrupts.let_in(), _closing(prepared(cases, options, run_dir)) as lines:
                 for line in lines:
-                    print(line, flush=True)
+                    if reports:  # torchrun's other ranks print nothing
+                        print(line, flush=True)
         show: Progress = make_progress(len(cases)) if reports else Silence()
         with (
             interrupts.let_in(),

@@ -17,7 +17,6 @@ Verdicts:
 - DIFFERENT has records that differ, of the kinds that it lists.
 - In an EQUAL, CLOSE or DIFFERENT case, no system differs from itself: neither its control (a plain second run) nor its
   run under stress (with random sleeps) differs from its first run. In a NONDETERMINISTIC case, one of these does.
-- A baseline is EQUAL if records were compared and none differs, and DRIFTED if some differ.
 
 Differences:
 
@@ -45,7 +44,6 @@ from typing import NamedTuple, get_args
 from bitproof.harness.case import PREPARED
 from bitproof.harness.records import (
     UNLIKE,
-    BaselineStatus,
     CaseResult,
     ChainLink,
     LayoutBounds,
@@ -147,7 +145,6 @@ def _contradictions(result: CaseResult) -> Iterator[Contradiction]:
     if verdict == Verdict.NONDETERMINISTIC and not unstable:
         yield _not_supported(result, "as no control differs")
     yield from _misplaced(result)
-    yield from _unfounded_baselines(result)
     for kind, count in result.mismatched.items():
         compared = result.compared.get(kind, 0)
         if count > compared:
@@ -310,15 +307,6 @@ def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
         yield _not_supported(result, "as elements are unlike")
     if found.first_beyond is not None:
         yield Contradiction("closeness.first_beyond", "none, as no tensor is beyond the bound", found.first_beyond.name)
-
-
-def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
-    for role, found in result.baseline.items():
-        field, status = f"baseline.{role}.status", found.status
-        if status == BaselineStatus.EQUAL and (not found.compared or found.mismatched or found.drift):
-            yield Contradiction(field, "no EQUAL, as records differ or none was compared", status.value)
-        if status == BaselineStatus.DRIFTED and not found.mismatched:
-            yield Contradiction(field, "no DRIFTED, as no record differs", status.value)
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:

@@ -91,12 +91,6 @@ def _stress_options(stress: Stress | None) -> dict[str, object]:
     return {"stress": stress is not None, "stress_threads": stress.num_threads if stress and several else None}
 
 
-def _read_baseline(baseline: bool, baseline_dir: str | Path | None) -> Path | None:
-    if baseline_dir is not None and not baseline:
-        raise UsageError("--baseline-dir needs --baseline", fix="add --baseline")
-    return Path(baseline_dir or "baselines") if baseline else None
-
-
 @dataclass(frozen=True)
 class RunOptions:
     """The options of a run; each field is a setting with its own documentation.
@@ -107,9 +101,8 @@ class RunOptions:
     In both cases the second runs log the calls of the differing step, so that the search for the cause need not repeat
     it. `names`, if not empty, maps the candidate's names to the reference's, and replaces the names that the
     candidate declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of traced graphs that are
-    reused between runs, None to trace every graph. `baseline_dir` is the folder of baselines to compare with, None for
-    no comparison. `files_baselines`: the recordings may become new baselines. `active` are the checks that examine each
-    case after its verdict, in order.
+    reused between runs, None to trace every graph. `active` are the checks that examine each case after its verdict, in
+    order.
     """
 
     inject: str | None = setting(
@@ -230,28 +223,6 @@ class RunOptions:
         "'*/grad/layers.1.*'. Repeatable. [default: none; of a baseline, the first and the last step]",
         metavar="PATTERN",
     )
-    baseline_dir: Path | None = settings(
-        None,
-        option(
-            "--baseline",
-            CHECKS,
-            "Compare each system with its baseline, made by `record --baseline`.",
-            kind=bool,
-            default=False,
-        ),
-        option(
-            "--baseline-dir",
-            CHECKS,
-            "Directory of baselines. [default: baselines]",
-            kind=str | Path | None,
-            metavar="DIR",
-        ),
-        read=_read_baseline,
-        tell=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
-    )
-    require_baseline: bool = setting(
-        False, "--require-baseline", CHECKS, "With --baseline, fail if a system has no baseline for this environment."
-    )
     every_call: bool = setting(
         False,
         "--every-call --deep",
@@ -304,7 +275,6 @@ class RunOptions:
         tell=lambda jobs: {"jobs": str(jobs)},
     )
     profile: bool = setting(False, "--profile", MORE, "Write a trace of each rank's time, for Perfetto.")
-    files_baselines: bool = False
     active: tuple[Any, ...] = ()
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 

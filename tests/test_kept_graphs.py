@@ -128,7 +128,7 @@ def test_the_second_run_reads_the_graph_that_the_first_traced_and_every_change_h
     checkout.edit("harness/graph/passes/clean_up.py", "from __future__", "# an edited pass\nfrom __future__")
     assert checkout.run()["kept_graph"] is False
     assert checkout.code_hash() == code
-    place = "x_TD = x_BSD.flatten(0, 1)"
+    place = "x_TD = x_BSD.flatten(0, -2)"
     checkout.edit("reference/layers/moe.py", place, f"{place}; x_TD = x_TD * 2")
     assert checkout.run()["kept_graph"] is False
     assert checkout.code_hash() != code and checkout.digests() != traced
@@ -191,7 +191,7 @@ def write_archive(file: Path, factor: float) -> None:
 
 def test_a_module_that_only_the_step_imports_and_what_is_patched_when_python_starts_count(tmp_path: Path) -> None:
     checkout = Checkout(tmp_path)
-    place = "x_TD = x_BSD.flatten(0, 1)"
+    place = "x_TD = x_BSD.flatten(0, -2)"
     checkout.edit("reference/layers/moe.py", place, place + LAZILY)
     (tmp_path / "sitecustomize.py").write_text(CUSTOMIZE)
     (tmp_path / HELPER).write_text("import builtins\n\n\ndef factor():\n    return 1.0 * builtins.factor()\n")

@@ -61,8 +61,8 @@ class Case:
     which all ranks are forked. `options` are for the user's factories, which read them as `case.options`.
 
     `reference_parallelism`, if stated, is the layout of the reference, and `parallelism` that of the candidate: then
-    whole tensors are compared, independent of their division (`harness.compare.relaid`). Such a case may expect CLOSE
-    without a limit: then the limit is measured by running the reference with its sums in other orders.
+    whole tensors are compared, independent of their division (`harness.compare.part_layouts`). Such a case may expect
+    CLOSE without a limit: then the limit is measured by running the reference with its sums in other orders.
 
     `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes. With
     `resumes_reference` the reference runs these steps and saves, on its own ranks, and the candidate loads this

@@ -30,8 +30,10 @@ class Evidence:
     `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
     checks. A role is "reference" or "candidate". `path(role)` is the folder of its recording. `recording(role)` reads
     this recording: a digest for each (step, kind, name, rank). `run(role)` runs the role's system again, within the
-    case's time limit, and returns the new recording. `log` is a file for the check's own output. `packing` is set if
-    every call was compared, not only records: the graph nodes that only pack correct values.
+    case's time limit, and returns the new recording. `log_calls(role, step)` replays the role's system, logs the calls
+    of a step, and returns an archive per rank. `call("MODULE:FUNCTION", **values)` calls a function with the case, in a
+    process that has torch. `log` is a file for the check's own output. `packing` is set if every call was compared, not
+    only records: the graph nodes that only pack correct values.
     """
 
     result: CaseResult
@@ -40,6 +42,8 @@ class Evidence:
     path: Callable[[Role], Path]
     recording: Callable[[Role], Recording]
     run: Callable[[Role], Recording]
+    log_calls: Callable[[Role, int], list[Path]]
+    call: Callable[..., dict[str, Any]]
     packing: tuple[str, ...] | None = None
 
     @property
@@ -75,6 +79,10 @@ class Check:
         """Prepare the check, once, before any case runs; yields lines to print. `folder` is the run folder."""
         # An empty iterator, so that a subclass may override this by a generator.
         return iter(())
+
+    def values(self, case: Case, system: str) -> tuple[str, ...]:
+        """The patterns of `--values` for the tensors whose values a system's recording must keep, beyond the user's."""
+        return ()
 
     def judges(self, verdict: Verdict) -> bool:
         """Whether `judge` is called for a case with this verdict. By default it is, except for ERROR."""

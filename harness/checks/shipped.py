@@ -23,6 +23,7 @@ GROUP = "bitproof.checks"
 """The entry-point group of installed packages' checks."""
 
 SHIPPED = {
+    "baseline": "bitproof.harness.powers.baselines.check:BaselineCheck",
     "proof": "bitproof.harness.powers.proofs.check:ProofCheck",
     "sensitivity": "bitproof.harness.powers.sensitivity.check:SensitivityCheck",
 }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from bitproof.harness.capture.selection import parse_values
 from bitproof.harness.changes import Changes
+from bitproof.harness.checks.shipped import shipped
 from bitproof.harness.cli.arguments import WHERE, CaseName, ReportDir, find_case
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.options import RunOptions
@@ -32,7 +33,7 @@ _SAYS = {
     brief="Record one system, to compare it with elsewhere.",
     statuses=("recorded", None, "the system fails"),
 )
-@takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
+@takes(Changes, RunOptions, shipped("baseline").Options, only=_OPTIONS, says=_SAYS)
 def record_command(
     case: CaseName,
     system: Annotated[str, typer.Option(metavar="SYSTEM", help="The system to record.")],
@@ -44,12 +45,13 @@ def record_command(
     *,
     changes: Changes,
     options: RunOptions,
+    baseline: Any,
 ) -> None:
     """Record one system alone, to compare with a recording from another machine, commit or version."""
     from bitproof.harness.commands.record import Target, record
 
-    target = Target(out=out, baseline_dir=options.baseline_dir, force=force)
-    options = replace(options, baseline_dir=None, values=parse_values(options.values))
+    target = Target(out=out, baseline_dir=baseline.baseline_dir, force=force)
+    options = replace(options, values=parse_values(options.values))
     raise typer.Exit(record(find_case(case, changes), system, options, target, report_dir))
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.recording_files import put_in_place, read_recording
 from bitproof.harness.capture.selection import chooser, first_and_last_step, name_value
@@ -25,12 +25,15 @@ from bitproof.harness.compare.verdict import compare, demand_substance
 from bitproof.harness.errors import CaseError, RecordingError, UsageError
 from bitproof.harness.execute.launch import record_system
 from bitproof.harness.execute.transport import follows
-from bitproof.harness.options import OnEvent, RunOptions
+from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Comparison, Drift, Manifest, Recording, Verdict
 from bitproof.harness.report.diff import tell_diff
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 from bitproof.harness.runtime import interrupts
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
 
 STATUS = {Verdict.EQUAL: 0, Verdict.DIFFERENT: 1, Verdict.UNVERIFIED: 3}
 
@@ -73,7 +76,7 @@ def record(case: Case, system: str, options: RunOptions, target: Target, report_
     """
     if target.baseline_dir is not None:
         values = options.values or first_and_last_step(case.steps)
-        options = replace(options, values=values, files_baselines=True)
+        options = replace(options, values=values)
     if follows():
         return follow_rank_0(case, options, report_dir)
     # Interrupts are let in only while the system runs: the folder is made and removed undisturbed.
@@ -92,8 +95,13 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
     print(f"bitproof: record {system} on {case.name}, logs in {run_dir}", flush=True)
     # Made next to its destination, so that the last step is a rename.
     with _hidden_folder_beside(target.out or target.baseline_dir / case.name) as new:  # type: ignore[operator]
+
+        def then(run: CaseRun) -> None:
+            if target.baseline_dir is not None:
+                power_module("baselines.check").log_calls(run.log_calls, "reference", new)
+
         with make_progress(1) as progress:
-            _record_into(case, system, options, new, run_dir, progress.on_event)
+            _record_into(case, system, options, new, run_dir, progress.on_event, then)
         # The recording is complete, so an interrupt must not keep it from its destination.
         interrupts.too_late()
         if target.out is not None:
@@ -113,7 +121,7 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
     """
     Target(out=out)  # raises UsageError if `out` exists
     with _hidden_folder_beside(out) as new:
-        _record_into(case, system, options, new, run_dir, lambda event: None)
+        _record_into(case, system, options, new, run_dir)
         _put_in_place(new, out)
 
 
@@ -131,8 +139,8 @@ def _would_overwrite(out: Path) -> UsageError:
     )
 
 
-def _record_into(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path, on_event: OnEvent) -> None:
-    record_system(case, system, options, new, run_dir, on_event)
+def _record_into(case: Case, system: str, options: RunOptions, new: Path, run_dir: Path, *listeners: Any) -> None:
+    record_system(case, system, options, new, run_dir, *listeners)
     _refuse_patterns_without_match(new, options.values)
 
 

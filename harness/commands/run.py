@@ -110,11 +110,11 @@ def _print_unmet_requirements(cases: Sequence[Case], options: RunOptions) -> Non
 
 
 def _print_concurrency(cases: Sequence[Case], options: RunOptions) -> None:
-    from bitproof.harness.execute.concurrency import plan_concurrency
-
+    if options.jobs == 1:
+        return
     with suppress(UsageError):
         # A wrong option is refused when the cases run, and then reported.
-        plan = plan_concurrency(cases, options)
+        plan = power_module("side_by_side.concurrency").plan_concurrency(cases, options)
         if plan.num_cases > 1:
             print(plan, flush=True)
 
@@ -129,7 +129,8 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
             with interrupts.let_in(), _closing(prepared(cases, options, run_dir)) as lines:
                 for line in lines:
-                    print(line, flush=True)
+                    if reports:  # torchrun's other ranks print nothing
+                        print(line, flush=True)
         show: Progress = make_progress(len(cases)) if reports else Silence()
         with (
             interrupts.let_in(),
@@ -189,7 +190,7 @@ def _finish(
         not_run=dict(not_run),
         # The selection of a shard has these cases already.
         left_out=() if shard else tuple(left_out),
-        remarks=(*options.remarks(), *_unused_baselines(cases, options)),
+        remarks=options.remarks(),
         shard=shard,
     )
     # The verdicts are printed before the report is written: a full disk must not hide them.
@@ -200,16 +201,6 @@ def _finish(
     if state.failure is not None and launched.is_first():  # other ranks have reported the loss of rank 0
         print(state.reason, file=sys.stderr)
     return finish_run(report, run_dir, status, more)
-
-
-def _unused_baselines(cases: Sequence[Case], options: RunOptions) -> list[str]:
-    """Remarks about baselines for which there is no case or system any more."""
-    if options.baseline_dir is None:
-        return []
-    from bitproof.builtin_cases import all_cases
-
-    found = power_module("baselines.baseline_folders").unused_baselines(options.baseline_dir, [*all_cases(), *cases])
-    return [f"unused baseline: {folder}, of no system of any case that is known" for folder in found]
 
 
 class Silence:

@@ -26,7 +26,7 @@ from bitproof.harness.case import KINDS, Case
 from bitproof.harness.compare.align import NUM_NAMED, Alignment, Unpaired, align
 from bitproof.harness.compare.one_sided import OneSided, one_sided
 from bitproof.harness.compare.order import ComputationOrder, ComputedAt
-from bitproof.harness.compare.relaid import holds_any
+from bitproof.harness.compare.part_layouts import holds_any
 from bitproof.harness.compare.vacuity import Agreement
 from bitproof.harness.records import (
     MAX_DIFFERING,

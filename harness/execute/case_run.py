@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +14,7 @@ from bitproof.harness.case import PREPARED, Case, with_plan
 from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
-from bitproof.harness.compare.relaid import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import Judgement, Repeat, compare, judgement_of
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.checks.case_checks import DECIDING, REPORTING, applied
@@ -43,11 +44,11 @@ from bitproof.harness.records import (
     Throughput,
     Verdict,
 )
+from bitproof.harness.records.layout import Across, Recorded
 from bitproof.harness.systems.registry import sums_over_ranks
 from bitproof.harness.systems.revisions import check_out
 
 if TYPE_CHECKING:
-    from bitproof.harness.disturb.regroup import Across, Recorded
     from bitproof.harness.localize.every_call import EveryCall
 
 # The host watches a run's time itself and reports more about it, so it gets this much longer.
@@ -249,13 +250,9 @@ class CaseRun:
         )
 
     def _values(self, system: str) -> tuple[str, ...]:
-        if self.options.baseline_dir is None:
-            return self.options.values
-        kept: tuple[str, ...] = power_module("baselines.baseline_folders").values_to_keep(
-            self.options.baseline_dir, self.case, system
-        )
-        # A drift from a baseline is measured in ULPs, which needs the values of the baseline's tensors.
-        return self.options.values + kept
+        # For example, a drift from a baseline is measured in ULPs, which needs the values of the baseline's tensors.
+        kept = (check.values(self.case, system) for check in self.options.active)
+        return self.options.values + tuple(itertools.chain.from_iterable(kept))
 
     def _run(self, request: RunRequest) -> RunAnswer:
         def on_event(event: Event) -> None:
@@ -288,8 +285,6 @@ class CaseRun:
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
         """Run a role's system once more, with the changes that `across` describes, for a comparison of two layouts."""
-        from bitproof.harness.disturb.regroup import Recorded
-
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 

@@ -6,15 +6,14 @@ The caller's process does not load torch. A host process does all work that need
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from bitproof.harness.case import Case
 from bitproof.harness.checks.power_modules import power_module
-from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.execute.concurrency import judge_at_once, plan_concurrency
+from bitproof.harness.errors import CaseError
 from bitproof.harness.execute.precompiled import check_precompiled
 from bitproof.harness.execute.session import Client, Session
 from bitproof.harness.execute.transport import follow, follows, open_client
@@ -24,6 +23,9 @@ from bitproof.harness.machine.devices import Placement, lease_gpus
 from bitproof.harness.options import DeviceRequest, OnEvent, RunOptions
 from bitproof.harness.records import CaseResult
 from bitproof.harness.systems.registry import BUILT_IN, check_preload, check_system
+
+if TYPE_CHECKING:
+    from bitproof.harness.execute.case_run import CaseRun
 
 
 def run_cases(
@@ -45,8 +47,6 @@ def run_cases(
     - CaseError for a case that does not fit the machine.
     """
     cases = list(cases)
-    if options.require_baseline and options.baseline_dir is None:
-        raise UsageError("--require-baseline needs --baseline", fix="add --baseline")
     for check in options.active:
         check.refuse(options)
     if options.inject is not None:
@@ -65,12 +65,14 @@ def run_cases(
         check_preload(case)
     for case in cases if options.names else ():
         _refuse_built_in_candidate(case)
-    plan = plan_concurrency(cases, options)
+    num_at_once = 1
+    if options.jobs != 1:
+        num_at_once = power_module("side_by_side.concurrency").plan_concurrency(cases, options).num_cases
     # All checks come first, so every rank of torchrun raises the same error, whether it leads or follows.
     if follows():
         return follow(cases, Path(run_dir), options)
     # The generator's first item is None: advancing to it starts the host now, and not at the caller's first request.
-    results = _run_cases(cases, options, Path(run_dir), on_event, plan.num_cases)
+    results = _run_cases(cases, options, Path(run_dir), on_event, num_at_once)
     next(results)  # starts the host; all later items are results
     return cast(Iterator[CaseResult], results)
 
@@ -86,11 +88,18 @@ def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
 
 
 def record_system(
-    case: Case, system: str, options: RunOptions, out: Path, run_dir: Path, on_event: OnEvent = lambda event: None
+    case: Case,
+    system: str,
+    options: RunOptions,
+    out: Path,
+    run_dir: Path,
+    on_event: OnEvent = lambda event: None,
+    then: Callable[[CaseRun], object] = lambda run: None,
 ) -> Path:
     """Record a system once, into the folder `out`, and return that folder. Raises the run's error.
 
-    Under torchrun, rank 0 runs the system on all ranks.
+    `then` is called with the run before its host ends, for example to log calls. Under torchrun, rank 0 runs the system
+    on all ranks.
     """
     check_system(system)
     if follows():
@@ -104,8 +113,7 @@ def record_system(
 
             run = CaseRun(replace(case, reference=system), placement, client, options, on_event)
             run.record("reference", "first", out=Path(out))
-            if options.files_baselines:
-                power_module("baselines.drifted").log_calls(run, "reference", Path(out))
+            then(run)
     return Path(out)
 
 
@@ -135,6 +143,7 @@ def _run_cases(
 
         todo = list(zip(cases, [client.place(case) for case in cases], strict=True))
         if others:
+            judge_at_once = power_module("side_by_side.concurrency").judge_at_once
             yield from judge_at_once([cast(Session, client), *others], todo, judge, on_event)
             return
         for case, placement in todo:

@@ -7,7 +7,6 @@ afterwards.
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 from bitproof.harness.case import PRECOMPILED, PREPARED, Case, refuse_unwritten
@@ -38,7 +37,6 @@ class PrecompiledStep:
         self._placement = placement
         self._client = client
         self._is_made = False
-        self._lock = threading.Lock()
 
     def check(self, timeout: float, on_event: OnEvent) -> None:
         """Raise ArtifactError if the step in the folder given by --precompiled does not suit the case. Call this before
@@ -71,16 +69,13 @@ class PrecompiledStep:
         if system != PRECOMPILED:
             return None
         step = self._step_in(self._client.work / f"{self._case.name}-precompiled")
-        with self._lock:  # concurrent runs share the step
-            if not self._is_made:
-                device = self._placement.device
-                request = PrecompileRequest(
-                    case=self._case, system=system, out=step.path, device=device, timeout=timeout
-                )
-                on_event(Event(event="prepare", case=self._case.name, system=system, arm="first"))
-                self._client.ask(request, timeout + HOST_MARGIN, on_event)
-                on_event(Event(event="prepared", case=self._case.name, system=system, arm="first"))
-                self._is_made = True
+        if not self._is_made:
+            device = self._placement.device
+            request = PrecompileRequest(case=self._case, system=system, out=step.path, device=device, timeout=timeout)
+            on_event(Event(event="prepare", case=self._case.name, system=system, arm="first"))
+            self._client.ask(request, timeout + HOST_MARGIN, on_event)
+            on_event(Event(event="prepared", case=self._case.name, system=system, arm="first"))
+            self._is_made = True
         return step
 
 

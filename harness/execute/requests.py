@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 
 from bitproof.harness.capture.selection import ALL
-from bitproof.harness.case import Case, Kind, Plan
+from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
-from bitproof.harness.disturb.regroup import Across
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
 from bitproof.harness.execute.two_halves import Resume, first_half
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Artifact, Closeness, InFloat64, LayoutBounds, Placed, Throughput
+from bitproof.harness.records import Artifact, Closeness, Placed, Throughput
+from bitproof.harness.records.layout import Across
 from bitproof.harness.systems.graph_key import traced_part
 
 if TYPE_CHECKING:
@@ -290,35 +290,6 @@ class ClosenessRequest(Request[Closeness]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BoundsRequest(Request[LayoutBounds]):
-    """Compare two recordings of different layouts, with an error bound for each tensor.
-
-    `samples` are recordings of the reference with its sums in other orders: the spread of a tensor's values in them
-    sets the tensor's bound. `apart` has the step, kind and name of each tensor whose replicas on several ranks differ.
-    """
-
-    answer = LayoutBounds
-    reference: Path
-    candidate: Path
-    samples: list[Path]
-    apart: list[tuple[int, Kind, str]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Float64Request(Request[InFloat64]):
-    """Compare two layouts by recordings of runs in float64.
-
-    `plain` is the request that compared the same layouts in the case's own precision.
-    """
-
-    answer = InFloat64
-    reference: Path
-    candidate: Path
-    samples: list[Path]
-    plain: BoundsRequest
-
-
-@dataclass(frozen=True, kw_only=True)
 class CallAnswer:
     """The result of the function that a CallRequest called: `values` has only JSON's types."""
 
@@ -422,8 +393,6 @@ AnyRequest = (
     | LocalRunRequest
     | BitsRequest
     | ClosenessRequest
-    | BoundsRequest
-    | Float64Request
     | CallRequest
     | PrecompileRequest
     | StepRequest

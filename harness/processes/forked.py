@@ -75,18 +75,20 @@ class Child:
         self.inlet.fd, self.inlet.is_over = -1, True
 
 
-def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which is emptied first unless
-    `adds` is True.
+def fork(body: Body, *, log: Path | None = None) -> Child:
+    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which is emptied first.
 
     The child never returns into its parent's frames. It ends when its parent ends, and writes its stack into its log on
     request.
     """
-    return _fork(body, log, adds, is_asked=False)
+    return _fork(body, log, adds=False, is_asked=False)
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Like `fork`, for a child that receives requests: `body` also gets the descriptor from which to read them."""
+    """Like `fork`, for a child that receives requests: `body` also gets the descriptor from which to read them.
+
+    The file `log` is emptied first unless `adds` is True.
+    """
     return _fork(body, log, adds, is_asked=True)
 
 

@@ -55,8 +55,6 @@ from bitproof.harness.records.report import Report
 from bitproof.harness.records.result import (
     MAX_DIFFERING,
     SCHEMA,
-    BaselineResult,
-    BaselineStatus,
     CaseFindings,
     CaseResult,
     CaseSeconds,
@@ -93,8 +91,6 @@ __all__ = [
     "UNLIKE",
     "Accepted",
     "Artifact",
-    "BaselineResult",
-    "BaselineStatus",
     "BlamedCall",
     "Block",
     "CaseFindings",

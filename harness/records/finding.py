@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from bitproof.harness.records.divergence import BlamedCall
 from bitproof.harness.validate import GROWING
 
 
@@ -62,6 +63,7 @@ class Finding:
     - `unjudged`: the reason why the check could not judge (exit status 3); "" if it could.
     - `headline`: a sentence so important that every report prints it first, as for a proved case that differs.
     - `blocks`: the check's part of each report, in order.
+    - `calls`: the operator calls to blame for an objection.
     - `data`: JSON values for programs, at `cases[i].checks.NAME.data` in report.json.
     """
 
@@ -72,4 +74,5 @@ class Finding:
     unjudged: str = ""
     headline: str = ""
     blocks: tuple[Block, ...] = ()
+    calls: tuple[BlamedCall, ...] = ()
     data: dict[str, Any] = field(default_factory=dict)

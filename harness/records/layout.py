@@ -18,6 +18,8 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 Run = tuple[int, int]
 """A half-open range of indices."""
@@ -30,6 +32,39 @@ _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
 DIGEST_DIGITS = 32
 MAX_TEXT = 1000
 """The most characters of a box's text. A box with a longer text is not recorded."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regroup:
+    """Settings of a run with regrouped sums. From `first_step` on, each sum is taken in `parts` parts, in an order
+    drawn from `seed`."""
+
+    seed: int
+    parts: int
+    first_step: int = 0
+
+
+class Recorded(NamedTuple):
+    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read numbers of a narrower
+    dtype that may be rounded; None if none did."""
+
+    folder: Path
+    narrow: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
+
+    A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
+    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` the run takes sums in
+    other orders, and with `in_float64` it computes everything in float64.
+    """
+
+    cuts: dict[str, Cuts]
+    keeps_values: bool = False
+    regroup: Regroup | None = None
+    in_float64: bool = False
 
 
 @dataclass(frozen=True)

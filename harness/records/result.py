@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from bitproof.harness.case import KINDS, USUAL_KINDS, Case, Kind
 from bitproof.harness.records.artifact import Artifact
-from bitproof.harness.records.divergence import BlamedCall, Divergence
+from bitproof.harness.records.divergence import Divergence
 from bitproof.harness.records.finding import Finding
 from bitproof.harness.records.layout_bounds import LayoutBounds
 from bitproof.harness.records.partition import Partition
@@ -39,22 +39,6 @@ class Verdict(enum.StrEnum):
     NONDETERMINISTIC = "NONDETERMINISTIC"
     UNVERIFIED = "UNVERIFIED"
     ERROR = "ERROR"
-
-
-class BaselineStatus(enum.StrEnum):
-    """A system's recording compared with its baseline, an earlier recording of the same system on the same case.
-
-    EQUAL and DRIFTED need a baseline from the same environment, which is everything that can change a bit, except the
-    code. With a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and
-    NO BASELINE if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
-    """
-
-    EQUAL = "EQUAL"
-    DRIFTED = "DRIFTED"
-    NOT_COMPARABLE = "NOT COMPARABLE"
-    NO_BASELINE = "NO BASELINE"
-    MISSING = "MISSING"
-    UNVERIFIED = "UNVERIFIED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,32 +191,6 @@ class Drift:
     histogram: Histogram
 
 
-@dataclass(frozen=True, kw_only=True)
-class BaselineResult:
-    """A system's recording compared with its baselines.
-
-    - `path`: the folder of the baseline, or None if there is no baseline.
-    - `reasons`: the reasons why the status is not EQUAL.
-    - `compared`, `mismatched`: numbers of records.
-    - `tensors_drifted`: the number of tensors that differ. `drift` has entries for the first few of them.
-    - `call`: the first operator call whose output differs from the baseline's, if known.
-    """
-
-    __pydantic_config__ = GROWING
-
-    status: BaselineStatus
-    path: str | None = None
-    reasons: list[str] = field(default_factory=list)
-    compared: Count = 0
-    mismatched: Count = 0
-    tensors_drifted: Count = 0
-    drift: list[Drift] = field(default_factory=list)
-    call: BlamedCall | None = None
-
-
-_OBJECTIONS = (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED)
-
-
 @dataclass(kw_only=True)
 class CaseFindings:
     """The fields that a case's result shares with its entry in report.json.
@@ -241,7 +199,6 @@ class CaseFindings:
     - `memory`: by role, the peak of allocated device memory during the steps, in MiB; None on a CPU.
     - `differing`: the first MAX_DIFFERING keys that differ, in the order of computation.
     - `differing_left_out`: the number of further keys.
-    - `baseline`: by role, the comparison of a system with its baseline.
     - `kept_graph`: whether the graph is from an earlier run; None if there was no graph.
     - `partition`: the sizes of a partitioned graph. `artifact`: the precompiled step. `placed`: the solved placements.
     - `throughput`: by role, the speed of a system in its first run.
@@ -256,7 +213,6 @@ class CaseFindings:
     memory: dict[str, float | None] = field(default_factory=dict)
     differing: Differing = field(default_factory=dict)
     differing_left_out: Count = 0
-    baseline: dict[Role, BaselineResult] = field(default_factory=dict)
     kept_graph: bool | None = None
     partition: Partition | None = None
     artifact: Artifact | None = None
@@ -312,17 +268,16 @@ class CaseResult(CaseFindings):
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences, no baseline drifted and no check objects.
+        """Whether the case got its expected verdict and differences, and no check objects.
 
         Exactly the kinds that the case lists must differ, and by no more than its bound. A case that expects CLOSE
         lists no kinds, and EQUAL satisfies it, as it is within any bound.
         """
-        has_objection = any(map(self.sides_with, _OBJECTIONS)) or any(self.objections())
-        return self.agrees_as_expected and not has_objection
+        return self.agrees_as_expected and not any(self.objections())
 
     @property
     def agrees_as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences. Ignores baselines and checks."""
+        """Whether the case got its expected verdict and differences. Ignores checks."""
         if self.case.expected == "CLOSE":
             return self.verdict in (Verdict.CLOSE, Verdict.EQUAL)
         # A larger difference than expected may be another defect.
@@ -347,10 +302,6 @@ class CaseResult(CaseFindings):
         for name, found in self.checks.items():
             if reason := found.objection or found.unjudged:
                 yield name, reason
-
-    def sides_with(self, status: BaselineStatus) -> list[Role]:
-        """The roles of the systems whose baseline status is `status`."""
-        return [side for side, found in self.baseline.items() if found.status == status]
 
 
 @dataclass(frozen=True, kw_only=True)

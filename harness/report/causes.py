@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bitproof.harness.records import BaselineStatus, CaseResult, Report
+from bitproof.harness.records import CaseResult, Report
 from bitproof.harness.report import text
 
 MAX_CASES = 20
@@ -43,9 +43,5 @@ def _lines(result: CaseResult) -> Iterator[tuple[str, str]]:
         yield from text.evidence(divergence.call)
         if divergence.pass_:
             yield "pass", divergence.pass_
-    for role, _, about in text.baseline_sides(result):
-        if about.status in (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED):
-            call = text.blame_of(about.call)
-            yield f"baseline of {role}", f"{about.status}, moved first: {call}" if call else about.status.value
     for name, reason in result.objections():
         yield f"check {name}", reason

@@ -97,7 +97,7 @@ def upgraded(values: Any) -> Any:
     for case in values["cases"] if isinstance(values.get("cases"), list) else ():
         # The values are not checked yet, so any of them may have another type.
         for name in SHIPPED if isinstance(case, dict) else ():
-            if (data := case.pop(name, None)) is not None:
+            if data := case.pop(name, None):
                 case.setdefault("checks", {})[name] = asdict(shipped(name).finding(data))
     return values
 

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from bitproof.harness.records import BUCKETS, Block, CaseResult, Code, Role, Sentence, Table, throughput_rows
+from bitproof.harness.records import BUCKETS, Block, CaseResult, Role, Sentence, Table, throughput_rows
 from bitproof.harness.report import text
-
-MAX_TENSORS = 100
-"""The most drifted tensors in a section."""
 
 VALUES = ("what", "value")
 
@@ -31,8 +28,6 @@ def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
         rows = tuple(result.layouts.table())
         header = ("step", "kind", "tensor", "relative error", "bound", "used")
         yield "LayoutBounds", (_sentence(result.layouts.tell()), *([Table("", header, rows)] if rows else []))
-    if result.baseline:
-        yield "Baselines", (Code("", "\n".join(text.baselines(result, MAX_TENSORS))),)
     yield "Control", (Table("", ("side", "same system twice"), _verdicts(result.control)),)
     if result.stress:
         yield "Stress", (Table("", ("side", "same system under stress"), _verdicts(result.stress)),)

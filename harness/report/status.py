@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.records import BaselineStatus, CaseResult, Score, Verdict
+from bitproof.harness.records import CaseResult, Score, Verdict
 
 SUCCESS = 0
 UNEXPECTED = 1
@@ -16,11 +16,10 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """A case's exit status: 0 if as expected, 3 if the case, a baseline or a check could not be judged, otherwise 1."""
+    """A case's exit status: 0 if as expected, 3 if the case or a check could not be judged, otherwise 1."""
     # Before the expectation, which says nothing about a case that could not be judged.
-    if result.verdict in (Verdict.UNVERIFIED, Verdict.ERROR) or result.sides_with(BaselineStatus.UNVERIFIED):
-        return UNJUDGED
-    if any(found.unjudged for found in result.checks.values()):
+    is_judged = result.verdict not in (Verdict.UNVERIFIED, Verdict.ERROR)
+    if not is_judged or any(found.unjudged for found in result.checks.values()):
         return UNJUDGED
     return SUCCESS if result.as_expected else UNEXPECTED
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TextIO
 
-from bitproof.harness.records import BaselineStatus, CaseResult, Report, Verdict
+from bitproof.harness.records import CaseResult, Report, Verdict
 from bitproof.harness.report import blocks, text
 from bitproof.harness.report.case_row import row_of
 
@@ -40,9 +40,6 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
         for name, found in result.checks.items():
             if shown := "\n".join(blocks.brief_lines(found)):
                 console.print(f"{result.case.name}: {name}: {shown}")
-        if result.baseline:
-            lines = "\n".join(text.baselines(result))
-            console.print(f"{result.case.name}: {lines}")
     for remark in text.remarks(report):
         console.print(remark)
     for name, reason in report.not_run.items():
@@ -77,8 +74,7 @@ def _table(report: Report, is_narrow: bool) -> object:
     for result, row in zip(report.cases, map(row_of, report.cases), strict=True):
         # Green means that no bit differs from the expectation. In a CLOSE case bits differ, though as expected.
         is_plain = result.as_expected and result.verdict != Verdict.CLOSE
-        has_drifted = bool(result.sides_with(BaselineStatus.DRIFTED))
-        color = "green" if is_plain else COLORS[Verdict.DIFFERENT if has_drifted else result.verdict]
+        color = "green" if is_plain else COLORS[Verdict.DIFFERENT if any(result.objections()) else result.verdict]
         cells: tuple[str | Text, ...] = (
             Text(row.name),
             Text(row.outcome, style=color),

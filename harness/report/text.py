@@ -12,8 +12,6 @@ from bitproof.harness.case.case import script_of
 from bitproof.harness.errors import bounded
 from bitproof.harness.records import (
     ROLES,
-    BaselineResult,
-    BaselineStatus,
     BlamedCall,
     CaseResult,
     ChainLink,
@@ -69,20 +67,17 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
-    Example: `DIFFERENT (grad), candidate DRIFTED`. Objections are: a difference beyond the bound, a system that drifted
-    from its baseline or has none, an unverified baseline, and a check that objects or could not judge.
+    Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. Objections are a difference beyond the bound, and
+    a check that objects or could not judge.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
-    drifted = [f", {side} DRIFTED" for side in result.sides_with(BaselineStatus.DRIFTED)]
-    missing = [f", no baseline of {side}" for side in result.sides_with(BaselineStatus.MISSING)]
-    unverified = [f", baseline of {side} UNVERIFIED" for side in result.sides_with(BaselineStatus.UNVERIFIED)]
     objecting = [
         f", {name} objects" if found.objection else f", {name} could not judge" if found.unjudged else ""
         for name, found in result.checks.items()
     ]
     brief = [f", {found.brief}" for found in result.checks.values() if found.brief]
-    return "".join([result.verdict.value, differs, beyond, *drifted, *missing, *unverified, *objecting, *brief])
+    return "".join([result.verdict.value, differs, beyond, *objecting, *brief])
 
 
 def tally(report: Report) -> str:
@@ -102,47 +97,6 @@ def closeness(result: CaseResult) -> str:
     return f"largest relative error {size} (bound {found.bound:g}) at {place}"
 
 
-_DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` stores what is missing"
-
-
-def baselines(result: CaseResult, max_tensors: int = 10) -> Iterator[str]:
-    """Yield a line with the status of both systems' baselines, and details of each system that is not EQUAL."""
-    if not result.baseline:
-        return
-    sides = baseline_sides(result)
-    # A line for all sides first: on a terminal, most runs show nothing more.
-    yield "baselines: " + ", ".join(f"{side} {found.status}" for side, _, found in sides)
-    for side, system, found in sides:
-        if found.status == BaselineStatus.EQUAL:
-            continue
-        if found.status == BaselineStatus.NO_BASELINE:
-            yield f"  {side} {system}: compared with no baseline, as there is none; {_DEMAND}"
-            continue
-        against = f" against {found.path}" if found.path else ""
-        yield f"  {side} {system}{against}: {found.status}"
-        for reason in found.reasons:
-            yield from (f"    {line}" for line in reason.splitlines())
-        if found.compared:
-            tensors = f", of {_count(found.tensors_drifted, 'tensor')}" if found.drift else ""
-            yield f"    {found.mismatched} of {found.compared} records drifted{tensors}"
-        if found.call:
-            yield f"    moved first: {blame_of(found.call)}"
-        for line in drift(found.drift, ("in the baseline", "here"), found.tensors_drifted, max_tensors):
-            yield f"    {line}"
-
-
-def baseline_sides(result: CaseResult) -> list[tuple[str, str, BaselineResult]]:
-    """The role, the system and the result of each comparison with a baseline.
-
-    If both roles have the same system and the same result, they share an entry, whose role is "both sides".
-    """
-    # A system against itself has one recording per role, and both are compared with the same baseline.
-    case, found = result.case, list(result.baseline.items())
-    if case.reference == case.candidate and len(found) == len(ROLES) and found[0][1] == found[1][1]:
-        return [("both sides", case.reference, found[0][1])]
-    return [(role, getattr(case, role), about) for role, about in found]
-
-
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
     """Yield a line for each of the first `max_tensors` tensors that differ between two recordings.
 
@@ -152,24 +106,25 @@ def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_te
     for entry in entries[:max_tensors]:
         yield f"{entry.kind} {entry.name}: {_drift_of(entry, sides)}"
     if num_tensors > max_tensors:
-        yield f"and {_count(num_tensors - max_tensors, 'more tensor')}"
+        yield f"and {count(num_tensors - max_tensors, 'more tensor')}"
 
 
 def _drift_of(entry: Drift, sides: tuple[str, str]) -> str:
     # From the coarsest difference to the finest: other types have no elements to compare, and values may not be stored.
-    place = f"{_count(entry.records, 'record')}, first at step {entry.step}, rank {entry.rank}"
+    place = f"{count(entry.records, 'record')}, first at step {entry.step}, rank {entry.rank}"
     if entry.reference_type != entry.candidate_type:
         return f"{place}; {entry.reference_type} {sides[0]}, {entry.candidate_type} {sides[1]}"
     if not entry.measured:
         return f"{place}; no values kept"
     kept = "" if entry.measured == entry.records else f"in the {entry.measured} whose values are kept, "
-    elements = f"{kept}{entry.elements_differing} of {_count(entry.elements or 0, 'element')}"
+    elements = f"{kept}{entry.elements_differing} of {count(entry.elements or 0, 'element')}"
     histogram = ", ".join(f"{bucket}: {count}" for bucket, count in entry.histogram.items())
     ulps = "" if entry.max_ulp is None else f", by at most {entry.max_ulp} ULP (elements by ULPs: {histogram})"
     return f"{place}; {elements}{ulps}; {entry.reference_bits} {sides[0]}, {entry.candidate_bits} {sides[1]}"
 
 
-def _count(number: int, noun: str) -> str:
+def count(number: int, noun: str) -> str:
+    """A number with its noun: `1 tensor`, `2 tensors`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
@@ -260,11 +215,9 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
     num_alike, several = len(found.calls) + found.calls_left_out, bool(found.causes)
     # "here" is the blamed call; further calls with its defect, and further causes, are counted.
     here = "the reference's value here" if not num_alike else "the reference's values here"
-    also = f" and at {_count(num_alike, 'more call')} with the same defect" if num_alike else ""
-    others = f" and at {_count(len(found.causes), 'more cause')}" if several else ""
-    became = (
-        f"{found.differing - found.remaining:,} of the {_count(found.differing, 'tensor')} that differ become equal"
-    )
+    also = f" and at {count(num_alike, 'more call')} with the same defect" if num_alike else ""
+    others = f" and at {count(len(found.causes), 'more cause')}" if several else ""
+    became = f"{found.differing - found.remaining:,} of the {count(found.differing, 'tensor')} that differ become equal"
     if found.status == "verified":
         line = f"with {here}{also}{others}, all {found.tensors:,} tensors of the step are equal, and the reference "
         line += f"with the candidate's {'value' if here.endswith('value here') and not several else 'values'} there "
@@ -272,9 +225,9 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
     else:
         lines = [("verified in part", f"with {here}{also}{others}, {became}; {found.reason}")]
     lines += [("the same defect", text) for text in found.calls]
-    lines += [("the same defect", f"and {_count(found.calls_left_out, 'more call')}")] if found.calls_left_out else []
+    lines += [("the same defect", f"and {count(found.calls_left_out, 'more call')}")] if found.calls_left_out else []
     return lines + [
-        ("another cause", f"{other.call}: {_count(other.accounts, 'tensor')} became equal with it")
+        ("another cause", f"{other.call}: {count(other.accounts, 'tensor')} became equal with it")
         for other in found.causes
     ]
 

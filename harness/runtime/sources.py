@@ -21,7 +21,6 @@ from types import ModuleType
 from typing import Any, cast
 
 from bitproof.harness.runtime import text_loader
-from bitproof.harness.runtime.text_loader import TextLoader
 
 ROOT = Path(__file__).parents[2]
 """The package bitproof."""
@@ -67,35 +66,31 @@ Absent = tuple[str]
 class Later:
     """The modules that a process loaded after it had made its key for a cache.
 
-    `files` has the path, size and times of each loaded file, or only the path if the file did not exist. `code` has the
-    sha256 of the code of each module that was compiled from its text, by the module's file. `found` maps packages that
-    were searched for to their path; None if a package was missing.
+    `files` has the path, size and times of each loaded file, or only the path if the file did not exist. `found` maps
+    packages that were searched for to their path; None if a package was missing.
     """
 
     files: tuple[Stat | Absent, ...] = ()
-    code: Mapping[str, str] = field(default_factory=dict)
     found: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Later:
         """Make this object from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
-        return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["code"]), dict(told["found"]))
+        return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["found"]))
 
     def would_load_again(self) -> bool:
         """Whether this process would load exactly the same code for these modules."""
-        return (
-            all(_stat(told[0]) == told for told in self.files)
-            and all(os.path.isfile(file) and TextLoader("", file).digest() == told for file, told in self.code.items())
-            and all(place_of(name) == place for name, place in self.found.items())
+        return all(_stat(told[0]) == told for told in self.files) and all(
+            place_of(name) == place for name, place in self.found.items()
         )
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The code of this process. `others` is a hash of bitproof's code that ran, and of all other loaded files.
+    """The code of this process. `others` is a hash of all loaded files outside `sources`.
 
-    If this process did not compile a module from its text, `others` covers the source file and the compiled file: the
-    import used one of them.
+    If Python loaded a module as usual, `others` covers the source file and the bytecode file: the import used one of
+    them.
     """
 
     sources: Sources
@@ -110,11 +105,10 @@ class Installation:
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
         stats = _stats_since(files, at_start[0])
-        code = {file: told for file, told in text_loader.code_digests.items() if file not in self.loaded}
         # Only top-level packages are searched on the path; their modules are found within them.
         names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
         found = {name: place_of(name) for name in sorted(names | text_loader.not_found)}
-        return None if stats is None else Later(stats, code, found)
+        return None if stats is None else Later(stats, found)
 
 
 at_start: tuple[float, Sources] | None = None
@@ -151,9 +145,7 @@ def installation() -> Installation | None:
     stats = _stats_since(files, began)
     if stats is None:
         return None
-    code = sorted(text_loader.code_digests.items())
-    told = hashlib.sha256(repr((stats, code)).encode()).hexdigest()
-    return Installation(sources, told, frozenset(files | dict(code).keys()))
+    return Installation(sources, hashlib.sha256(repr(stats).encode()).hexdigest(), frozenset(files))
 
 
 def read_sources() -> Sources:
@@ -244,9 +236,9 @@ def stat_of(file: str) -> Stat:
 
 
 def runs_its_text() -> bool:
-    """Whether the code of bitproof that this process ran equals the code that its files compile to. Takes 1 s."""
+    """Whether bitproof's modules that this process ran have the text that their files have now."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
-    return all(TextLoader("", file).ran_text() for file in text_loader.code_digests if file.startswith(own))
+    return all(digest_of_file(file) == ran for file, ran in text_loader.text_digests.items() if file.startswith(own))
 
 
 def _loaded_files() -> set[str]:
@@ -254,7 +246,7 @@ def _loaded_files() -> set[str]:
     for module in list(sys.modules.values()):
         if (origin := _origin(module)) is not None:
             files.add(origin)
-            if module.__spec__ and module.__spec__.cached and origin not in text_loader.code_digests:
+            if module.__spec__ and module.__spec__.cached and origin not in text_loader.text_digests:
                 files.add(module.__spec__.cached)
     for folder in filter(os.path.isdir, sys.path):
         files |= {entry.path for entry in os.scandir(folder) if entry.name.endswith(".pth")}

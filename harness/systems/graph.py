@@ -132,20 +132,13 @@ class TracedStep:
     layout: tuple[Layout, ...] = ()
 
 
-def prepare(
-    case: Case,
-    device: torch.device,
-    options: GraphOptions | None = None,
-    enter: Callable[[str], None] = lambda place: None,
-    system: str = GRAPH,
-) -> GraphProgram:
+def prepare(case: Case, device: torch.device, options: GraphOptions | None = None, system: str = GRAPH) -> GraphProgram:
     """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
 
-    `enter` is called with the name of each phase when it begins, such as "in pass chunk": an error about a hang names
-    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that must run before or
-    after an unknown pass.
+    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that must run before or after an
+    unknown pass.
     """
-    return finish(trace(case, device, enter, system), case, device, options, enter)
+    return finish(trace(case, device, system=system), case, device, options)
 
 
 @collector_paused()

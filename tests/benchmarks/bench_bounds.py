@@ -29,11 +29,12 @@ from bitproof.harness.capture.recording_files import join_parts, write_part
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.disturb.regroup import Regroup, regrouped
-from bitproof.harness.disturb.widen import Widened, computed_in_float64
 from bitproof.harness.powers.two_layouts.layout_verdict import decide_by_layout, remarks_on
 from bitproof.harness.powers.two_layouts.regrouping import measure_in_float64, measure_layouts
+from bitproof.harness.powers.two_layouts.reordered_sums import regrouped
+from bitproof.harness.powers.two_layouts.widen import Widened, computed_in_float64
 from bitproof.harness.records import Manifest, Verdict
+from bitproof.harness.records.layout import Regroup
 from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES
 from tests.benchmarks.small_defects import APPLY, DEFECTS, FRESH, HELD_OUT
 

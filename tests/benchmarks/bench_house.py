@@ -40,6 +40,7 @@ POWERS = {
     "precompile": ("harness/precompile/",),
     "two layouts": ("harness/powers/two_layouts/",),
     "merge": ("harness/powers/merge/",),
+    "side by side": ("harness/powers/side_by_side/",),
     "torchrun": ("harness/powers/torchrun/",),
     "baselines": ("harness/powers/baselines/",),
     "moved": ("harness/powers/moved/",),

@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
-from bitproof.harness.compare.relaid import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
 from bitproof.harness.compare.verdict import compare, demand_substance, judgement_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.search import held_as

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.relaid import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
 from bitproof.harness.powers.two_layouts.across import compare_layouts
 from bitproof.harness.records import Key, Manifest, Record
 from bitproof.harness.records.layout import Box

@@ -129,9 +129,6 @@ UNTOLD = {
     "stress": None,
     "names": {},
     "values": (),
-    "baseline_dir": None,
-    "require_baseline": False,
-    "files_baselines": False,
     "profile": False,
     "every_call": False,
     "checks": (),
@@ -188,7 +185,8 @@ def test_a_run_against_baselines_is_replayed_against_them(called, tmp_path):
     for arguments, folder in (([], "baselines"), (["--baseline-dir", "b"], "b")):
         assert main(["run", "-k", "moe_seq", "--baseline", *arguments]) == 1
         [(_, options, _, replay, _)] = called
-        assert options.baseline_dir == Path(folder)
+        [check] = options.active
+        assert check.options.baseline_dir == Path(folder)
         assert replay == ["--baseline", "--baseline-dir", str(Path(folder).absolute())]
         called.clear()
 

@@ -8,6 +8,7 @@ import pytest
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.options import RunOptions, Stress
+from bitproof.harness.powers.baselines.check import BaselineOptions
 from bitproof.harness.runtime.disk_cache import default_folder
 from bitproof.harness.settings import made, told, words
 
@@ -47,11 +48,10 @@ def test_files_are_named_so_that_any_folder_finds_them(tmp_path: Path, monkeypat
         {
             "extra_passes": ("p.py:f@after=chunk",),
             "precompiled": "step",
-            "baseline": True,
             "names": Path("names.json"),
         },
     )
-    assert words(changes, options) == [
+    assert words(changes, options, made(BaselineOptions, {"baseline": True})) == [
         *("--candidate", f"{tmp_path}/mine.py:make", "--reference", "package.mine:make", "--data", f"{tmp_path}/text"),
         *("--extra-pass", f"{tmp_path}/p.py:f@after=chunk", "--precompiled", f"{tmp_path}/step"),
         *("--names", f"{tmp_path}/names.json", "--baseline", "--baseline-dir", f"{tmp_path}/baselines"),

@@ -2,7 +2,7 @@
 
 After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example,
 `control` runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one of them differs from itself. The
-checks of REPORTING get the final verdict. For example, `baselines` compares the case with its baselines.
+checks of REPORTING get the final verdict.
 
 A check is a function `(known, run)` and a condition. The function's module is imported only if the condition holds.
 """
@@ -80,9 +80,6 @@ EQUAL.
 """
 
 REPORTING = {
-    "baselines": CaseCheck(
-        "bitproof.harness.powers.baselines.drifted:baselines", lambda _, run: run.options.baseline_dir is not None
-    ),
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
 }
 """The checks of a case whose verdict is final. `findings` runs those with command-line options and those of users."""

@@ -17,11 +17,14 @@ from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.case import Case
 from bitproof.harness.checks.check import Check, Evidence
 from bitproof.harness.errors import BitproofError, UsageError
+from bitproof.harness.execute.requests import CallRequest
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import CaseResult, Code, Finding
 
 if TYPE_CHECKING:
     from bitproof.harness.execute.case_run import CaseRun
+
+_CALL_TIMEOUT = 300.0  # seconds
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
@@ -64,6 +67,10 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
         path=lambda role: run.recordings()[role].resolve(),
         recording=run.recording,
         run=lambda role: read_recording(run.run_again(role, f"check-{name}")),
+        log_calls=run.log_calls,
+        call=lambda function, **values: (
+            run.client.ask(CallRequest(case=run.case, function=function, values=values), _CALL_TIMEOUT).values
+        ),
         packing=None if run.every_call is None else tuple(sorted(run.every_call.found.packing)),
     )
 

@@ -16,7 +16,6 @@ from typing import TypeVar, assert_never, cast
 from bitproof.harness.capture.made_of import facts_of_process
 from bitproof.harness.capture.manifest import build_manifest
 from bitproof.harness.capture.recording_files import join_parts
-from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.chunked import agreed_by_ranks
 from bitproof.harness.errors import RankError, RecordingError
@@ -29,11 +28,9 @@ from bitproof.harness.execute.requests import (
     VALUES,
     AnyRequest,
     BitsRequest,
-    BoundsRequest,
     CallAnswer,
     CallRequest,
     ClosenessRequest,
-    Float64Request,
     LocalRunRequest,
     Machine,
     MachineRequest,
@@ -56,7 +53,7 @@ from bitproof.harness.machine.determinism import first_changed, set_determinism,
 from bitproof.harness.machine.gpus import num_gpus, visible_gpus
 from bitproof.harness.operators.crossings import crossed
 from bitproof.harness.options import OnEvent
-from bitproof.harness.records import Closeness, GraphIdentity, InFloat64, LayoutBounds, Meeting, PassSettings
+from bitproof.harness.records import Closeness, GraphIdentity, Meeting, PassSettings
 from bitproof.harness.runtime.sources import Installation
 
 A = TypeVar("A")
@@ -100,10 +97,6 @@ class Answerer:
                 return compare_bits(request)
             case ClosenessRequest():
                 return measure_closeness(request)
-            case Float64Request():
-                return compare_in_float64(request)
-            case BoundsRequest():
-                return find_layouts(request)
             # The remaining requests trace, or may run a user's or compiled code, so each gets a process of its own.
             case CallRequest():
                 return self._in_stage(request, "the answer", lambda send: _call(request))
@@ -327,30 +320,6 @@ def measure_closeness(request: ClosenessRequest) -> Closeness:
     from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)
-
-
-def find_layouts(request: BoundsRequest) -> LayoutBounds:
-    """Compare two recordings with different layouts: measure each tensor's difference, and find its bound.
-
-    The bound follows from recordings of further runs of the reference, with sums in other orders.
-    """
-    from bitproof.harness.compare.relaid import LogicalTensor
-
-    apart = [LogicalTensor(*tensor) for tensor in request.apart]
-    found: LayoutBounds = power_module("two_layouts.regrouping").measure_layouts(
-        request.reference, request.candidate, request.samples, apart
-    )
-    return found
-
-
-def compare_in_float64(request: Float64Request) -> InFloat64:
-    """Compare, in float64, two layouts whose differences are within their bounds in the case's own precision."""
-    from bitproof.harness.compare.relaid import LogicalTensor
-
-    wide, plain = ((each.reference, each.candidate, each.samples) for each in (request, request.plain))
-    apart = [LogicalTensor(*tensor) for tensor in request.plain.apart]
-    found: InFloat64 = power_module("two_layouts.regrouping").measure_in_float64(wide, plain, apart)
-    return found
 
 
 def compare_bits(request: BitsRequest) -> ComparedBits:

@@ -25,18 +25,10 @@ def needs_program(system: str) -> bool:
     return system in PREPARED
 
 
-def prepare_program(
-    case: Case,
-    device: torch.device,
-    options: GraphOptions,
-    enter: Callable[[str], None] = lambda place: None,
-    *,
-    system: str = GRAPH,
-) -> Any:
+def prepare_program(case: Case, device: torch.device, options: GraphOptions, *, system: str = GRAPH) -> Any:
     """Trace the case's training step and run the graph passes over it.
 
-    `enter` is called at the start of each phase with the phase's name, such as "in pass chunk". Determinism switches
-    must be set before this call.
+    Determinism switches must be set before this call.
     """
     import torch
 
@@ -45,8 +37,7 @@ def prepare_program(
     # torch chooses operators by these switches, for example for attention, and the trace contains these operators.
     assert torch.are_deterministic_algorithms_enabled(), "a program is traced under determinism switches"
     assert device.type == "cpu" or device.index in (None, torch.cuda.current_device()), "and on the current device"
-
-    return prepare(case, device, options, enter, system)
+    return prepare(case, device, options, system)
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:

@@ -5,17 +5,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.capture.generators import Generators
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.capture.recording_files import write_part
 from bitproof.harness.capture.values import write_values
 from bitproof.harness.case import Kind
+from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.disturb.injection import Injection
 from bitproof.harness.disturb.stress import stressed
-from bitproof.harness.disturb.widen import Widened
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.instruments.profile import phase, showing_digests
 from bitproof.harness.execute.instruments.stopwatch import Stopwatch, counts_flops
@@ -38,7 +38,6 @@ class RankSteps:
 
     def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, tell: Tell) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
-        from bitproof.harness.execute.instruments.meetings import Sums
         from bitproof.reference.parallel.mesh import collectives_in_memory
 
         run = job.run
@@ -47,9 +46,6 @@ class RankSteps:
         self.device = device
         self.recorder = Recorder(rank, record, run.values_to_keep, cuts=cuts)
         self.monitor = ActivityMonitor(collectives_in_memory)
-        # Only runs that record cells need the sums over ranks.
-        self.sums = Sums(is_asked=run.across is not None)
-        self.widened = Widened() if run.across and run.across.in_float64 else None
         is_counted = counts_flops(run.system, rank)
         self.stopwatch = Stopwatch(self.recorder, device, is_on=job.is_timed, counts=is_counted)
         self.seconds = 0.0
@@ -59,8 +55,13 @@ class RankSteps:
         self._trace = StepTrace()
         observe = self.recorder.observe
         observe = injector.unseen(showing_digests(observe) if run.profile else observe)
+        self.across: Any = None
+        if run.across is not None:
+            in_rank = power_module("two_layouts.in_rank")
+            self.across = in_rank.InRank(run.across, rank, lambda: self.recorder.step)
+            observe = self.across.sums.noticing(observe)
         # A flipped bit must reach everything that observes the tensor, so flipping is outermost.
-        self._observe = injector.flipping(self.sums.noticing(observe))
+        self._observe = injector.flipping(observe)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
@@ -68,21 +69,15 @@ class RankSteps:
 
         Enter it before the system is made, and leave it after the last step.
         """
-        from bitproof.harness.disturb.regroup import regrouped
-        from bitproof.harness.disturb.widen import computed_in_float64
         from bitproof.harness.systems.default_group import lent
 
         run, rank = self._job.run, self.recorder.rank
         disturbed = stressed(run.options.stress, rank, self.device)
-        regroup = regrouped(run.across.regroup if run.across else None, rank, lambda: self.recorder.step)
         with (
             refusals_raised(),
             lent(self.device),
             disturbed,
-            # Of these dispatch modes the last one sees a call first, so `sums` sees calls as the system made them.
-            computed_in_float64(self.widened),
-            regroup,
-            self.sums.at_work(),
+            nullcontext() if self.across is None else self.across.at_work(),
             self._injector.at_work(),
             self.monitor.at_work(),
         ):
@@ -136,7 +131,8 @@ class RankSteps:
         self._tell(StepBegan(step=step))
         recorder.step = step
         self._injector.begin_step(step)
-        self.sums.begin_step()
+        if self.across is not None:
+            self.across.sums.begin_step()
         log = self._job.watched
         with self._logging(log, step, system) if log and log.watches(step) else self._timing(step) as shown:
             yield shown

@@ -167,8 +167,8 @@ def _done_message(
         kept=digest(recorder.kept) if recorder.kept is not None else None,
         is_alone=_is_alone(job, system, steps.monitor.collectives),
         compiled=steps.monitor.compiled,
-        meetings=steps.sums.meetings,
-        narrow=steps.widened.narrow if steps.widened else None,
+        meetings=steps.across.sums.meetings if steps.across else None,
+        narrow=steps.across.widened.narrow if steps.across and steps.across.widened else None,
         races=tuple(users.races()) if users else (),
         unshown=tuple(users.unshown(recorder.rows)) if users else (),
         shows_every_buffer=users is not None and users.shows_every_buffer,
@@ -221,7 +221,6 @@ def preload() -> None:
     import pydoc_data.topics  # noqa: F401
 
     import bitproof.harness.execute.host.activity_monitor
-    import bitproof.harness.execute.instruments.meetings
     import bitproof.harness.graph.analysis.mixing
     import bitproof.harness.systems.user_system
     import bitproof.reference.step  # noqa: F401

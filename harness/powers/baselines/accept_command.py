@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -28,7 +28,10 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.baselines.baseline_folders import file_baseline, tell_sides
-from bitproof.harness.records import Accepted, BaselineStatus, CaseResult, Report, Role, Verdict
+from bitproof.harness.powers.baselines.check import BaselineCheck, BaselineOptions
+from bitproof.harness.powers.baselines.records import BaselineResult, BaselineStatus
+from bitproof.harness.powers.baselines.report import baselines_of
+from bitproof.harness.records import Accepted, CaseResult, Report, Role, Verdict
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED, worst
 from bitproof.harness.runtime import interrupts, launched
 
@@ -39,6 +42,7 @@ def accept(
     cases: Sequence[Case],
     options: RunOptions,
     report_dir: Path,
+    baseline_dir: Path,
     why: str,
     *,
     new: bool = False,
@@ -64,12 +68,11 @@ def accept(
             expected="--why TEXT, which its manifest keeps, or --certificate FILE",
             found="none",
         )
-    baseline_dir = options.baseline_dir
-    assert baseline_dir is not None, "what is accepted is compared with baselines"
     # A recording that may become the first baseline of its environment keeps the values of its first and last step, as
     # with `record --baseline`: a later drift can then be measured in ULPs.
     values = dict.fromkeys(pattern for case in cases for pattern in first_and_last_step(case.steps))
-    options = replace(options, files_baselines=True, values=tuple(values) if new or explainers else ())
+    check = BaselineCheck(BaselineOptions(baseline_dir), logs_new=True)
+    options = replace(options, values=tuple(values) if new or explainers else (), active=(check,))
     reports: list[Report] = []
 
     def keep(report: Report) -> dict[str, str]:
@@ -102,9 +105,10 @@ def _accept(
     new: bool,
     explainers: Sequence[Explainer],
 ) -> int:
-    sides = list(_sides(result, new, bool(explainers)))
+    baselines = baselines_of(result)
+    sides = list(_sides(result.case, baselines, new, bool(explainers)))
     folders = CaseFolders(result.case, run_dir, run_dir)
-    if not result.baseline or result.sides_with(BaselineStatus.UNVERIFIED):
+    if not baselines or any(about.status == BaselineStatus.UNVERIFIED for about in baselines.values()):
         print(f"{result.case.name}: not judged, so no baseline is touched")
         return UNJUDGED
     # Both sides must still agree: a baseline is not a way to accept a difference between systems.
@@ -114,7 +118,10 @@ def _accept(
         return UNEXPECTED
     reasons = dict.fromkeys(sides, accepted)
     if explainers:
-        found = {role: _explained(result, role, folders.recording(role, "first"), explainers) for role in sides}
+        found = {
+            role: _explained(result.case, baselines[role].path, folders.recording(role, "first"), explainers)
+            for role in sides
+        }
         for role, explanation in found.items():
             print(f"{result.case.name}: {role} {getattr(result.case, role)}: {explanation.text}")
             if explanation.is_whole:
@@ -140,17 +147,17 @@ def _accept(
     return SUCCESS if result.agrees_as_expected else UNEXPECTED
 
 
-def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """Explain a system's drift from its baseline, by the first certificate that covers the whole drift.
+def _explained(case: Case, path: str | None, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
+    """Explain a system's drift from its baseline in the folder `path`, by the first certificate that covers the whole
+    drift.
 
     If no certificate does, returns the explanation by the last one, which lists the differences that it does not cover.
     Equal bits need no certificate.
     """
-    path = result.baseline[role].path
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")
     baseline, here = read_recording(Path(path)), read_recording(recording)
-    comparison = compare(baseline, here, result.case)
+    comparison = compare(baseline, here, case)
     if comparison.verdict == Verdict.EQUAL:
         return Explanation(True, f"no bit drifted from {path}")
     if comparison.verdict != Verdict.DIFFERENT:
@@ -159,7 +166,7 @@ def _explained(result: CaseResult, role: Role, recording: Path, explainers: Sequ
     return next((each for each in found if each.is_whole), found[-1])
 
 
-def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Role]:
+def _sides(case: Case, baselines: Mapping[Role, BaselineResult], new: bool, has_certificate: bool) -> Iterator[Role]:
     """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines.
 
     These are the recordings that drifted; with `new` also those without a baseline of this environment, and with
@@ -169,8 +176,8 @@ def _sides(result: CaseResult, new: bool, has_certificate: bool) -> Iterator[Rol
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()
     seen = set()
-    for role, about in result.baseline.items():
-        system = getattr(result.case, role)
+    for role, about in baselines.items():
+        system = getattr(case, role)
         if system not in seen and about.status in statuses:
             seen.add(system)
             yield role

@@ -29,10 +29,9 @@ from bitproof.harness.compare.same_case import leaf_differences
 from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RecordingError, UsageError, cut
 from bitproof.harness.files.folder_names import file_name
+from bitproof.harness.powers.baselines.records import BaselineResult, BaselineStatus
 from bitproof.harness.records import (
     Accepted,
-    BaselineResult,
-    BaselineStatus,
     Drift,
     Manifest,
     Recording,
@@ -114,12 +113,12 @@ def file_baseline(
     return folder
 
 
-def values_to_keep(baseline_dir: Path | None, case: Case, system: str) -> tuple[str, ...]:
-    """The name patterns of tensors whose values, not only digests, are in a system's baselines; () without baselines.
+def values_to_keep(baseline_dir: Path, case: Case, system: str) -> tuple[str, ...]:
+    """The name patterns of tensors whose values, not only digests, are in a system's baselines.
 
     A new run must store the values of the same tensors: only then can its drift be measured in ULPs.
     """
-    manifests = _manifests(baseline_dir, case, system).values() if baseline_dir else ()
+    manifests = _manifests(baseline_dir, case, system).values()
     known = [manifest.values for manifest in manifests if not isinstance(manifest, RecordingError)]
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
 

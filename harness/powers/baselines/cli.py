@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -52,10 +51,12 @@ def accept_command(
 ) -> None:
     """Run cases, show how far they drifted from their baselines and which operator moved, and accept the drift."""
     from bitproof.harness.powers.baselines.accept_command import accept
+    from bitproof.harness.powers.baselines.check import BaselineOptions
 
     cases = chosen_cases(expression, case_files, changes)
-    options = replace(options, baseline_dir=baseline_dir)
-    replay = [*words(changes, options), *case_words(case_files)]
+    replay = [*words(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files)]
     raise typer.Exit(
-        accept(cases, options, report_dir, why or "", new=new, replay=replay, certificates=certificate or ())
+        accept(
+            cases, options, report_dir, baseline_dir, why or "", new=new, replay=replay, certificates=certificate or ()
+        )
     )

@@ -8,7 +8,7 @@
 3. If a tensor differs whose sums are added in different orders, the reference runs three more times with its sums in
    other orders. The values of these runs give bounds for the differences, and the candidate is compared with them.
 4. If all tensors are within their bounds, a defect as small as rounding may still be hidden. So both systems, and the
-   reference with sums in another order, run once more in float64 (`disturb.widen`): there rounding is 2^29 times
+   reference with sums in another order, run once more in float64 (`widen`): there rounding is 2^29 times
    smaller than in float32, but a defect is not.
 5. If a system cannot run in float64, and tensors differ by more than rounding usually does, the reference runs with
    other orders up to twelve times: more runs narrow the bounds.
@@ -19,11 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.relaid import (
-    LogicalTensor,
+from bitproof.harness.compare.part_layouts import LogicalTensor
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.execute.requests import CallRequest
+from bitproof.harness.options import ROLES, Role
+from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.powers.two_layouts.relaid import (
     Relaid,
     common_cuts,
     first_few,
@@ -32,19 +37,18 @@ from bitproof.harness.compare.relaid import (
     replicas,
     tensors_of,
 )
-from bitproof.harness.compare.verdict import compare
-from bitproof.harness.disturb.regroup import Across, Recorded, Regroup
-from bitproof.harness.errors import BitproofError
-from bitproof.harness.execute.requests import BoundsRequest, Float64Request
-from bitproof.harness.options import ROLES, Role
-from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
+from bitproof.harness.records.layout import Across, Recorded, Regroup
 from bitproof.harness.records.layout_bounds import FEWEST_SAMPLES, MOST_SAMPLES
+from bitproof.harness.validate import read as read_checked
 
 CELLS = "cells"
 
 FLOAT64 = "float64"
 
+MEASURES = "bitproof.harness.powers.two_layouts.regrouping"
+
+T = TypeVar("T")
 
 Record = Callable[[Role, str, Across], Recorded]
 """A function that runs a role's system once, and returns its recording.
@@ -106,22 +110,29 @@ def compare_layouts(
             across = Across(cuts={}, keeps_values=True, regroup=regroup, in_float64=in_float64)
             return record("reference", f"{FLOAT64 if in_float64 else ''}regrouped{seed}", across)
 
-        # The bounds are computed in the host, which has torch: this process only passes folders.
+        # Values are compared in a process that has torch: this one only passes folders.
+        def measure(function: str, kind: type[T], **values: Any) -> T:
+            request = CallRequest(case=case, function=f"{MEASURES}:{function}", values=values)
+            return read_checked(kind, ask(request).values, function, RankError)
+
         samples = [sample(seed).folder for seed in range(1, FEWEST_SAMPLES + 1)]
-        plain = BoundsRequest(**folders, samples=samples, apart=apart)
-        layouts = ask(plain)
+        plain = {str(role): folder for role, folder in folders.items()} | {"samples": samples, "apart": apart}
+        layouts = measure("layouts_of", LayoutBounds, **plain)
         if layouts.is_within:
-            layouts = replace(layouts, in_float64=_compare_in_float64(plain, record, sample, ask))
-            if layouts.in_float64.failed and layouts.near:
+            in_float64 = _compare_in_float64(plain, record, sample, measure)
+            layouts = replace(layouts, in_float64=in_float64)
+            if in_float64.failed and layouts.near:
                 # Without float64, only narrower bounds can separate rounding from a small defect.
                 more = [sample(seed).folder for seed in range(FEWEST_SAMPLES + 1, MOST_SAMPLES + 1)]
-                narrower = ask(replace(plain, samples=samples + more))
-                layouts = replace(narrower, in_float64=layouts.in_float64)
+                narrower = measure("layouts_of", LayoutBounds, **plain | {"samples": samples + more})
+                layouts = replace(narrower, in_float64=in_float64)
     have_partners = lack_parts_alone(case, firsts["reference"], firsts["candidate"])
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
 
 
-def _compare_in_float64(plain: BoundsRequest, record: Record, sample: Callable[..., Recorded], ask: Any) -> InFloat64:
+def _compare_in_float64(
+    plain: Mapping[str, Any], record: Record, sample: Callable[..., Recorded], measure: Callable[..., Any]
+) -> InFloat64:
     across = Across(cuts={}, keeps_values=True, in_float64=True)
     try:
         sides = {role: record(role, FLOAT64, across) for role in ROLES}
@@ -129,8 +140,8 @@ def _compare_in_float64(plain: BoundsRequest, record: Record, sample: Callable[.
     # A user's kernel may have no float64 version. The bounds in the case's own precision still count then.
     except BitproofError as error:
         return InFloat64(failed="; ".join(filter(None, (error.what, error.found))))
-    folders = {role: side.folder for role, side in sides.items()}
-    found = ask(Float64Request(**folders, samples=[other.folder], plain=plain))
+    wide = {role: side.folder for role, side in sides.items()} | {"samples": [other.folder]}
+    found: InFloat64 = measure("in_float64_of", InFloat64, wide=wide, plain=plain)
     narrow = next((side.narrow for side in (*sides.values(), other) if side.narrow), None)
     return replace(found, narrow=narrow)
 

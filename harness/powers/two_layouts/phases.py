@@ -29,7 +29,8 @@ from typing import get_args
 
 from bitproof.harness.case import boundary_of
 from bitproof.harness.compare.order import BEFORE_FORWARD
-from bitproof.harness.compare.relaid import LogicalTensor, are_staged, gradients_lie_otherwise
+from bitproof.harness.compare.part_layouts import LogicalTensor
+from bitproof.harness.powers.two_layouts.relaid import are_staged, gradients_lie_otherwise
 from bitproof.harness.records import Manifest, Meeting, Recording
 from bitproof.harness.records.layout_bounds import Phase
 

@@ -3,7 +3,7 @@
 1. `phases.py` decides which tensors must agree in every bit.
 2. All others may differ by rounding. How much depends on the number of terms, on dtypes and on how later operations
    amplify errors, so it is measured: the reference runs a few more times with all of its sums in other orders
-   (`harness.disturb.regroup`), in as many parts as the larger system has ranks. These runs are the samples.
+   (`reordered_sums`), in as many parts as the larger system has ranks. These runs are the samples.
 3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread times
    Student's quantile, at such a level that all tensors together stay within their bounds with probability CONFIDENCE. A
    bound is at least FEWEST_UNITS units in the last place of the tensor's norm, since the samples of a tensor with few
@@ -25,17 +25,19 @@ from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor as Values
 
 from bitproof.harness.capture.recording_files import read_recording
 from bitproof.harness.capture.values import open_values_of
+from bitproof.harness.case import Case
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
-from bitproof.harness.compare.relaid import LogicalTensor, box_of, by_rank, lies_otherwise
+from bitproof.harness.compare.part_layouts import LogicalTensor, lies_otherwise
 from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
+from bitproof.harness.powers.two_layouts.relaid import box_of, by_rank
 from bitproof.harness.records import CHANGED, InFloat64, Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
@@ -54,6 +56,21 @@ NEARLY_ALL = 0.95
 
 The largest ratios are ignored, because the reference may be exact in a small tensor by chance.
 """
+
+
+def layouts_of(_: Case, reference: str, candidate: str, samples: list[str], apart: list[list[Any]]) -> dict[str, Any]:
+    """The result of `measure_layouts`, for a process without torch: all arguments are in JSON's types."""
+    return vars(measure_layouts(*_folders(reference, candidate, samples), [LogicalTensor(*each) for each in apart]))
+
+
+def in_float64_of(_: Case, wide: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
+    """The result of `measure_in_float64`, for a process without torch: all arguments are in JSON's types."""
+    apart = [LogicalTensor(*each) for each in plain.pop("apart")]
+    return vars(measure_in_float64(_folders(**wide), _folders(**plain), apart))
+
+
+def _folders(reference: str, candidate: str, samples: list[str]) -> tuple[Path, Path, list[Path]]:
+    return Path(reference), Path(candidate), [Path(each) for each in samples]
 
 
 def measure_layouts(

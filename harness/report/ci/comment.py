@@ -26,7 +26,7 @@ def render(report: Report, against: Report | None = None) -> str:
     bad = [result for result in report.cases if not result.as_expected]
     good = len(report.cases) - len(bad)
     title = f"{len(bad)} of {len(report.cases)} cases not as expected" if bad else f"all {good} cases as expected"
-    since = f"since run {against.run_id}" if against else "of baselines and verdicts"
+    since = f"since run {against.run_id}" if against else "of checks and verdicts"
     head = [f"### bitproof: {inline(title)}", f"{inline(text.tally(report))}. Run {inline(report.run_id)}."]
     same = f"Nothing changed {inline(since)}." if not rows else ""
     # Escaping makes the size of a row unknown before it is rendered: render, and halve the rows until the page fits.
@@ -63,15 +63,18 @@ def _key(result: CaseResult) -> tuple[str, str, str]:
 
 def _outcome_and_cause(result: CaseResult) -> tuple[str, ...]:
     """The parts of a case that count as its outcome and cause, to find the cases that changed since another run."""
-    moved = [text.blame_of(about.call) for about in result.baseline.values()]
-    return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *moved
+    return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *_blamed(result)
+
+
+def _blamed(result: CaseResult) -> list[str]:
+    """The calls to blame for objections of checks, in words."""
+    return [text.blame_of(call) for found in result.checks.values() for call in found.calls]
 
 
 def _row(result: CaseResult, was: str) -> tuple[Any, ...]:
     row = row_of(result)
-    # The call to blame between the two systems, or else those that moved from a baseline.
-    moved = [text.blame_of(about.call) for about in result.baseline.values() if about.call]
-    blamed = text.blame(result.first_divergence) or "; ".join(dict.fromkeys(moved))
+    # The call to blame between the two systems, or else those that checks blame.
+    blamed = text.blame(result.first_divergence) or "; ".join(dict.fromkeys(_blamed(result)))
     outcome = row.outcome if result.as_expected else Strong(row.outcome)
     return _cells(row.name, was, outcome, row.where, blamed)
 

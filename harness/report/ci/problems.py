@@ -1,7 +1,7 @@
 """List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, a system that differs from its baseline or has none, or the objection of a check. It
-has the file and line of the blamed call, if these are known.
+An objection is an unexpected case, or the objection of a check. It has the file and line of the blamed call, if these
+are known.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from bitproof.harness.records import BaselineStatus, BlamedCall, CaseResult, Report
+from bitproof.harness.records import BlamedCall, CaseResult, Report
 from bitproof.harness.report import text
 from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.status import SUCCESS, case_status
 
 RULES = {
-    "EQUAL": "A case is EQUAL and should not be, or a baseline objects",
+    "EQUAL": "A case is EQUAL and should not be, or a check objects",
     "CLOSE": "Some bits differ, within the bound that the case states, and should not",
     "DIFFERENT": "Two systems differ in bits that should agree",
     "NONDETERMINISTIC": "A system differs from itself",
     "UNVERIFIED": "Evidence is missing",
     "ERROR": "A rank died, raised or hung, or a pass refused the graph",
-    "DRIFTED": "A system computes other bits than its baseline",
     "CHECK": "A check objects to a case, or could not judge it",
-    "MISSING": "A system has no baseline of this environment, and must have one",
 }
 _MAX_DEPTH = 4
 _MAX_PATH = 250
@@ -59,10 +57,9 @@ def objections(report: Report) -> Iterator[Objection]:
         # A case may be as expected, and still have an objecting baseline or check.
         if not result.agrees_as_expected:
             yield _of_case(report, result)
-        yield from _of_baselines(report, result)
         for name, reason in result.objections():
             message = f"{result.case.name}: check {name}: {reason}"
-            yield _objection("CHECK", result, message, None, name)
+            yield _objection("CHECK", result, message, next(iter(result.checks[name].calls), None), name)
 
 
 def _of_case(report: Report, result: CaseResult) -> Objection:
@@ -76,17 +73,6 @@ def _of_case(report: Report, result: CaseResult) -> Objection:
         parts.append(result.error.splitlines()[0] if result.error.strip() else "")
     where = (first.kind, first.name) if first else ()
     return _objection(row.verdict, result, "; ".join(filter(None, parts)), call, *where)
-
-
-def _of_baselines(report: Report, result: CaseResult) -> Iterator[Objection]:
-    for role, about in result.baseline.items():
-        if about.status not in (BaselineStatus.DRIFTED, BaselineStatus.MISSING, BaselineStatus.UNVERIFIED):
-            continue
-        system = getattr(result.case, role)
-        parts = [f"{result.case.name}: {role} {system} against its baseline: {about.status}"]
-        parts += [f"first {about.drift[0].kind} {about.drift[0].name}"] if about.drift else []
-        parts += [f"moved first: {text.blame_of(about.call)}"] if about.call else about.reasons[:1]
-        yield _objection(about.status.value, result, "; ".join(parts), about.call, role)
 
 
 def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | None, *more: str) -> Objection:

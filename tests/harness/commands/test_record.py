@@ -190,7 +190,7 @@ def command(tmp_path, *arguments):
 def handmade(monkeypatch):
     """Recordings without ranks: what a command does with one is the same."""
 
-    def record_system(case, system, options, out, run_dir, on_event):
+    def record_system(case, system, options, out, run_dir, *listeners):
         return make_recording(out, case, patterns=options.values, system=system)
 
     monkeypatch.setattr("bitproof.harness.commands.record.record_system", record_system)
@@ -260,7 +260,7 @@ def test_a_second_baseline_is_refused_and_force_replaces_it(tmp_path, capsys, ha
 
 
 def test_a_system_that_fails_leaves_nothing_where_its_recording_would_be(tmp_path, capsys, monkeypatch):
-    def record_system(case, system, options, out, run_dir, on_event):
+    def record_system(case, system, options, out, run_dir, *listeners):
         make_recording(out, case)
         raise RankError("rank 0 died")
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from bitproof.harness.powers.baselines import report as baselines
+from bitproof.harness.powers.baselines.records import BaselineResult, BaselineStatus
 from bitproof.harness.powers.proofs import report as proofs
 from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
 from bitproof.harness.powers.sensitivity.records import FormulaRow, Sensitivity, SensitivityRow, UnseenCall
 from bitproof.harness.powers.sensitivity.report import finding_of
 from bitproof.harness.records import (
     Artifact,
-    BaselineResult,
-    BaselineStatus,
     CaseResult,
     CaseSeconds,
     Closeness,
@@ -145,6 +145,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         checks={
             "sensitivity": finding_of(sensitivity),
             "own": own,
+            "baseline": baselines.finding_of({"candidate": baseline}, {"candidate": "graph"}),
             "proof": proofs.finding_of("bad", proof, "bad: false"),
         },
         placed=placed,
@@ -152,7 +153,6 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
         layouts=layouts,
         partition=partition,
         artifact=artifact,
-        baseline={"candidate": baseline},
         seconds=seconds,
         passes=passes,
         remarks=("all gradients are zero",),
@@ -185,7 +185,7 @@ def everything(localized: CaseResult, make_result: Any, closeness: Closeness, dr
 
 
 TABLES = {"environment", "packages", "not_run", "memory", "grad", "settings", "facts", "changed", "shown", "beside"} | {
-    *("passes", "start_ranks", "histogram", "control", "losses", "baseline", "differing", "sums_over_ranks"),
+    *("passes", "start_ranks", "histogram", "control", "losses", "data", "differing", "sums_over_ranks"),
 }
 """Objects that are tables: their fields' names are texts of others, too."""
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bitproof.harness.case import Case, Chunking, Parallelism
+from bitproof.harness.powers.baselines.records import BaselineResult, BaselineStatus
+from bitproof.harness.powers.baselines.report import finding_of
 from bitproof.harness.records import (
-    BaselineResult,
-    BaselineStatus,
     BlamedCall,
     CaseResult,
     CaseSeconds,
@@ -111,6 +111,9 @@ def make_result() -> Callable[..., CaseResult]:
                 "closeness": CLOSENESS,
                 **facts,
             }
+        if baseline := facts.pop("baseline", None):
+            systems = {"reference": case.reference, "candidate": case.candidate}
+            facts["checks"] = {"baseline": finding_of(baseline, systems)}
         values = {
             "steps": steps,
             "world_size": world_size,

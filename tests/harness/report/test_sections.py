@@ -14,7 +14,7 @@ from tests.harness.report.everything import everything
 from tests.harness.report.results import CLOSENESS
 from tests.harness.report.test_hostile_text import DRIFT
 
-TITLES = ["Closeness", "LayoutBounds", "Baselines", "Control", "Stress", "Throughput", "Partition", "Placements"]
+TITLES = ["Closeness", "LayoutBounds", "Control", "Stress", "Throughput", "Partition", "Placements"]
 
 
 @pytest.fixture

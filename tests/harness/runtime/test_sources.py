@@ -24,6 +24,7 @@ from bitproof.harness.runtime.sources import (
     installation,
     note,
     read_sources,
+    runs_its_text,
     start_up_code,
     torch_digest,
 )
@@ -197,15 +198,26 @@ def test_an_edit_of_our_files_while_something_is_made_leaves_nobody_to_vouch(beg
     assert began.later() is None
 
 
-def test_code_of_ours_that_ran_is_part_of_what_a_process_is_made_of(
-    began: Installation, monkeypatch: pytest.MonkeyPatch
+def test_a_module_that_ran_from_its_text_counts_without_its_bytecode(
+    began: Installation, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sources.text_loader.code_digests, "/a/file.py", "one")
-    one = installation()
-    monkeypatch.setitem(sources.text_loader.code_digests, "/a/file.py", "another")
-    another = installation()
-    assert one is not None and another is not None
-    assert len({began.others, one.others, another.others}) == 3
+    file = _load_late(monkeypatch, own, "late_one")
+    monkeypatch.setattr(sources, "place_of", lambda name: str(file))
+    monkeypatch.setitem(sources.text_loader.text_digests, str(file), "its text's")
+    later = began.later()
+    Path(importlib.util.cache_from_source(str(file))).unlink()
+    assert later is not None and later.would_load_again() and str(file) in {each[0] for each in later.files}
+    file.write_text("x = 2\n")
+    assert not later.would_load_again()
+
+
+def test_a_module_of_ours_that_ran_another_text_than_its_file_holds_is_noticed(
+    own: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = own / "harness" / "deep" / "module.py"
+    for text, expected in ((b"x = 1\n", True), (b"x = 2\n", False)):
+        monkeypatch.setattr(sources.text_loader, "text_digests", {str(file): hashlib.sha256(text).hexdigest()})
+        assert runs_its_text() is expected
 
 
 def test_a_module_in_an_archive_counts_by_the_archive(
@@ -270,7 +282,6 @@ def test_what_python_runs_as_it_starts_counts_by_its_text_and_where_packages_lie
 def test_a_text_that_ran_is_named_though_the_file_holds_another_by_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources.text_loader, "code_digests", {})
     monkeypatch.setattr(sources.text_loader, "text_digests", {})
     file = tmp_path / "edited_meanwhile.py"
     file.write_text("x = 1\n")

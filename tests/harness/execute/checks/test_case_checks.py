@@ -58,7 +58,7 @@ def test_a_module_of_the_table_loads_no_check():
     assert loaded == {"case_checks"}
     unused = (
         "powers.two_layouts.across",
-        "powers.baselines.drifted",
+        "powers.baselines.check",
         "powers.two_layouts.layout_verdict",
         "disturb.faults",
     )

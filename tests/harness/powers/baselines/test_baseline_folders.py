@@ -23,7 +23,10 @@ from bitproof.harness.powers.baselines.baseline_folders import (
     hold_against_baseline,
     values_to_keep,
 )
-from bitproof.harness.records import BaselineResult, BaselineStatus, GraphIdentity, Key, Manifest, PassSettings
+from bitproof.harness.powers.baselines.check import BaselineCheck, BaselineOptions
+from bitproof.harness.powers.baselines.records import BaselineResult, BaselineStatus
+from bitproof.harness.powers.baselines.report import baselines_of
+from bitproof.harness.records import GraphIdentity, Key, Manifest, PassSettings
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.status import case_status
 from tests.harness.forging import at, flip_lowest_bit, make_recording, rewrite_recording, vouch
@@ -372,7 +375,7 @@ def test_the_report_has_the_first_hundred_tensors_and_the_number_of_all(held):
 def test_a_run_keeps_the_values_that_any_of_its_baselines_holds(baselines):
     another(baselines, "other", values=["0/*", "*/param/*"])
     assert sorted(values_to_keep(baselines, CASE, "toy")) == ["*", "*/param/*", "0/*"]
-    assert values_to_keep(baselines, CASE, "other") == values_to_keep(None, CASE, "toy") == ()
+    assert values_to_keep(baselines, CASE, "other") == ()
 
 
 ABSURD = [None, True, -1, 10**400, float("nan"), "", "x" * 5000, "\x1b[2J\n", [], [[]], {}, {"": {"": None}}, ["*"]]
@@ -423,7 +426,7 @@ def run(tmp_path_factory):
     rewrite_recording(place["newer"], at(weight, flip_lowest_bit), machine=machine | {"torch": "2.99.0"})
     rewrite_recording(place["elsewhere"], at(weight, flip_lowest_bit), machine=machine | {"cpu": "Model T"})
     (place["damaged"] / "digests.parquet").write_bytes(b"")
-    options = replace(CPU, baseline_dir=baselines)
+    options = replace(CPU, active=(BaselineCheck(BaselineOptions(baselines)),))
     with one_host():
         status = run_and_report([toy_case(name) for name in NAMES], options, folder / "reports")
     return folder, report_json.read(folder / "reports" / "latest" / "report.json"), status
@@ -431,13 +434,13 @@ def run(tmp_path_factory):
 
 def baseline_of(run, name):
     [result] = [result for result in run[1].cases if result.case.name == name]
-    return result, result.baseline["candidate"]
+    return result, baselines_of(result)["candidate"]
 
 
 def test_systems_that_agree_with_each_other_and_with_the_baseline_are_as_expected(run):
     result, found = baseline_of(run, "same")
     assert (result.verdict, result.as_expected) == ("EQUAL", True)
-    assert {side: baseline.status for side, baseline in result.baseline.items()} == {
+    assert {side: baseline.status for side, baseline in baselines_of(result).items()} == {
         "reference": "EQUAL",
         "candidate": "EQUAL",
     }
@@ -448,7 +451,7 @@ def test_systems_that_agree_and_have_both_drifted_are_not_as_expected(run):
     result, found = baseline_of(run, "regressed")
     assert (result.verdict, result.as_expected, result.error) == ("EQUAL", False, None)
     assert case_status(result) == 1
-    assert [baseline.status for baseline in result.baseline.values()] == ["DRIFTED", "DRIFTED"]
+    assert [baseline.status for baseline in baselines_of(result).values()] == ["DRIFTED", "DRIFTED"]
     [entry] = found.drift
     assert (entry.kind, entry.name, entry.step, entry.rank) == ("param", "weight", 1, 1)
     assert (entry.elements_differing, entry.elements, entry.max_ulp) == (1, 6, 1)

@@ -63,7 +63,9 @@ def evidence(result: CaseResult, options: RunOptions) -> Evidence:
     def none(role):
         raise AssertionError("a proof reads no recording")
 
-    return Evidence(result=result, options=options, log=Path("log"), path=none, recording=none, run=none)
+    return Evidence(
+        result=result, options=options, log=Path("log"), path=none, recording=none, run=none, log_calls=none, call=none
+    )
 
 
 def test_every_case_is_proved_before_any_runs_and_its_proof_is_reported(run, capsys):

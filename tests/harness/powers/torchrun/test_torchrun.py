@@ -51,18 +51,18 @@ from pathlib import Path
 from bitproof.harness.execute.launch import run_cases
 from bitproof.harness.options import RunOptions
 from bitproof.harness.disturb.stress import Stress
+from bitproof.harness.powers.baselines.check import BaselineCheck, BaselineOptions
 from tests.harness.execute.test_launch import toy, toy_folder
 near = replace(toy("one_bit_off", name="near"), expected="CLOSE", close_within=0.01)
 cases = [toy(name="equal"), toy("one_bit_off", name="differs"), toy("raising", name="raises"), near]
 cases += [toy("reads_fresh_memory", name="fresh", reference="reads_fresh_memory"), toy(name="again")]
 cases += [toy("killed", name="killed")]
 out = Path(sys.argv[1])
-options = RunOptions(
-    device="cpu", control="up_to_difference", timeout=60.0, stress=Stress(), baseline_dir=out / "baselines"
-)
+check = BaselineCheck(BaselineOptions(out / "baselines"))
+options = RunOptions(device="cpu", control="up_to_difference", timeout=60.0, stress=Stress(), active=(check,))
 lines = [
     (r.case.name, r.verdict, r.error, str(r.first_divergence), r.as_expected,
-     {role: dataclasses.asdict(found) for role, found in r.baseline.items()})
+     r.checks["baseline"].data)
     for r in run_cases(cases, options, out)
 ]
 (out / f"rank{os.environ['RANK']}.json").write_text(json.dumps(lines))

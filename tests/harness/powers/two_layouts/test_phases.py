@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bitproof.harness.compare.relaid import LogicalTensor
+from bitproof.harness.compare.part_layouts import LogicalTensor
 from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_from
 from bitproof.harness.records import Manifest, Meeting
 

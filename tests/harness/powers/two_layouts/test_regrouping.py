@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.relaid import LogicalTensor
+from bitproof.harness.compare.part_layouts import LogicalTensor
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.powers.two_layouts.regrouping import (
     FEWEST_UNITS,

@@ -103,5 +103,6 @@ def test_a_side_that_drifted_is_a_result_with_the_call_that_moved(make_report, m
     call = localized.first_divergence.call
     baseline = {"candidate": make_baseline("DRIFTED", call=call), "reference": make_baseline("MISSING")}
     found = run_of(make_report(make_result(baseline=baseline)))["results"]
-    assert [result["ruleId"] for result in found] == ["DRIFTED", "MISSING"]
+    assert [result["ruleId"] for result in found] == ["CHECK"]
+    assert "candidate graph: DRIFTED, first grad" in found[0]["message"]["text"]
     assert found[0]["locations"][0]["physicalLocation"]["region"] == {"startLine": 68}

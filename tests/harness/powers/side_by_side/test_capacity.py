@@ -5,11 +5,12 @@ import os
 import pytest
 
 from bitproof.harness.machine import capacity
-from bitproof.harness.machine.capacity import (
+from bitproof.harness.machine.capacity import free_memory
+from bitproof.harness.powers.side_by_side import concurrency
+from bitproof.harness.powers.side_by_side.concurrency import (
     HOST_BYTES,
     RANK_BYTES,
     cores_for_runs,
-    free_memory,
     num_at_once,
     num_in_memory,
 )
@@ -20,7 +21,8 @@ GIB = 1 << 30
 @pytest.fixture
 def container(tmp_path, monkeypatch):
     """The folder of a container's limits, empty at first; the machine itself has 8 cores."""
-    monkeypatch.setattr(capacity, "CONTROL_GROUPS", tmp_path)
+    for module in (capacity, concurrency):
+        monkeypatch.setattr(module, "CONTROL_GROUPS", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
     monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
     return tmp_path

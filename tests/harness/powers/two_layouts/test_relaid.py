@@ -12,10 +12,10 @@ from bitproof.harness.capture.digest import digest
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.capture.stored import StoredRecording
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare import relaid as relaid_module
-from bitproof.harness.compare.relaid import (
-    LogicalTensor,
-    are_laid_out_otherwise,
+from bitproof.harness.compare import part_layouts
+from bitproof.harness.compare.part_layouts import LogicalTensor, are_laid_out_otherwise
+from bitproof.harness.compare.verdict import compare
+from bitproof.harness.powers.two_layouts.relaid import (
     are_staged,
     common_cuts,
     gradients_lie_otherwise,
@@ -24,7 +24,6 @@ from bitproof.harness.compare.relaid import (
     replicas,
     tensors_of,
 )
-from bitproof.harness.compare.verdict import compare
 from bitproof.harness.records import Key, Manifest, Record, Recording, Verdict
 from bitproof.harness.records.layout import Box
 
@@ -112,7 +111,7 @@ def test_whether_layouts_are_alike_is_asked_without_making_records(tmp_path, mon
     sides = stored(tmp_path / "a", made), stored(tmp_path / "b", backwards)
     without = {key: record for key, record in made.records.items() if (key.kind, key.rank) != ("param", 2)}
     lacking = stored(tmp_path / "c", replace(made, records=without))
-    monkeypatch.setattr(relaid_module, "_layouts_of", pytest.fail)
+    monkeypatch.setattr(part_layouts, "part_layouts_of", pytest.fail)
     assert not are_laid_out_otherwise(case(), *sides), "in whatever order ranks recorded"
     monkeypatch.undo()
     assert are_laid_out_otherwise(case(), sides[0], lacking)

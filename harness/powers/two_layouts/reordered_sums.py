@@ -7,56 +7,21 @@ sequence. For example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (
 or damps these changes; the change that remains in its records may as well be caused by another layout. Orders are drawn
 from a seed, so a run can be repeated.
 
-Like scheduling stress (`stress.py`), a mode below autograd intercepts the calls of eager code, of backward and of
-users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
+Like scheduling stress (`disturb/stress.py`), a mode below autograd intercepts the calls of eager code, of backward and
+of users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.records.layout import Cuts
+from bitproof.harness.records.layout import Regroup
 from bitproof.harness.within_user_code import refusing, theirs
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True, kw_only=True)
-class Regroup:
-    """Settings of a run with regrouped sums. From `first_step` on, each sum is taken in `parts` parts, in an order
-    drawn from `seed`."""
-
-    seed: int
-    parts: int
-    first_step: int = 0
-
-
-class Recorded(NamedTuple):
-    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read numbers of a narrower
-    dtype that may be rounded; None if none did."""
-
-    folder: Path
-    narrow: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Across:
-    """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
-
-    A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
-    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` the run takes sums in
-    other orders, and with `in_float64` it computes everything in float64.
-    """
-
-    cuts: dict[str, Cuts]
-    keeps_values: bool = False
-    regroup: Regroup | None = None
-    in_float64: bool = False
 
 
 @contextmanager

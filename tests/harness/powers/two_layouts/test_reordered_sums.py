@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bitproof.harness.disturb.regroup import Regroup, regrouped
+from bitproof.harness.powers.two_layouts.reordered_sums import regrouped
+from bitproof.harness.records.layout import Regroup
 
 
 def matrices(dtype=torch.float32):

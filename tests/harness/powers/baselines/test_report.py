@@ -1,4 +1,4 @@
-"""How every form of the report tells what baselines say."""
+"""The finding about baselines, in every form of the report."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.errors import RecordingError
+from bitproof.harness.powers.baselines.report import baselines_of, finding_of
+from bitproof.harness.records import Code, Sentence
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report import markdown, text
 from bitproof.harness.report.ci import junit
 from bitproof.harness.report.status import case_status, exit_status
 from bitproof.harness.report.terminal import print_report
 
+SYSTEMS = {"reference": "eager_chunked", "candidate": "graph"}
+FOLDER = "baselines/moe_seq/graph/cpu-torch2.13.0-1a2b3c4d"
 DRIFTED = [
-    "baselines: reference EQUAL, candidate DRIFTED",
-    "  candidate graph against baselines/moe_seq/graph/cpu-torch2.13.0-1a2b3c4d: DRIFTED",
-    "    4 of 1520 records drifted, of 1 tensor",
-    "    grad layers.1.moe.gate|w: 4 records, first at step 1, rank 3; in the 2 whose values are kept, 5 of 128 "
+    "4 of 1520 records drifted, of 1 tensor",
+    "grad layers.1.moe.gate|w: 4 records, first at step 1, rank 3; in the 2 whose values are kept, 5 of 128 "
     "elements, by at most 3 ULP (elements by ULPs: 1: 4, 3-4: 1); 0x3f80 in the baseline, 0x3f83 here",
 ]
 
@@ -31,8 +33,11 @@ def drifted(make_result, make_baseline):
 
 def test_a_drifted_case_is_not_as_expected_and_its_line_says_so(drifted):
     assert (drifted.as_expected, case_status(drifted), exit_status([drifted])) == (False, 1, 1)
-    assert text.outcome(drifted) == "EQUAL, candidate DRIFTED"
-    assert list(text.baselines(drifted)) == DRIFTED
+    assert text.outcome(drifted) == "EQUAL, baseline objects, candidate DRIFTED"
+    found = drifted.checks["baseline"]
+    assert found.objection == "candidate graph: DRIFTED, first grad layers.1.moe.gate|w"
+    told = "reference eager_chunked EQUAL, candidate graph DRIFTED"
+    assert found.blocks == (Sentence(told), Code(f"candidate graph against {FOLDER}", "\n".join(DRIFTED)))
 
 
 def test_equal_not_comparable_and_no_baseline_leave_a_case_as_it_is(make_result, make_baseline):
@@ -45,27 +50,26 @@ def test_an_unverified_baseline_leaves_a_case_unjudged(make_result, make_baselin
     damaged = make_baseline("UNVERIFIED", reasons=["RecordingError: x is damaged\n  fix: y"], drift=[])
     result = make_result(baseline={"reference": damaged})
     assert (result.as_expected, case_status(result)) == (False, 3)
-    assert text.outcome(result) == "EQUAL, baseline of reference UNVERIFIED"
-    assert list(text.baselines(result))[2:] == ["    RecordingError: x is damaged", "      fix: y"]
+    assert text.outcome(result) == "EQUAL, baseline could not judge, baseline of reference UNVERIFIED"
+    assert result.checks["baseline"].blocks[1].text.splitlines()[:2] == ["RecordingError: x is damaged", "  fix: y"]
 
 
-def test_what_is_not_comparable_is_told_with_the_fields_and_the_drift(make_result, make_baseline):
+def test_a_baseline_that_is_not_comparable_is_reported_with_the_fields_and_the_drift(make_result, make_baseline):
     reason = 'machine.torch: "2.12.0" in the baseline, "2.13.0" here'
     result = make_result(baseline={"candidate": make_baseline("NOT COMPARABLE", reasons=[reason], compared=1520)})
-    lines = list(text.baselines(result))
-    assert lines[0] == "baselines: candidate NOT COMPARABLE"
-    assert lines[2:] == [f"    {reason}", *DRIFTED[2:]]
+    against = f"candidate graph against {FOLDER}"
+    assert result.checks["baseline"].blocks == (
+        Sentence("candidate graph NOT COMPARABLE"),
+        Sentence(f"{against}: {reason}"),
+        Code(against, "\n".join(DRIFTED)),
+    )
 
 
-def test_a_case_without_baselines_says_nothing_of_them(make_result):
-    assert list(text.baselines(make_result())) == []
-
-
-def test_many_tensors_are_cut_with_their_number(make_result, make_baseline):
+def test_many_tensors_are_cut_with_their_number(make_baseline):
     baseline = make_baseline("DRIFTED", tensors_drifted=150)
-    baseline.drift.extend(baseline.drift * 99)
-    lines = list(text.baselines(make_result(baseline={"candidate": baseline}), max_tensors=3))
-    assert (len(lines), lines[-1]) == (7, "    and 147 more tensors")
+    baseline.drift.extend(baseline.drift * 119)
+    lines = finding_of({"candidate": baseline}, SYSTEMS).blocks[1].text.splitlines()
+    assert (len(lines), lines[-1]) == (102, "and 50 more tensors")
 
 
 def test_tensors_without_values_of_another_type_or_of_integers_are_told(make_baseline):
@@ -87,36 +91,44 @@ def test_every_form_of_the_report_has_it(drifted, make_report):
     report = make_report(drifted)
     terminal = io.StringIO()
     print_report(report, terminal)
-    assert "moe_seq: " + "\n".join(DRIFTED) in terminal.getvalue()
-    assert "EQUAL, candidate DRIFTED" in terminal.getvalue()
-    assert "### Baselines\n\n```text\n" + "\n".join(DRIFTED) + "\n```" in markdown.render(report)
-    assert '<failure type="EQUAL" message="EQUAL, candidate DRIFTED, expected EQUAL">' in junit.render(report)
+    assert "\n".join(DRIFTED) in terminal.getvalue()
+    assert "EQUAL, baseline objects, candidate DRIFTED" in terminal.getvalue()
+    assert f"candidate graph against {FOLDER}" in markdown.render(report)
+    assert "```text\n" + "\n".join(DRIFTED) + "\n```" in markdown.render(report)
+    assert (
+        '<failure type="EQUAL" message="EQUAL, baseline objects, candidate DRIFTED, expected EQUAL">'
+        in junit.render(report)
+    )
 
 
-def test_json_comes_back_and_old_reports_without_baselines_are_read(drifted, make_report, make_result):
+def test_json_comes_back_and_reports_with_the_field_baseline_are_read(drifted, make_report):
     report = make_report(drifted)
     assert report_json.parse(report_json.render(report)).cases == report.cases
-    values = json.loads(report_json.render(make_report(make_result())))
-    del values["cases"][0]["baseline"]
-    assert report_json.parse(json.dumps(values)).cases[0].baseline == {}
+    values = json.loads(report_json.render(report))
+    values["cases"][0] |= {"baseline": values["cases"][0].pop("checks")["baseline"]["data"]}
+    [earlier] = report_json.parse(json.dumps(values)).cases
+    assert baselines_of(earlier) == baselines_of(drifted)
+    assert (text.outcome(earlier), earlier.as_expected) == (text.outcome(drifted), False)
+    values["cases"][0] |= {"baseline": {}, "as_expected": True}
+    assert report_json.parse(json.dumps(values | {"exit_status": 0})).cases[0].checks == {}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"status": "FINE"}, "report.cases[0].baseline.candidate.status is damaged"),
+        ({"status": "FINE"}, "checks.baseline.data.candidate.status is damaged"),
         ({"status": "EQUAL"}, "expected: no EQUAL, as records differ or none was compared"),
         ({"status": "EQUAL", "compared": 0, "mismatched": 0, "drift": []}, "expected: no EQUAL, as records differ or"),
         ({"mismatched": 0}, "expected: no DRIFTED, as no record differs"),
-        ({"reasons": [1]}, "baseline.candidate.reasons[0] is damaged"),
-        ({"drift": [{"kind": "grad"}]}, "baseline.candidate.drift[0].name is damaged"),
-        ({"drift": {}}, "baseline.candidate.drift is damaged"),
-        ({"tensors_drifted": -1}, "baseline.candidate.tensors_drifted is damaged"),
+        ({"reasons": [1]}, "checks.baseline.data.candidate.reasons[0] is damaged"),
+        ({"drift": [{"kind": "grad"}]}, "checks.baseline.data.candidate.drift[0].name is damaged"),
+        ({"drift": {}}, "checks.baseline.data.candidate.drift is damaged"),
+        ({"tensors_drifted": -1}, "checks.baseline.data.candidate.tensors_drifted is damaged"),
     ],
 )
 def test_a_damaged_or_contradictory_baseline_is_refused(drifted, make_report, change, message):
     values = json.loads(report_json.render(make_report(drifted)))
-    values["cases"][0]["baseline"]["candidate"] |= change
+    values["cases"][0]["checks"]["baseline"]["data"]["candidate"] |= change
     with pytest.raises(RecordingError) as error:
         report_json.parse(json.dumps(values))
     assert message in str(error.value)
@@ -133,7 +145,7 @@ def test_a_damaged_or_contradictory_baseline_is_refused(drifted, make_report, ch
 )
 def test_a_damaged_drift_is_refused(drifted, make_report, change, field):
     values = json.loads(report_json.render(make_report(drifted)))
-    values["cases"][0]["baseline"]["candidate"]["drift"][0] |= change
+    values["cases"][0]["checks"]["baseline"]["data"]["candidate"]["drift"][0] |= change
     with pytest.raises(RecordingError) as error:
         report_json.parse(json.dumps(values))
     assert f"drift[0].{field} is damaged" in str(error.value)
@@ -141,17 +153,19 @@ def test_a_damaged_drift_is_refused(drifted, make_report, change, field):
 
 def test_a_side_that_does_not_exist_is_refused(drifted, make_report):
     values = json.loads(report_json.render(make_report(drifted)))
-    values["cases"][0]["baseline"]["third"] = {}
-    with pytest.raises(RecordingError, match=r"baseline is damaged\n  expected: 'reference' or 'candidate'"):
+    values["cases"][0]["checks"]["baseline"]["data"]["third"] = {}
+    with pytest.raises(
+        RecordingError, match=r"checks.baseline.data is damaged\n  expected: 'reference' or 'candidate'"
+    ):
         report_json.parse(json.dumps(values))
 
 
-def test_one_system_on_both_sides_is_told_once(make_result, make_baseline):
-    def lines(**baseline):
-        result = make_result(baseline=baseline)
-        return list(text.baselines(replace(result, case=replace(result.case, reference="a:b", candidate="a:b"))))
+def test_one_system_on_both_sides_is_reported_once(make_baseline):
+    same = dict.fromkeys(SYSTEMS, "a:b")
 
-    drifted = lines(reference=make_baseline("DRIFTED"), candidate=make_baseline("DRIFTED"))
-    assert drifted[0] == "baselines: both sides DRIFTED" and drifted[1].startswith("  both sides a:b against ")
-    assert len(drifted) == len(lines(candidate=make_baseline("DRIFTED")))
-    assert lines(reference=make_baseline(), candidate=make_baseline("DRIFTED"))[0].startswith("baselines: reference")
+    def first(**found):
+        return finding_of(found, same).blocks[0].text
+
+    drifted, equal = make_baseline("DRIFTED"), make_baseline()
+    assert first(reference=drifted, candidate=drifted) == "both sides a:b DRIFTED"
+    assert first(reference=equal, candidate=drifted) == "reference a:b EQUAL, candidate a:b DRIFTED"

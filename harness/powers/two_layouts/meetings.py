@@ -6,7 +6,7 @@ a, but (a + b) + c may differ from a + (b + c).
 
 A gradient is a sum, too: backward adds its parts in place, and these additions are counted. If a sum, or its terms, are
 multiplied or divided by a number that is not a power of two, they are rounded. Such scaling is noted, also for copies
-of the scaled memory. A dispatch mode below autograd observes the calls, in runs that request it.
+of the scaled memory. A dispatch mode below autograd observes the calls.
 """
 
 from __future__ import annotations
@@ -38,13 +38,9 @@ _Met = tuple[str, str, str, str, int]
 
 
 class Sums:
-    """Collects the sums and exchanges between a rank and others. After the last step, `meetings` returns them.
+    """Collects the sums and exchanges between a rank and others. After the last step, `meetings` returns them."""
 
-    Collects nothing unless `is_asked`.
-    """
-
-    def __init__(self, *, is_asked: bool = True) -> None:
-        self._is_asked = is_asked
+    def __init__(self) -> None:
         # `_in_step` maps each sum of the current step to the backward passes in which it ran; `_found` has the largest
         # number of passes over all steps.
         self._found: dict[_Met, int] = {}
@@ -78,7 +74,7 @@ class Sums:
         """
 
         def noticed(kind: str, name: str, tensor: torch.Tensor) -> None:
-            if kind == "grad" and self._is_asked:
+            if kind == "grad":
                 if not self._shows_gradients:  # tensors that live at the same time have memory of their own
                     self._parts = {into.data_ptr(): 1 + count for into, count in self._added.items()}
                 self._numbers.add(self._parts.get(plain(tensor).data_ptr(), 1))
@@ -88,15 +84,13 @@ class Sums:
         return noticed
 
     @property
-    def meetings(self) -> tuple[Meeting, ...] | None:
-        """The sums and exchanges of all steps, without duplicates; None if they were not collected.
+    def meetings(self) -> tuple[Meeting, ...]:
+        """The sums and exchanges of all steps, without duplicates.
 
         The first entry has the largest number of backward passes in a step. Entries about gradients follow: a gradient
         is a sum of one or more parts, and each number of parts that occurred has an entry. The others are the sums and
         exchanges; `backwards` is the number of a step's backward passes in which the operation ran.
         """
-        if not self._is_asked:
-            return None
         # Adds the last step's counts to the totals.
         self.begin_step()
         own = Meeting(phase="forward", what="backward", ranks="", operator="", backwards=self._num_backwards)
@@ -112,10 +106,7 @@ class Sums:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context in which this thread's sums and exchanges are collected, if `is_asked`."""
-        if not self._is_asked:
-            yield
-            return
+        """Context in which this thread's sums and exchanges are collected."""
         from torch.distributed.tensor import DTensor
 
         # In the class below `self` is the mode.

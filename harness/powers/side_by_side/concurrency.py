@@ -1,12 +1,17 @@
 """Run several cases at the same time, each in a session of its own (a host process with the ranks that it forks).
 
-A run's results depend only on its case, so concurrency changes only the time.
+A run's results depend only on its case, so concurrency changes only the time. With too few cores, concurrent runs take
+longer; with too little memory, they crash the machine. So with `-j auto`, cases are concurrent only if each rank has a
+core of its own and the memory that it is known to need.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 
@@ -15,18 +20,16 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.host_process import Abandoned
 from bitproof.harness.execute.session import Session
 from bitproof.harness.execute.transport import is_torchrun
-from bitproof.harness.machine.capacity import (
-    HOST_BYTES,
-    RANK_BYTES,
-    cores_for_runs,
-    free_memory,
-    num_at_once,
-    num_in_memory,
-)
+from bitproof.harness.machine.capacity import CONTROL_GROUPS, free_memory
 from bitproof.harness.machine.describe import gpu_models
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.records import CaseResult, Event
+
+HOST_BYTES = 400 << 20
+"""Memory of a host process with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
+RANK_BYTES = 100 << 20
+"""A rank's unshared memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
 
 Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
@@ -124,3 +127,30 @@ def judge_at_once(
         for session in sessions:
             session.end()
         threads.shutdown(cancel_futures=True)
+
+
+def cores_for_runs() -> int:
+    """The number of cores that the runs of this process may use, limited by its affinity and its container's quota.
+
+    Workers of pytest-xdist share the cores equally.
+    """
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        # For example `200000 100000`: 200 ms of CPU time in each 100 ms, so two cores.
+        quota, period = (CONTROL_GROUPS / "cpu.max").read_text().split()
+        cores = min(cores, int(quota) // int(period)) if quota != "max" else cores
+    workers = os.environ.get("PYTEST_XDIST_WORKER_COUNT", "")
+    return max(1, cores // int(workers) if workers.isdecimal() and int(workers) else cores)
+
+
+def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
+    """The number of runs that have enough cores and memory, each with a host process and `num_ranks` ranks; at least
+    1."""
+    return num_in_memory(num_ranks, memory, most=cores // num_ranks)
+
+
+def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
+    """The number of runs that fit into memory, each with a host process and `num_ranks` ranks: at least 1, at most
+    `most`."""
+    fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
+    return max(1, fit)

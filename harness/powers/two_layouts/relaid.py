@@ -14,7 +14,7 @@ ranks, and rows 0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 
 - A cell that one system lacks is a gap in the evidence.
 
 Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
-memory; a layout that does not change from step to step is stored once.
+memory.
 """
 
 from __future__ import annotations
@@ -24,40 +24,20 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
 
-from bitproof.harness.case import Case, Kind
+from bitproof.harness.case import Case
+from bitproof.harness.compare.part_layouts import (
+    LogicalTensor,
+    PartLayout,
+    PartLayouts,
+    lies_otherwise,
+    part_layouts_of,
+    tensors_across,
+)
 from bitproof.harness.records import Key, Manifest, Record, Recording
 from bitproof.harness.records.layout import DIGEST_DIGITS, Box, Cell, Cuts, alike, joint_cuts, name_cell
 
 NUM_NAMED = 5
-
-
-class LogicalTensor(NamedTuple):
-    """A tensor at a step, independent of the ranks that recorded it whole or in parts."""
-
-    step: int
-    kind: Kind
-    name: str
-
-    def __str__(self) -> str:
-        return f"step {self.step}, {self.kind} {self.name}"
-
-
-Parts = Mapping[int, Record]
-"""A tensor's records, by rank; ranks without a part of it are absent."""
-
-
-class PartLayout(NamedTuple):
-    """The layout of a rank's part of a tensor, from its record: index range (`box`), placements and shape."""
-
-    box: str | None
-    placements: str | None
-    shape: tuple[int, ...]
-
-
-PartLayouts = Mapping[int, PartLayout]
-"""A tensor's part layouts, by rank; ranks without a part of it are absent."""
 
 
 @dataclass(frozen=True)
@@ -77,26 +57,13 @@ class Relaid:
     parted: frozenset[LogicalTensor]
 
 
-def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether some tensor has different layouts in the two systems, or the case says that their meshes differ."""
-    if case.reference_parallelism is not None:
-        return True
-    if reference.manifest.world_size == candidate.manifest.world_size:
-        # A quick check of whole columns, before the layouts of all tensors are collected.
-        from bitproof.harness.capture.stored import lie_alike  # loads pyarrow
-
-        if all(lie_alike(reference, candidate, rank) for rank in sorted({*reference.ranks, *candidate.ranks})):
-            return False
-    return any(True for _ in _differing_layouts(reference, candidate))
-
-
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
     """Whether layouts differ for no other reason than that some ranks lack a gradient or an optimizer state.
 
     If so, calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another
     rank updates it for all.
     """
-    across = [] if case.reference_parallelism is not None else [*_differing_layouts(reference, candidate)]
+    across = [] if case.reference_parallelism is not None else [*tensors_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
@@ -116,7 +83,7 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     A tensor whose shape as a whole differs between the two systems is left out.
     """
     boxes: dict[str, set[Box]] = {}
-    for tensor, sides in _differing_layouts(reference, candidate):
+    for tensor, sides in tensors_across(reference, candidate):
         parts = [_box_of(held) for side in sides for held in {*side.values()}]
         boxes.setdefault(f"{tensor.kind}/{tensor.name}", set()).update(box for box in parts if box is not None)
     return {name: joint_cuts(same) for name, found in boxes.items() if (same := alike(found))}
@@ -127,7 +94,7 @@ def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts])
 
     Both recordings must have the digests of the cells into which `cuts` divides each tensor.
     """
-    across = [tensor for tensor, _ in _differing_layouts(reference, candidate)]
+    across = [tensor for tensor, _ in tensors_across(reference, candidate)]
     # All digests of cells are collected first, since a rank's part in one layout may be spread over ranks of the other.
     known = {tensor: _Cells(tensor, cuts.get(f"{tensor.kind}/{tensor.name}")) for tensor in across}
     for number, side in enumerate((reference, candidate)):
@@ -200,7 +167,7 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
     """Yield each DTensor whose replicas differ: several ranks have the same part of it, with different digests."""
     # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
-    for (kind, name), ranks in _layouts_of(recording).items():
+    for (kind, name), ranks in part_layouts_of(recording).items():
         boxes = [held.box for steps in ranks.values() for held in {*steps.values()} if held.box is not None]
         shared |= {(kind, name, box) for box in {*boxes} if boxes.count(box) > 1}
     found: dict[LogicalTensor, dict[str, set[str]]] = {}
@@ -314,57 +281,6 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
     return None if cut is None else cut.cells(cuts)
 
 
-def _differing_layouts(
-    reference: Recording, candidate: Recording
-) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield the tensors whose records do not pair rank by rank, with their part layouts in both systems.
-
-    They are ordered by step, then as in the reference.
-    """
-    have_as_many = reference.manifest.world_size == candidate.manifest.world_size
-    here, there = _layouts_of(reference), _layouts_of(candidate)
-    sides = {name: (here.get(name, {}), there.get(name, {})) for name in {**here, **there}}
-    if have_as_many:
-        # Equal layouts pair rank by rank. A tensor that one system lacks is a missing record.
-        sides = {name: pair for name, pair in sides.items() if pair[0] and pair[1] and pair[0] != pair[1]}
-    for step in sorted({step for pair in sides.values() for side in pair for steps in side.values() for step in steps}):
-        for name, pair in sides.items():
-            left, right = ({rank: steps[step] for rank, steps in side.items() if step in steps} for side in pair)
-            if (left or right) and lies_otherwise(left, right, have_as_many):
-                yield LogicalTensor(step, *name), (left, right)
-
-
-def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
-    """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
-
-    True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks.
-    If a rank's part has no elements in one of the systems, that rank is not compared. For example, FSDP2's gradient of
-    a sharded parameter may be None on a rank: then the records pair, and differ.
-    """
-    if not have_as_many:
-        return True
-    if not here or not there:
-        return False
-    # The sets of ranks must be equal, and each rank's index range, if it has elements in both systems.
-    return here.keys() != there.keys() or any(
-        _range_of(part) != _range_of(there[rank])
-        for rank, part in here.items()
-        if holds_any(part) and holds_any(there[rank])
-    )
-
-
-def holds_any(part: Record | PartLayout) -> bool:
-    """Whether a rank has a part of a tensor, by its record.
-
-    False for a plain tensor without elements. True for an empty shard of a DTensor, since it has a position.
-    """
-    return bool(part.box or part.placements) or 0 not in part.shape
-
-
-def _range_of(part: Record | PartLayout) -> tuple[str | None, bool]:
-    return part.box, part.placements is None
-
-
 def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
     """The recording's records by tensor, and then by rank."""
     found: dict[LogicalTensor, dict[int, Record]] = {}
@@ -375,36 +291,15 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 def tensors_of(recording: Recording) -> list[LogicalTensor]:
     """Each tensor that any rank recorded, once for each step at which a rank recorded it."""
-    held = _layouts_of(recording).items()
+    held = part_layouts_of(recording).items()
     steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
     return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
-
-
-def _layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """The part layouts of all tensors, by (kind, name), then by rank, then by step. Ranks may share an object."""
-    # The result is cached on the recording, unless its records are in memory, as these may still change.
-    is_stored = not recording.holds_records
-    if is_stored and (known := vars(recording).get("part_layouts")) is not None:
-        return known
-    found: dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]] = {}
-    same: dict[tuple[tuple[int, PartLayout], ...], dict[int, PartLayout]] = {}
-    for rank in recording.ranks:
-        own: dict[tuple[Kind, str], dict[int, PartLayout]] = {}
-        for key, record in recording.records_of(rank).items():
-            held = PartLayout(record.box, record.placements, record.shape)
-            own.setdefault((key.kind, key.name), {})[key.step] = held
-        for name, steps in own.items():
-            # Ranks with the same layout share a dictionary: a thousand ranks need the memory of a few.
-            found.setdefault(name, {})[rank] = same.setdefault((*steps.items(),), steps)
-    if is_stored:
-        vars(recording)["part_layouts"] = found
-    return found
 
 
 def are_staged(*recordings: Recording) -> bool:
     """Whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
     for recording in recordings:
-        parameters = [ranks for (kind, _), ranks in _layouts_of(recording).items() if kind == "param"]
+        parameters = [ranks for (kind, _), ranks in part_layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
         at = [[step for steps in ranks.values() for step in steps] for ranks in parameters]
         # A step that occurs twice is that of a parameter on two ranks.
@@ -424,7 +319,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     return any(
         tensor.kind == "param" or (tensor.kind == "grad" and not (have_as_many and _is_part_lacking(tensor, *sides)))
-        for tensor, sides in _differing_layouts(reference, candidate)
+        for tensor, sides in tensors_across(reference, candidate)
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bitproof.harness.disturb.widen import Widened, computed_in_float64
+from bitproof.harness.powers.two_layouts.widen import Widened, computed_in_float64
 
 
 def widely(call, *args):

@@ -13,11 +13,10 @@ import pytest
 from bitproof.builtin_cases.chunking import transformer_batch
 from bitproof.harness.case import Batch, Model, Parallelism
 from bitproof.harness.errors import UsageError
-from bitproof.harness.execute import concurrency
-from bitproof.harness.execute.concurrency import Concurrency, plan_concurrency
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.machine.capacity import HOST_BYTES, RANK_BYTES
 from bitproof.harness.options import RunOptions
+from bitproof.harness.powers.side_by_side import concurrency
+from bitproof.harness.powers.side_by_side.concurrency import HOST_BYTES, RANK_BYTES, Concurrency, plan_concurrency
 from bitproof.harness.records import Verdict
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
 from tests.hosts import one_host

@@ -1,0 +1,1 @@
+"""`-j`: cases that run at the same time."""

@@ -104,7 +104,7 @@ def _check(
 def _signer_of(main: Path, signers: Path) -> str:
     """Return the name of the person who signed a certificate's main file, as the file `signers` spells it.
 
-    Raises RejectedError unless an allowed signer of this file signed exactly this content. Raises MachineError without
+    Raises RejectedError unless a signer in `signers` signed exactly this content. Raises MachineError without
     ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")

@@ -38,7 +38,7 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """The answer for an output: PROVED, NOT PROVED or REFUSED.
+    """The answer for an output: PROVED, NOT PROVED (no rule proves it equal) or REFUSED (not supported).
 
     - `terms`: the indices of the output's terms in the proof's table (reference, candidate); -1 if unknown.
     - `reason`: why the output is REFUSED.
@@ -140,9 +140,9 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: bit i is 1 if the term depends on an input named `kinds[i]...`.
+    """Return a bit mask for each term of a table: on which kinds of inputs the term depends.
 
-    The mask of a rewritten term has no meaning.
+    Bit i is 1 for an input whose name begins with `kinds[i]`. The mask of a rewritten term has no meaning.
     """
     found: list[int] = []
     for step in table.steps:
@@ -163,8 +163,7 @@ Pair = tuple[int | None, int | None]
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
     """Yield each output's name, and its call's index in each graph (None if a graph has none).
 
-    An input that a step writes in place is the output `written NAME`. A graph may also return its final value by this
-    name.
+    An input that a step writes in place is the output `written NAME`. A graph may also return this output.
     """
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [

@@ -1,8 +1,8 @@
 """Turns every call of a graph into a term, such as `neg(x)`, for the value that it computes.
 
 1. A call that only views, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
-2. Any other call becomes a term with its operator and arguments. Each tensor argument has its layout there: dtype,
-   device, shape, strides and alignment. A kernel may choose its code path by all of these.
+2. Any other call becomes a term with its operator and arguments, which no rule rewrites. A tensor argument includes its
+   dtype, device, shape, strides and alignment, since a kernel may choose its code path by these.
 3. After an in-place write, all aliases of exactly the written elements have the new value. Other aliases of that memory
    are stale, and a call that reads them is refused.
 4. Between a collective's launch and its wait, no call may read its result or write its input.
@@ -111,8 +111,7 @@ class Canonicalizer:
     def reads(self) -> list[list[int]]:
         """For each call, the indices of the calls that it depends on.
 
-        These are the calls that computed its arguments, or first returned a symbol in the arguments' sizes, such as
-        `u0`.
+        These computed its arguments, or were the first to return a symbol in the sizes of its arguments, such as `u0`.
         """
         brought: dict[str, int] = {}
         found = []
@@ -346,10 +345,10 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """Return the term of a call, or a list of terms for several results. Also stores terms for new symbols.
+        """Return the term of a call, or a list of terms for several results.
 
-        `kind` is "move" if the result does not depend on the operands' layouts, otherwise "op". A symbol, such as `u0`,
-        is a size that depends on data.
+        `kind` is "move" if the result does not depend on the operands' layouts, otherwise "op". Data-dependent sizes of
+        the results get terms as well.
         """
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":

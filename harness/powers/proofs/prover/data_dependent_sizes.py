@@ -55,7 +55,7 @@ class Symbols:
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
         """Store a term for each new symbol in the sizes of a call's result: "the i-th size of `term`".
 
-        `shape` has the sizes of all results. Raises RefusedError for a symbol that only occurs as in `2 * u0`.
+        `shape` has the sizes of all results. Raises RefusedError for a symbol only within a size, as in `2 * u0`.
         """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:

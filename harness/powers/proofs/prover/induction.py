@@ -39,8 +39,8 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
     """Return whether a proof of one step extends to any number of steps, and if not, why.
 
     - `verdict`: the verdict on the step.
-    - `keeps_less`: reasons against an extension that the graphs do not show, such as a changed optimizer setting. None
-      entries do not count.
+    - `keeps_less`: other reasons why it does not extend, such as a changed optimizer setting. None entries do not
+      count.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     # ("seed",) is the generator's state at the start: no call drew random numbers.

@@ -112,9 +112,9 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """Return the elements of `x` that each result of a call selects, as windows; None for any other result.
+    """Return, for each result of a call, the window on `x` that it selects; None for a result that no window describes.
 
-    The call must only select elements (`shows`), and all sizes must be numbers.
+    `shows` must be True for the call, and all sizes must be numbers.
     """
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)

@@ -2,9 +2,9 @@
 
 1. Write both graphs as data, from newly computed fake values. Their inputs must have equal layouts.
 2. Prove output by output.
-3. Compute both graphs and every PROVED output's term on random inputs. If a PROVED output has different bits, its proof
-   is wrong, so it is REFUSED.
-4. If a NOT PROVED output has different bits on these inputs, the inputs are a witness that the programs differ.
+3. Compute both graphs and every PROVED output's term on random inputs. If the term has other bits than a graph, its
+   proof is wrong, so the output is REFUSED.
+4. If a NOT PROVED output has different bits in the two graphs, the inputs are a witness that the programs differ.
 
 The computation may also show an effect that the graphs do not state: a call that fails, a result with another layout,
 an input with changed bits. This is refused.

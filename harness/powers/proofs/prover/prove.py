@@ -1,8 +1,7 @@
 """Proves a case: its two systems' steps, as programs with the same inputs, compute equal bits.
 
-1. Trace the reference's step, and the candidate's graph after all or some of its passes. No ranks are needed: process
-   groups come from the table that passes use.
-2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
+Both steps are traced without ranks, the candidate's after its passes. They are proved equal (`pairs.py`), and computed
+on the case's own tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Traces a case's reference step, once for all cases that share it.
 
-A large step is not computed on values, so its graph is only needed as data. Another process may then trace it and send
-the data, while this process traces the candidate.
+A large step is only needed as data. So another process may trace it, while this process traces the candidate.
 """
 
 from __future__ import annotations
@@ -104,8 +103,8 @@ def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator
     """Context that yields a function, which returns a case's traced reference.
 
     - With `in_turn`, or for a small reference, this process traces it at the start of the context.
-    - Otherwise a forked process traces it while the context runs, and the function waits for the result. If that fails
-      or takes too long, the function traces the reference itself.
+    - Otherwise a forked process traces it while the context runs, and the function waits for the result. If the process
+      fails or takes too long, the function traces the reference itself.
 
     Raises the errors of tracing.
     """

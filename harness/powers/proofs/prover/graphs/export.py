@@ -155,7 +155,8 @@ class _Exporter:
     def place_of(self, returned: Any, name: str) -> int:
         """Return the index of the call that computes an output, given by its node and name.
 
-        For a size, such a call is added. Raises RefusedError if the output is neither a tensor nor a size.
+        For a size, a call that returns it is added first. Raises RefusedError if the output is neither a tensor nor a
+        size.
         """
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])

@@ -1,7 +1,6 @@
 """Traces operators over lists of tensors as a loop over single tensors, as torch's CPU implementation runs them.
 
-For example, `torch._foreach_add_(xs, ys)` becomes a call of `x.add_(y)` for each pair of tensors. Devices with a kernel
-for lists keep that kernel. A test compares the bits of operators over lists and of loops.
+For example, `torch._foreach_add_(xs, ys)` becomes `x.add_(y)` for each pair. On other devices it stays unchanged.
 """
 
 from __future__ import annotations

@@ -82,8 +82,7 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
     """Context in which a program may only change objects that it can reach. Any other effect raises RefusedError.
 
-    The error is raised before the effect, and again at the end if the program catches it. `is_users_file` returns
-    whether a file is a user's.
+    If the program catches the error, the context raises it again. `is_users_file` returns whether a file is a user's.
     """
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
@@ -288,9 +287,9 @@ def _mask_of_new_files() -> str | None:
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """Return an identity for the byte at a memory address: (file, position in the file), or ("memory", address).
+    """Return an identity for the byte at a memory address, equal for two addresses of the same byte.
 
-    If a file is mapped into memory twice, both addresses of a byte have the same identity.
+    For a byte of a mapped file, it is (file, position in the file), otherwise ("memory", address).
     """
     found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
     return (found.file, found.offset + address - found.start) if found else ("memory", address)

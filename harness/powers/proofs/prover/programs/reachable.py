@@ -1,4 +1,4 @@
-"""Finds every object that a call can reach, by path; the changes that a call makes; and copies on which to run it.
+"""Finds every object that a call can reach, copies these objects, and finds the changes that the call makes to them.
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
@@ -115,11 +115,11 @@ class Reached:
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
     """Return the changes from `before` to `after` as new contents by path, without paths below the root `without`.
 
-    A content is:
+    The new content is:
 
     - a tensor, if the path now has another tensor;
     - None, if the path now has nothing;
-    - otherwise a token, which identifies the content.
+    - otherwise a token: data that can be compared.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
@@ -538,7 +538,7 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state that a program may change: `refuse_changes` refuses a change since then.
+    """A snapshot of the global state that a program may change. `refuse_changes` raises RefusedError if it has changed.
 
     The state consists of:
 

@@ -1,8 +1,7 @@
 """Reads sizes in a file, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`, without eval.
 
-Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input must be a sum
-of products of symbols and numbers. Sizes that the graph's calls compute may be more complex. They are checked, but not
-used.
+A size of an input must be a sum of products of symbols and numbers. Sizes that the graph's calls compute may be more
+complex: they are checked, but not used.
 """
 
 from __future__ import annotations

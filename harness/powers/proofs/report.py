@@ -1,6 +1,7 @@
 """Proofs in reports: a clause beside the verdict, and a headline if a PROVED case runs DIFFERENT.
 
-The headline names the blamed call, and the assumption that must be false (docs/explanation/proving.md lists them).
+The headline names the blamed call, and the assumption that must be false. docs/explanation/proving.md lists all
+assumptions.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """The answer for an output: PROVED, NOT PROVED (no rule proves it equal) or REFUSED (not supported).
+    """The answer for an output: PROVED, NOT PROVED (no rule proves it equal) or REFUSED (no answer is possible).
 
     - `terms`: the indices of the output's terms in the proof's table (reference, candidate); -1 if unknown.
     - `reason`: why the output is REFUSED.

@@ -111,7 +111,7 @@ def cat_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_neighbours(table: Table, term: Term) -> int | None:
-    """Rule: in a concatenation, windows that follow each other are joined: `cat(x[:2], x[2:4])` is `x[:4]`.
+    """Rule: in a concatenation, adjacent windows of the same term are joined: `cat(x[:2], x[2:4])` is `x[:4]`.
 
     Their strides must be equal. Results of an exact operator are joined if their operands can be joined.
     """
@@ -283,7 +283,7 @@ def exact_of_one_choice(table: Table, term: Term) -> int | None:
 def exact_in_order(table: Table, term: Term) -> int | None:
     """Rule: a + b is b + a, and a * b is b * a, including the sign of zeros. Only NaNs may differ.
 
-    (a + b) + c has no such rule, since each sum rounds.
+    (a + b) + c is not a + (b + c), since each sum rounds.
     """
     *operator, operands = term
     if term[1] not in COMMUTING or operands == tuple(sorted(operands)):

@@ -1,7 +1,7 @@
 """Proofs in reports: a clause beside the verdict, and a headline if a PROVED case runs DIFFERENT.
 
-The headline names the blamed call, and the assumption that must be false. docs/explanation/proving.md lists all
-assumptions.
+Such a case shows that an assumption of the proof is false on that machine, or that something outside the step had an
+effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists all assumptions.
 """
 
 from __future__ import annotations

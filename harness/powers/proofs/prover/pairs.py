@@ -6,8 +6,11 @@
    proof is wrong, so the output is REFUSED.
 4. If a NOT PROVED output has different bits in the two graphs, the inputs are a witness that the programs differ.
 
-The computation may also show an effect that the graphs do not state: a call that fails, a result with another layout,
-an input with changed bits. This is refused.
+The computation may also show an effect that the graphs do not state, which is refused:
+
+- a call that fails;
+- a result with another layout;
+- an input with changed bits.
 """
 
 from __future__ import annotations

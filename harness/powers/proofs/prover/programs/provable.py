@@ -405,7 +405,7 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
     """Context for tracing a program: if it cannot be run, it is refused as soon as a call of torch fails.
 
-    `not_run` is the reason why it cannot be run. If None, nothing is refused.
+    `not_run` is the reason why it cannot be run, or None. Catching the failure does not prevent the refusal.
     """
     # Some calls fail only while they are traced, such as reading a tensor's element, so the trace may take another
     # branch than a run. A run would show the difference, but without a run nothing does.

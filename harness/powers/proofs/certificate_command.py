@@ -45,13 +45,19 @@ def check_certificates(
     precompiled: Path | None = None,
     signers: Path | None = None,
 ) -> int:
-    """Check the certificates in a folder or its subfolders; print their claims, assumptions and unchecked parts.
+    """Check the certificates in a folder or its subfolders, print their claims, and return the exit status.
 
-    With `signers`, a file of allowed signers, each certificate must be signed by one of these. With `retrace`, both
-    graphs are traced again, which needs torch; `extra_passes` and `precompiled` must then be those of the original
-    proof. Returns 0 if all certificates are accepted and claim that every output is equal, 1 if some output is not
-    claimed to be equal, 3 if a certificate is rejected. Raises UsageError for wrong options, and if the folder has no
-    certificate.
+    - 0: all certificates are accepted, and claim that every output is equal.
+    - 1: all are accepted, but do not claim this for every output.
+    - 3: a certificate is rejected.
+
+    Options:
+
+    - `signers`: a file of allowed signers. Each certificate must be signed by one of these.
+    - `retrace`: trace both graphs again, which needs torch.
+    - `extra_passes`, `precompiled`: only with `retrace`; must be those of the original proof.
+
+    Raises UsageError for wrong options, and if the folder has no certificate.
     """
     if not retrace and (extra_passes or precompiled is not None):
         raise UsageError(
@@ -98,9 +104,8 @@ def _check(
 def _signer_of(main: Path, signers: Path) -> str:
     """Return the name of the person who signed a certificate's main file, as the file `signers` spells it.
 
-    `signers` is a file of allowed signers in ssh-keygen's format. Raises RejectedError if there is no signature, or if
-    it is not an allowed signer's signature of exactly this content in the signature namespace NAMESPACE. Raises
-    MachineError if ssh-keygen is not installed.
+    Raises RejectedError unless a signer in `signers` signed exactly this content. Raises MachineError without
+    ssh-keygen.
     """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")

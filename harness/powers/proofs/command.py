@@ -42,13 +42,18 @@ def prove(
 ) -> int:
     """Prove cases, print the results, and return the exit status.
 
-    The status is 0 if each case has its expected answer: PROVED for a case that is expected to be EQUAL, NOT PROVED for
-    DIFFERENT. It is 1 if a case has the other answer, and 3 if a case is REFUSED or cannot be tried. `asked`: the user
-    selected the cases. If not, cases that cannot be tried are listed, but do not change the status.
+    - 0: each case has its expected answer: PROVED if it is expected to be EQUAL, NOT PROVED if DIFFERENT.
+    - 1: a case has the other answer.
+    - 3: a case is REFUSED or cannot be tried.
 
-    Results are printed in lines, as JSON, or as rows of a table. The certificate of each tried case is written to a
-    subfolder of `folder`. With `precompiled`, each candidate is the step in this folder; it is refused if a run would
-    refuse it. Raises UsageError for contradicting options, before anything is traced.
+    Options:
+
+    - `asked`: the user selected the cases. Otherwise cases that cannot be tried do not change the status.
+    - `as_json`, `as_table`: print JSON, or rows of a table.
+    - `folder`: the certificate of each tried case is written to a subfolder.
+    - `precompiled`: the folder of a step to use as each candidate. It is refused if a run would refuse it.
+
+    Raises UsageError for contradicting options, before anything is traced.
     """
     if precompiled is not None and extra_passes:
         raise UsageError(
@@ -174,10 +179,9 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """Return the lines below the Markdown table: a line per reason with the names of its cases, between empty lines.
+    """Return the lines below the Markdown table: each reason with the names of its cases, between empty lines.
 
-    A reason states why a case or an output is REFUSED, why a case could not be tried, or that PROVED outputs have
-    different strides in the two systems. Returns [] if there are no reasons.
+    A reason states why something is REFUSED or NOT TRIED, or that PROVED outputs have different strides.
     """
     cases: dict[str, dict[str, None]] = {}
     for result in results:

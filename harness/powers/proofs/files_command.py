@@ -16,11 +16,14 @@ from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
 
 
 def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
-    """Prove two files, print the result, and return the exit status.
+    """Prove two files equal, print the result, and return the exit status.
 
-    The status is 0 if every output is PROVED, 1 if any is NOT PROVED, and 3 if any is REFUSED, for example in a program
-    with a nested graph. Nothing in the files is run: see `prover/programs/exported_file.py`. Raises UsageError for a
-    file that cannot be read.
+    - 0: every output is PROVED.
+    - 1: an output is NOT PROVED, and none is REFUSED.
+    - 3: an output is REFUSED, for example in a program with a nested graph.
+
+    Nothing in the files is run: see `prover/programs/exported_file.py`. Raises UsageError for a file that cannot be
+    read.
     """
     try:
         found = prove_equal(read_exported(one), read_exported(other))

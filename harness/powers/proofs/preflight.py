@@ -1,9 +1,11 @@
 """Proofs before a run: a separate process proves every case before any rank starts.
 
-The process is separate because the command line's process must not import torch, and the process that starts the ranks
-must not trace. The proving process receives all cases in one message and returns an outcome per case
-(`processes/apart`). If it dies or exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof
-has the time limit of a run, because a user's pass may hang.
+The proving process receives all cases in one message and returns an outcome per case (`processes/apart`). If it dies or
+exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof has the time limit of a run,
+because a user's pass may hang.
+
+A separate process is needed: the command line's process must not import torch, and the process that starts the ranks
+must not trace.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield an outcome for each case of `task`, in order. Closing the iterator ends the proving process.
+    """Yield a proof's outcome for each case of `task`, in order.
 
-    Each case may take `timeout` seconds; after a time-out, all later cases are NOT TRIED. The process's output is
-    written to `log`.
+    - `log`: gets the output of the process that proves the cases.
+    - `timeout`: the seconds for each case. After a time-out, all later cases are NOT TRIED.
+
+    Closing the iterator ends the process.
     """
     found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
     with contextlib.closing(found) as answers:

@@ -22,9 +22,11 @@ class ProofVerdict(enum.StrEnum):
 class ProofOutcome:
     """A case's proof: how many of the step's outputs (loss, gradients) are proved, not proved and refused, and why.
 
-    `unproved` names the first outputs that are not proved. `first` shows the calls at which the two systems differ, for
-    the first of these outputs. `otherwise` counts the outputs that are PROVED, but with different strides in the two
-    systems: code after the step may depend on strides. `laid_out_otherwise` names the first of these outputs.
+    - `unproved`: the first outputs that are not proved.
+    - `first`: the calls at which the two systems first differ, for the first of these outputs.
+    - `otherwise`: how many PROVED outputs have different strides in the two systems. Code after the step may depend on
+      strides.
+    - `laid_out_otherwise`: the first of the outputs that `otherwise` counts.
     """
 
     __pydantic_config__ = GROWING

@@ -1,7 +1,7 @@
 """Proofs in reports: a clause beside the verdict, and a headline if a PROVED case runs DIFFERENT.
 
-A PROVED case can only differ if an assumption of the proof is false on that machine, or if something outside the step
-had an effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists the assumptions.
+Such a case shows that an assumption of the proof is false on that machine, or that something outside the step had an
+effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists all assumptions.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ def clause(found: ProofOutcome) -> str:
 
 
 def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """Return a proof's outcome as lines, which are printed before the case runs.
+    """Return a proof's outcome as lines of text. The first line has the counts of outputs.
 
-    The first line has the counts. The others name the first `most` outputs that may differ, with the calls at which the
-    first of them differs, and the first `most` PROVED outputs whose strides differ between the two systems.
+    Further lines name up to `most` outputs of each kind:
+
+    - outputs that may differ, with the calls at which the first of these outputs differs;
+    - PROVED outputs whose strides differ between the two systems.
     """
     counts = f"{found.proved} of {found.outputs} outputs" if found.outputs else found.reason or "nothing to prove"
     seconds = "" if found.seconds is None else f", {found.seconds:.1f} s"
@@ -54,10 +56,9 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 
 
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
-    """Return the headline about a PROVED case whose run differs: the assumption that was false, and the blamed call.
+    """Return a headline if a case was PROVED but its run differs: the false assumption, and the blamed call.
 
-    None if the case is not PROVED, if the run confirms the proof, or if the run differs in something that the proof
-    does not cover, such as an optimizer's update. `injects` states whether the run injected a fault (`--inject`).
+    Otherwise None, as for a difference that the proof does not cover. `injects`: the run injected a fault.
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:

@@ -1,10 +1,11 @@
 """Compares two graphs as data, and answers for each output whether it is proved equal.
 
-1. Both graphs' calls become terms in the same table.
+1. The value of each call becomes a term, such as `neg(x)`. The terms of both graphs are in the same table.
 2. Outputs are the step's return values, and every input that either graph writes.
 3. An output is PROVED if it has the same term in both graphs, and the term reads a parameter and an input of the step.
-   A constant is REFUSED, as its equality shows nothing, and so is an output with an unsupported call in either graph.
-4. Any other output is NOT PROVED: the rules do not make its two terms equal, but its bits may still be equal.
+4. A constant is REFUSED, as its equality shows nothing. An output with an unsupported call in either graph is REFUSED
+   as well.
+5. Any other output is NOT PROVED: the rules do not make its two terms equal, but its bits may still be equal.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ MUST_READ = (PARAMETER, INPUT)
 
 @dataclass(frozen=True)
 class OutputAnswer:
-    """The answer for an output: PROVED, NOT PROVED or REFUSED, with the reasons.
+    """The answer for an output: PROVED, NOT PROVED (no rule proves it equal) or REFUSED (no answer is possible).
 
-    `terms` are the indices of the output's terms (reference, candidate). `reason` states why the output is REFUSED.
-    `finding` shows the calls at which the two graphs first differ. For a PROVED output, `layouts` has both memory
-    layouts if these differ. For a NOT PROVED output, `witness` describes how its two values differed when both graphs
-    were computed on the same inputs, and `agreed` is the number of input sets on which they agreed.
+    - `terms`: the indices of the output's terms in the proof's table (reference, candidate); -1 if unknown.
+    - `reason`: why the output is REFUSED.
+    - `finding`: for a NOT PROVED output, the calls at which the two graphs first differ.
+    - `layouts`: for a PROVED output, its strides in both graphs if these differ.
+    - `witness`: how the output's two values differed when both graphs were computed on the same inputs.
+    - `agreed`: the number of sets of inputs on which its two values were equal.
     """
 
     output: str
@@ -67,10 +70,12 @@ class OutputAnswer:
 
 @dataclass(frozen=True)
 class Proof:
-    """The answers for all outputs of two graphs. `sides` has each graph's terms, the reference's first.
+    """The answers for all outputs of two graphs.
 
-    `row_splits` names the operators that one graph calls once on all rows, and the other twice on half of the rows.
-    `reads_something` is False if all outputs are PROVED and none depends on an input.
+    - `table`: the terms of both graphs.
+    - `sides`: each graph's calls with their terms, the reference first.
+    - `row_splits`: the operators that one graph calls once on all rows, and the other twice on half of the rows.
+    - `reads_something`: False if all outputs are PROVED and none depends on an input.
     """
 
     answers: tuple[OutputAnswer, ...]
@@ -110,11 +115,12 @@ def prove_graphs(
     must_read: Sequence[str] = MUST_READ,
     table: Table | None = None,
 ) -> Proof:
-    """Prove two graphs of the same step, output by output. `rules` are RULES unless a test passes others.
+    """Prove two graphs of the same step, output by output.
 
-    `must_read` lists prefixes of input names: a proved output must depend on an input of each prefix. If a `table` is
-    passed, the graphs' terms are added to it and its own rules apply instead of `rules`; terms that the table already
-    has, from other graphs, are not rewritten again.
+    - `rules`: rules to use instead of RULES, for tests.
+    - `must_read`: prefixes of input names. A proved output must depend on an input of each prefix.
+    - `table`: a table to which the graphs' terms are added. Its own rules then apply instead of `rules`, and terms that
+      it already has are not rewritten again.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -134,9 +140,9 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: bit i is 1 if the term depends on an input of the i-th kind.
+    """Return a bit mask for each term of a table: on which kinds of inputs the term depends.
 
-    `kinds` has prefixes of input names. The mask of a rewritten term has no meaning.
+    Bit i is 1 for an input whose name begins with `kinds[i]`. The mask of a rewritten term has no meaning.
     """
     found: list[int] = []
     for step in table.steps:
@@ -155,10 +161,9 @@ Pair = tuple[int | None, int | None]
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Yield each output's name, and the index of the call that computes it in each graph (None if there is none).
+    """Yield each output's name, and its call's index in each graph (None if a graph has none).
 
-    A step that writes an input in place has the output `written NAME`, where NAME is the input. A graph without
-    in-place writes may return the input's final value under that name instead.
+    An input that a step writes in place is the output `written NAME`. A graph may also return this output.
     """
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [
@@ -234,10 +239,9 @@ def _layout(x: Any) -> str:
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """Return lines about the outputs that are not PROVED, and about those that are PROVED with different strides.
+    """Return lines about the outputs that are not PROVED, and about those PROVED with different strides.
 
-    Outputs that first differ at the same calls share a line. If there are too many to print, a line states that
-    `all_in`, such as the certificate's folder, has the complete list.
+    Outputs that first differ at the same calls share a line. `all_in` names the place of the complete list.
     """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:

@@ -1,10 +1,10 @@
-"""Turns every call of a graph into a term for the value that it computes.
+"""Turns every call of a graph into a term, such as `neg(x)`, for the value that it computes.
 
-1. An operator that only views, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
-2. Any other becomes an opaque term over its arguments and each tensor argument's dtype, device, shape, strides and
-   alignment of the first element: a kernel may choose its code path by all of these.
-3. An in-place write gives the memory a new version. Aliases of exactly the written elements get the new value; all
-   other aliases of that memory are stale, and a call that reads them is refused.
+1. A call that only views, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
+2. Any other call becomes a term with its operator and arguments, which no rule rewrites. A tensor argument includes its
+   dtype, device, shape, strides and alignment, since a kernel may choose its code path by these.
+3. After an in-place write, all aliases of exactly the written elements have the new value. Other aliases of that memory
+   are stale, and a call that reads them is refused.
 4. Between a collective's launch and its wait, no call may read its result or write its input.
 5. Random calls form a chain: each reads the generator's state after the previous call.
 6. A symbolic size, such as `u0`, is replaced by the term that defines its number.
@@ -31,10 +31,11 @@ Arguments = Mapping[str, Any]
 
 
 class Canonicalizer:
-    """Computes the terms of a graph. `side` is 0 for the reference's graph, 1 for the candidate's.
+    """Computes the terms of a graph: a term describes the value of a call's result.
 
-    `values[i]` is the index of the term for call i's result: a list of indices if the call has several results, None if
-    it was refused. If a later call writes the result's memory in place, `values[i]` becomes the term of the new value.
+    - `side`: 0 for the reference's graph, 1 for the candidate's.
+    - `values`: for each call, the index of its result's term in the table. This is a list if the call has several
+      results, and None if it was refused. After an in-place write, it is the term of the new value.
     """
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
@@ -68,8 +69,7 @@ class Canonicalizer:
     def output(self, index: int) -> int:
         """Return the term for an output of the graph: the value of call `index` at the end of the step.
 
-        If that call is an input, this is the value that the step wrote into it. Raises RefusedError if the term is not
-        known.
+        For an input, this is the last value written into it. Raises RefusedError if the term is unknown.
         """
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
@@ -111,8 +111,7 @@ class Canonicalizer:
     def reads(self) -> list[list[int]]:
         """For each call, the indices of the calls that it depends on.
 
-        A call depends on the calls that computed its arguments. It also depends on each call that first returned a
-        symbol in the arguments' sizes, such as `u0`.
+        These computed its arguments, or were the first to return a symbol in the sizes of its arguments, such as `u0`.
         """
         brought: dict[str, int] = {}
         found = []
@@ -291,14 +290,14 @@ class Canonicalizer:
     def _padded(self, call: Call, args: Arguments) -> int | None:
         """Return the term of a padded tensor: a concatenation with filled tensors along each padded dim.
 
-        The last dim is padded first. None if a padding is negative, if a padding or a size depends on data, or if the
-        dtype cannot represent the fill value.
+        None if a padding is negative, if a size depends on data, or if the dtype cannot represent the fill value.
         """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
         if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
             return None
         shape = list(source.shape)
+        # Paddings are listed from the last dim on.
         for count, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             dim = len(shape) - 1 - count
             shapes = [(*shape[:dim], n, *shape[dim + 1 :]) for n in (before, after)]
@@ -346,10 +345,10 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """Return the term of a call that no rule rewrites, or a list of terms if the call returns several tensors.
+        """Return the term of a call, or a list of terms for several results.
 
-        Also stores terms for the new symbols in the results' sizes. `kind` is "move" if the result does not depend on
-        the layouts of the operands, otherwise "op".
+        `kind` is "move" if the result does not depend on the operands' layouts, otherwise "op". Data-dependent sizes of
+        the results get terms as well.
         """
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":

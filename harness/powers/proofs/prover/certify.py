@@ -87,10 +87,9 @@ class _LookUps(dict[str, int]):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """Return the indices of the proof's steps from which the checker derives the terms of all calls and outputs.
+    """Return the indices of the proof's steps that the checker needs, in ascending order.
 
-    A step needs the terms inside its term, the term that it equals, and each term that its rule looks up. Other steps
-    are left out, such as a concatenation that a rule built and did not use.
+    A step that does not lead to the term of a call or an output is left out.
     """
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)

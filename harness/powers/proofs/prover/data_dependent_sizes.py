@@ -1,8 +1,11 @@
-"""Replaces data-dependent sizes by the terms that define them.
+"""Replaces data-dependent sizes, such as `u0`, by the terms that define them.
 
-Two graphs may use different symbols for the same number (`u0` and `u3` for one `x.item()`), or the same symbol for
-different numbers. So each symbol is replaced by the term of its source: a number read from a tensor, a size of a call's
-result, or the number of rows that an all-to-all receives.
+Two graphs may use different symbols for the same number, or the same symbol for different numbers. So each symbol is
+replaced by the term of its source:
+
+- a number read from a tensor, as by `x.item()`;
+- a size of a call's result;
+- the number of rows that an all-to-all receives.
 """
 
 from __future__ import annotations
@@ -52,8 +55,7 @@ class Symbols:
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
         """Store a term for each new symbol in the sizes of a call's result: "the i-th size of `term`".
 
-        `shape` has the sizes of all the call's results in one tuple. A new symbol must be a whole size: if it only
-        occurs within a size, as in `2 * u0`, the call is refused.
+        `shape` has the sizes of all results. Raises RefusedError for a symbol only within a size, as in `2 * u0`.
         """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
@@ -61,9 +63,10 @@ class Symbols:
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Store a term for the symbol in the number of rows that an all-to-all among three or more ranks receives.
+        """Store a term for the symbol in the number of rows that an all-to-all receives.
 
-        The number of rows is the first output split plus the symbol, so the symbol is the sum of all other splits.
+        With three or more ranks, this number is the first output split plus a symbol. So the symbol is the sum of all
+        other splits.
         """
         first, *others = dict(call.args)["output_split_sizes"][1:]
         for name in self.unknown(call.value):

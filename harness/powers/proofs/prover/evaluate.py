@@ -1,8 +1,10 @@
 """Computes terms and graphs on values, to expose a wrong proof.
 
-Every PROVED output's term is computed on random inputs, operator by operator with the stated layouts, and must have the
-same bits as both graphs on every rank. All ranks run in this process, in lockstep: each value is a list with an entry
-per rank, and a collective reads the entries of its group's ranks. Reductions add in the group's order.
+The term of every PROVED output is computed on random inputs, operator by operator with the stated layouts. It must have
+the same bits as both graphs on every rank.
+
+All ranks run in this process, in lockstep. Each value is a list with an entry per rank. A collective reads the entries
+of its group's ranks, and a reduction adds them in the group's order.
 """
 
 from __future__ import annotations
@@ -46,12 +48,13 @@ def run_graph(
 ) -> tuple[list[Any], list[list[Tensor]]]:
     """Run a graph on every rank. Returns the results and the inputs' final values, both per rank.
 
-    `inputs` has a list per rank; it is copied. `watch` is called with each node and its results on every rank. Raises
-    FailsError, which names the node, if a call fails on these values; NotEvaluatedError if a call cannot be computed in
-    one process.
+    - `inputs`: a list per rank. It is copied.
+    - `groups`: the process groups by name.
+    - `late`: run each collective again at its wait. The result changes if an input was written since the launch.
+    - `watch`: is called with each node and its results on every rank.
 
-    A real collective may read and write memory at any time between its launch and its wait. Here it runs at the launch.
-    With `late` it runs a second time at the wait, so the result changes if an input was written in between.
+    Raises FailsError, which names the node, if a call fails on these values. Raises NotEvaluatedError if a call cannot
+    be computed in one process.
     """
     ranks = range(len(inputs))
     held = [[_copied(x) for x in own] for own in inputs]
@@ -77,7 +80,8 @@ def run_graph(
                             env[launch] = launches.pop(launch)()
                         env[node] = env[launch]
                     elif graph_operators.is_collective(node):
-                        # A collective's last argument is the name of its group.
+                        # A real collective may read and write memory at any time from its launch to its wait. Here it
+                        # runs at the launch. Its last argument is the name of its group.
                         own = [args[:-1] for args, _ in given]
                         launches[node] = functools.partial(
                             collective, str(node.target), groups[str(node.args[-1])], own

@@ -1,8 +1,10 @@
 """Finds where two graphs first differ in an output: module, direction, chunk, operator, source line.
 
 A call has a partner if the other graph computes the same term, even by another operator. The graphs first differ at
-calls that have no partner, but whose inputs all have partners. If both graphs have equally many additions without
-partners, it is assumed that additions were moved: before a reduction in one graph, after it in the other.
+calls without a partner whose inputs all have partners.
+
+Both graphs may have equally many additions without partners. It is then assumed that these were moved: before a
+reduction in one graph, after it in the other.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """A call as shown to a reader. `changed` lists its arguments that differ from those of the other graph's call.
+    """A call as shown to a reader.
 
-    A call that a pass inserts has no module and no source line. For such a call, `beside` describes its neighbours
-    instead.
+    - `changed`: its arguments that differ from those of the other graph's call.
+    - `beside`: its neighbours, for a call without a module and a source line, such as a call that a pass inserted.
     """
 
     operator: str
@@ -55,10 +57,10 @@ class Shown:
 class FirstDifferences:
     """The calls at which two graphs first differ in an output. Each pair has the reference first.
 
-    A call has a partner if the other graph computes the same term. `first`: the first calls without a partner. `moved`:
-    additions before a reduction in one graph, and after it in the other. `reshaped`: a call of the same operator from
-    each graph, on different shapes, such as a matrix product of all rows in one graph and of half the rows in the
-    other. A kernel's rounding may depend on the shape.
+    - `first`: the first calls whose value the other graph does not compute.
+    - `moved`: additions that one graph seems to do before a reduction, and the other after it.
+    - `reshaped`: a call of the same operator from each graph, on different shapes, such as all rows and half of the
+      rows. A kernel's rounding may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -107,8 +109,7 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
     """Return a call from each graph, of the first operator that both call on different shapes; None if there is none.
 
-    Only operators that no rule can rewrite are considered. `starts` has, for each graph, the indices of the calls at
-    which it begins to differ.
+    `starts` has each graph's first differing calls. Operators that a rule can rewrite are skipped.
     """
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
@@ -124,16 +125,19 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
 
 
 def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]:
-    """Return the indices of the calls at which a graph begins to differ from the other graph.
+    """Return the indices of the calls at which a graph begins to differ from the other graph, in ascending order.
 
-    `alone` are the calls without a partner in the other graph, `known` the other graph's terms. The result has the
-    calls of `alone` that do not depend on another call of `alone`, and earlier calls that only put elements into
-    another order. It has no inputs and no in-place calls.
+    - `side`: the graph with its terms.
+    - `alone`: the calls whose value the other graph does not compute.
+    - `known`: the other graph's terms.
+
+    The result has the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies
+    on in-place calls do not count. The result also has earlier calls that only put elements into another order.
     """
     calls = side.graph.calls
     # An input that is written has the term of its new value, so it would look different from the start.
     lonely = {i for i in alone if calls[i].op != "input" and not calls[i].writes}
-    # A start is lonely itself, but reads no lonely call.
+    # A start is alone itself, but reads no lonely call.
     starts = [i for i in alone if calls[i].op != "input" and not lonely.intersection(side.reads[i])]
     # A concatenation of the same parts in another order is not in `alone`, since its parts are known. But a matrix
     # product that reads it, several casts and sums later, is. So go back through all calls whose own term is unknown.
@@ -157,8 +161,7 @@ def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
     """Return the names of operators that one graph runs on a whole tensor and the other on its two halves.
 
-    Only operators that no rule can rewrite are considered. A step that splits its rows into chunks is never proved
-    equal to a step that does not: no rule states that a kernel computes a row's bits independently of the other rows.
+    No rule proves such calls equal. Operators that a rule can rewrite are left out.
     """
     found: dict[str, None] = {}
     groups: list[dict[Any, list[tuple[Any, ...]]]] = [{}, {}]
@@ -239,8 +242,9 @@ def _changed(
 ) -> dict[tuple[int, int], tuple[str, ...]]:
     """Return the arguments in which a call differs from its counterpart in the other graph, in words.
 
-    The keys are (0 for the reference or 1 for the candidate, call index). Two calls are only counterparts if each
-    graph's `starts` have exactly one call of that operator in that module and direction. Other calls are left out.
+    - The keys are (0 for the reference or 1 for the candidate, call index).
+    - Two calls are counterparts if no other calls of `starts` have their operator, module and direction.
+    - Calls without a counterpart are left out.
     """
     by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
     for found, side, own in zip(by_place, sides, starts, strict=True):

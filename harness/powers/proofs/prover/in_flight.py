@@ -21,10 +21,10 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """Return the races of a call's reads with collectives in flight.
+        """Return the races of a call's reads with collectives that nothing has waited for.
 
-        For example, `mm` reads the result of an all-gather, and nothing has waited for the all-gather. Waits, views,
-        fills and uninitialized allocations read no elements, so they have no races.
+        For example, `mm` reads the result of an all-gather before its wait. Calls that read no elements, such as views,
+        have none.
         """
         read = set(self._storages(call.reads))
         # A call whose results are all in the memory that it reads is a view.

@@ -1,14 +1,14 @@
-"""Extends a proof of one step to any number of steps, if equal state before a step leads to equal state after it.
+"""Extends a proof of one step to any number of steps.
 
-1. State is everything that successive steps read: parameters, buffers, an optimizer's tensors, written inputs, the
-   random generator's state. Both programs start with the same state.
-2. State that a step writes is an output, and PROVED; a step does not change other state. So both programs have the same
-   state afterwards.
-3. Layouts of state stay the same, so the next step is the proved step: a tensor that replaces an input has its layout,
-   and an in-place write changes no layout.
-4. Both programs leave the generator in the same state.
-5. A step changes nothing else that the next step can read: no optimizer settings, new optimizer state, gradients,
-   attributes or closure variables. A second step is really run after the first to check this.
+This is an induction: if both programs begin a step with equal state, they end it with equal state. State is everything
+that a later step reads: parameters, buffers, an optimizer's tensors, written inputs, the random generator's state.
+
+1. Both programs start with the same state.
+2. State that a step writes is an output, and proved equal in the two programs. A step does not change other state.
+3. The state keeps its memory layouts, so the proof of the first step also fits the next step.
+4. Both programs leave the random generator in the same state.
+5. A step changes nothing else that the next step could read, such as optimizer settings, gradients or attributes. To
+   check this, a second step is run after the first.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ class Induction:
 
 
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
-    """Return whether a proof of one step, with this verdict, extends to any number of steps.
+    """Return whether a proof of one step extends to any number of steps, and if not, why.
 
-    `keeps_less` has an entry for each graph: why its next step would read changes other than those of its inputs, such
-    as a changed optimizer setting; None if it would not.
+    - `verdict`: the verdict on the step.
+    - `keeps_less`: other reasons why it does not extend, such as a changed optimizer setting. None entries do not
+      count.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     # ("seed",) is the generator's state at the start: no call drew random numbers.

@@ -36,8 +36,7 @@ def alignment_of(dtype: str, offset: int, device: str) -> int:
 def overlaps(x: Tensor) -> bool:
     """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
 
-    If a size or stride depends on data, it only returns False for a contiguous tensor in which nothing but the first
-    size depends on data.
+    True if a size or stride depends on data, unless only the first size of a contiguous tensor does.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
@@ -68,14 +67,14 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 def shows(call: Call, calls: Sequence[Call]) -> bool:
     """Return whether a call only selects elements of its first argument: `transpose`, `split`, `reshape`.
 
-    The result may be a view or a copy. False for a view of complex numbers as pairs of real numbers or the reverse,
-    whose elements are other numbers. True for a view as any other dtype, which is refused later.
+    The result may be a view or a copy. False for a view of complex numbers as real numbers, or the reverse.
     """
     if call.writes or call.op == "getitem" or not call.results or not call.reads:
         return False
     x = calls[call.reads[0]].value
     is_copy = call.op in (*RESHAPES, SPLIT)
     is_view = isinstance(x, Tensor) and all(x.storage == y.storage for y in call.results)
+    # A view as any other dtype counts, and is refused later.
     return isinstance(x, Tensor) and (is_copy or (is_view and not _is_paired(x, call.results)))
 
 
@@ -87,8 +86,7 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
     """Return a call without the arguments that follow from its tensors' layouts, so that equal calls have equal data.
 
-    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view. Dims
-    are counted from the start.
+    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view.
     """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
@@ -114,10 +112,9 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """Return the elements of `x` that each result of a call selects, as windows. `shows` must be True for the call.
+    """Return, for each result of a call, the window on `x` that it selects; None for a result that no window describes.
 
-    A window has a shape, strides and an offset; it is None for a result that no window describes. All sizes must be
-    numbers.
+    `shows` must be True for the call, and all sizes must be numbers.
     """
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)
@@ -133,11 +130,13 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _window_on_tensor(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """Convert a window on memory into a window on a tensor in that memory.
+    """Convert a window on memory into a window on a tensor in that memory; None if it reaches other memory.
 
-    Returns None if the window includes memory outside the tensor's elements. `shape` and `strides` are the tensor's;
-    addresses in `memory` count from its first element. For example, a transposed matrix has shape (2, 3) and strides
-    (1, 2): the element at address 2 of its memory is element 1 in the tensor's row-major order.
+    - `shape`, `strides`: the tensor's.
+    - `memory`: the window, with addresses counted from the tensor's first element.
+
+    For example, a transposed matrix has shape (2, 3) and strides (1, 2). Address 2 of its memory is its element 1 in
+    row-major order.
     """
     if 0 in memory.shape:
         return memory

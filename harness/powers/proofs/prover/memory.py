@@ -67,9 +67,12 @@ class GraphMemory:
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
         """Return the tensor that an in-place call such as `add_` writes: its argument `self`.
 
-        Raises RefusedError for a call that writes anything else, writes a constant, or changes a layout, and for a
-        possible race with a collective. Also raises it if the result depends on the order in which elements are read
-        and written.
+        Raises RefusedError if the call:
+
+        - writes anything else, or writes a constant;
+        - changes a layout;
+        - writes memory that a collective may be using;
+        - has a result that depends on the order in which elements are read and written.
         """
         if call.writes != ("self",) or not call.op.split(".")[1].endswith("_") or args["self"][:1] != ("node",):
             raise refuse(call, f"{call.op} writes in a way that is not understood")
@@ -90,10 +93,9 @@ class GraphMemory:
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
-        """Record that call `index` writes the elements of `target`.
+        """Record that call `index` writes `target`. Returns the calls whose results are exactly `target`, by index.
 
-        Returns the indices of the calls whose results are exactly these elements: the write changes their values. All
-        other results in that memory, such as a slice of `target`, become stale.
+        All other results in that memory, such as a slice of `target`, become stale: later reads of them are refused.
         """
         same = []
         for owner in self._owners[target.storage]:

@@ -1,11 +1,16 @@
 """Proves two programs equal: every output's answer, and a check of the answers on values.
 
-1. Write both graphs as data, from newly computed fake values, and require that their inputs have equal layouts.
+1. Write both graphs as data, from newly computed fake values. Their inputs must have equal layouts.
 2. Prove output by output.
-3. Compute both graphs and every PROVED output's term on random inputs. If a PROVED output has different bits, its proof
-   is wrong, so it is REFUSED. Effects that the graphs do not state are refused as well: a call that fails, a result
-   with another layout, an input with changed bits.
-4. If a NOT PROVED output has different bits on these inputs, the inputs are a witness that the programs differ.
+3. Compute both graphs and every PROVED output's term on random inputs. If the term has other bits than a graph, its
+   proof is wrong, so the output is REFUSED.
+4. If a NOT PROVED output has different bits in the two graphs, the inputs are a witness that the programs differ.
+
+The computation may also show an effect that the graphs do not state, which is refused:
+
+- a call that fails;
+- a result with another layout;
+- an input with changed bits.
 """
 
 from __future__ import annotations
@@ -64,9 +69,10 @@ Values = Sequence[Sequence[Any]]
 class Provable:
     """A program for a proof: a graph with named inputs and outputs.
 
-    Only the layouts of `inputs` matter; their sizes may be open. `others` has the name and text of each output that is
-    not a tensor. `written` is the graph as data if another process exported it; then `module` is None, and the program
-    cannot be run.
+    - `module`: the graph. None if another process exported it; `written` then has the graph as data, and the program
+      cannot be run.
+    - `inputs`: only their layouts matter. Their sizes may be open.
+    - `others`: the name and text of each output that is not a tensor.
     """
 
     module: GraphModule | None
@@ -97,12 +103,15 @@ class Provable:
 class PairProof:
     """The result of proving two programs equal.
 
-    `proof` is None if the programs were refused as a whole or not tried; then `reason` is set. `evaluated` is the
-    number of PROVED outputs that were also computed on values: both graphs and the output's term had the same bits.
-    `not_evaluated` is the reason why others were not computed, or None. `seconds` has the time that each phase took.
-    `bounds` has the open sizes for which the result holds, in words. `induction` states whether the proof extends to
-    any number of calls. `not_run` is the reason if the programs themselves could not be run; it is then only assumed
-    that the graphs compute the same as the programs.
+    - `proof`: the answers for all outputs. None if the programs were refused as a whole or not tried.
+    - `reason`: why `proof` is None.
+    - `evaluated`: how many PROVED outputs were also computed on values, and had equal bits.
+    - `not_evaluated`: why others were not computed, or None.
+    - `seconds`: the time that each phase took.
+    - `bounds`: the open sizes for which the result holds, in words.
+    - `induction`: whether the proof extends to any number of calls.
+    - `not_run`: why the programs themselves could not be run, or None. Without a run, it is only assumed that the
+      graphs compute the same as the programs.
     """
 
     verdict: str
@@ -125,12 +134,17 @@ class PairProof:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """Return a line with the verdict and the counts of outputs, and further lines with details.
+        """Return the result as lines of text: the verdict and the counts of outputs, then details.
 
-        The details are, in this order: the outputs with different strides in the two graphs; for each output that is
-        not PROVED, its first differing calls or why it is REFUSED; the bounds of open sizes; why the programs were not
-        run; whether any number of steps is proved. If there are too many outputs, a line states that `all_in` has the
-        complete list.
+        The details are, in this order:
+
+        - the outputs with different strides in the two graphs;
+        - for each output that is not PROVED, its first differing calls or why it is REFUSED;
+        - the bounds of open sizes;
+        - why the programs were not run;
+        - whether any number of steps is proved.
+
+        If there are too many outputs, a line states that `all_in` has the complete list.
         """
         if self.proof is None:
             return [f"{self.verdict}: {self.reason}"]
@@ -164,12 +178,16 @@ def prove_programs(
     rules: dict[str, list[Rule]] | None = None,
     lap: Callable[[str], None] = lambda name: None,
 ) -> PairProof:
-    """Prove two programs with the same inputs, and compute both on each set of inputs that `values` returns.
+    """Prove two programs with the same inputs, output by output.
 
-    Without `values`, nothing is computed. `must_read` lists prefixes of input names: a PROVED output must depend on an
-    input of each prefix. If it is empty, one output must depend on some input. `lap` is called with a phase's name when
-    the phase has ended. Unsupported calls do not raise: they make outputs, or the whole result, REFUSED. The whole
-    result is also REFUSED if the programs leave the random generator in different states.
+    - `values`: returns sets of inputs on which both programs are also computed. If None, nothing is computed.
+    - `must_read`: prefixes of input names. A PROVED output must depend on an input of each prefix. If empty, at least
+      one output must depend on an input.
+    - `rules`: rules to use instead of RULES, for tests.
+    - `lap`: is called with the name of each phase that has ended.
+
+    Unsupported calls do not raise: outputs, or the whole result, become REFUSED. The whole result is also REFUSED if
+    the programs leave the random generator in different states.
     """
     try:
         graphs = reference.graph, candidate.graph
@@ -233,8 +251,8 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
     """Compute both programs on each set of inputs in `sets`, and return `found` with updated answers.
 
-    A PROVED output becomes REFUSED if its term has other bits than either graph. A NOT PROVED output gets a witness if
-    its values in the two programs differ.
+    - A PROVED output becomes REFUSED if its term has other bits than a graph.
+    - A NOT PROVED output gets a witness if its values in the two programs differ.
     """
     steps = reference, candidate
     for place, values in enumerate(sets):
@@ -370,7 +388,9 @@ def _unstated_writes(
 ) -> list[OutputAnswer]:
     """Return a REFUSED answer for each input that a run changed although no call in the graph states this write.
 
-    `given` has the inputs before the runs, per rank; `held` has the inputs after the run of each graph.
+    - `answers`: the answers so far. Outputs among them are skipped.
+    - `given`: the inputs before the runs, per rank.
+    - `held`: the inputs after the run of each graph.
     """
     answered = {answer.output for answer in answers}
     found = []

@@ -20,10 +20,10 @@ from bitproof.harness.systems.graph import graph_of_program
 def precompiled_step(
     case: Case, system: str, device: torch.device, folder: Path | None = None
 ) -> tuple[StepGraph, GroupTable]:
-    """Return the graph of the precompiled step in `folder`, and its process groups. Determinism switches must be set.
+    """Return the graph and the process groups of the precompiled step in `folder`; without it, precompile now.
 
-    Without a folder, the step is precompiled now into a temporary file, as before a run. Raises ArtifactError for a
-    file that a run would refuse, and any error of precompiling.
+    Determinism switches must be set. Raises ArtifactError for a file that a run would refuse, and any error of
+    precompiling.
     """
     made_as = GRAPH if system == PRECOMPILED else system
     if folder is None:

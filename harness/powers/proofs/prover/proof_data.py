@@ -6,9 +6,11 @@ Everything consists of nested tuples of numbers and strings, so it can be writte
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
     ("ranks", (rank, ...), ...)                   a process group: the ranks of each of its instances, in order
 
-and a size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols, where an
-earlier call defines each symbol. A term is referred to by its index among all steps. Within terms, a symbol is replaced
-by the index of the term that defines it. A term is
+A size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols. An earlier call
+defines each symbol.
+
+A term describes a value. Other terms refer to it by its index among all steps. Within terms, a symbol is replaced by
+the index of the term that defines it. A term is
 
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph
@@ -81,13 +83,14 @@ class Tensor:
 class Call:
     """A call of a graph, such as `aten.mm.default` with its arguments by name.
 
-    `writes` has the names of the arguments that the call writes. `random` states whether it draws random numbers.
-    `value` is the layout of its result: a tuple of layouts for several results, a size if it reads a number from a
-    tensor, None without a result. `place` is the call's origin, for readers.
+    - `writes`: the names of the arguments that the call writes.
+    - `random`: whether it draws random numbers.
+    - `value`: the layout of its result. A tuple for several results, a size for a number read from a tensor, None
+      without a result.
+    - `place`: the call's origin, for readers.
 
-    The operator "view" stands for any operator whose result shares its input's memory. The layouts alone define which
-    elements a view selects, so its other arguments are left out. A copy's arguments that only set the result's layout
-    are left out as well.
+    A call that returns a view is recorded with the operator "view". Arguments that only repeat what the layouts state
+    are left out, such as the dims of a transpose.
     """
 
     name: str

@@ -1,8 +1,7 @@
 """Proves a case: its two systems' steps, as programs with the same inputs, compute equal bits.
 
-1. Trace the reference's step, and the candidate's graph after all or some of its passes. This needs no ranks: process
-   groups come from the table that passes use.
-2. Prove the two (`pairs.py`), and compute them on the case's own tokens.
+Both steps are traced without ranks, the candidate's after its passes. They are proved equal (`pairs.py`), and computed
+on the case's own tokens.
 """
 
 from __future__ import annotations
@@ -84,16 +83,19 @@ def prove_case(
     in_turn: bool = True,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CaseProof:
-    """Prove a case on tensors of `device`, by default the CPU; `options` add passes to the candidate's graph.
+    """Prove that the two steps of a case compute equal bits.
 
-    With `precompiled`, the candidate is the step in this folder. With `evaluate`, both graphs are also computed on
-    values. With `follow`, the optimizer's update after a proved step is proved as well. `rules` are RULES unless a test
-    passes others. With `in_turn`, this process traces the reference and then the candidate. Without it, a large
-    reference is traced in a forked process, while this process traces the candidate. `clock` measures the result's
-    `seconds`. Afterwards this process has the determinism switches of a run.
+    - `options`: options for the candidate's graph, such as added passes.
+    - `device`: the device of the tensors, by default the CPU.
+    - `precompiled`: the folder of a precompiled step to use as the candidate.
+    - `evaluate`: also compute both graphs on values.
+    - `follow`: if the step is PROVED, also prove the optimizer's update after it.
+    - `rules`: rules to use instead of RULES, for tests.
+    - `in_turn`: trace both graphs in this process. If False, another process may trace a large reference meanwhile.
+    - `clock`: measures the result's `seconds`.
 
-    A case that `why_not` excludes is NOT TRIED. Raises the errors of tracing and passes, and ArtifactError. Unsupported
-    calls do not raise: they are REFUSED.
+    A case that `why_not` excludes is NOT TRIED. Unsupported calls do not raise: they are REFUSED. Raises the errors of
+    tracing and passes, and ArtifactError. Afterwards this process has the determinism switches of a run.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
@@ -152,9 +154,9 @@ def _have_equal_layouts(*sides: Sequence[Any]) -> bool:
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """Return the inputs on which a case's graphs are computed: a list with one set, which has a list for each rank.
+    """Return a list with a single set of inputs for both graphs: a list of tensors for each rank.
 
-    If the step or the number of ranks is too large to compute the graphs, the set has fake tensors without values.
+    The tensors are fake, without values, if the step or the number of ranks is too large.
     """
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:

@@ -1,7 +1,6 @@
 """Traces a case's reference step, once for all cases that share it.
 
-A large step is only needed as data, not computed on values. So another process may trace it and send the data, while
-this process traces the candidate.
+A large step is only needed as data. So another process may trace it, while this process traces the candidate.
 """
 
 from __future__ import annotations
@@ -101,11 +100,13 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """Context that yields a function, which returns a case's reference and may have to wait for it.
+    """Context that yields a function, which returns a case's traced reference.
 
-    With `in_turn`, or if the reference is small enough to be computed, this process traces it at the start of the
-    context. If not, a forked process traces it while the context runs. If that process fails or takes too long, the
-    function traces the reference in this process, and raises the errors of tracing.
+    - With `in_turn`, or for a small reference, this process traces it at the start of the context.
+    - Otherwise a forked process traces it while the context runs, and the function waits for the result. If the process
+      fails or takes too long, the function traces the reference itself.
+
+    Raises the errors of tracing.
     """
     # Nothing is forked while other threads run: a lock that such a thread holds would stay locked in the fork.
     if in_turn or threading.active_count() > 1 or num_parameters(case) <= MOST_ELEMENTS:

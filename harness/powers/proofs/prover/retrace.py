@@ -32,14 +32,14 @@ def check_retraced(
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> None:
-    """Trace the certificate's case here, and raise RejectedError unless this makes the graphs in the certificate.
+    """Trace the certificate's case again, and raise RejectedError unless this makes the graphs in the certificate.
 
-    `main` and `graphs` are the contents of the certificate's files. A certificate is also rejected if it was made with
-    other code of bitproof, with another torch, or on another kind of machine.
+    - `main`, `graphs`: the contents of the certificate's files.
+    - `extra_passes`, `precompiled`: options of the original proof. They come from the caller, since code that only the
+      certificate names must never run.
 
-    `extra_passes` and `precompiled` come from the caller: code that only the certificate names must never run. Raises
-    UsageError if the certificate was made with other extra passes, or if only one of the certificate and the caller has
-    a precompiled step.
+    A certificate is also rejected if it was made with other code of bitproof, another torch, or another kind of
+    machine. Raises UsageError if it was made with other options.
     """
     subject = main["subject"]
     if subject["extra_passes"] != [*extra_passes] or bool(subject["precompiled"]) != (precompiled is not None):

@@ -1,16 +1,17 @@
 """The rules that rewrite terms. Each keeps every bit and states why; none relies on real-number arithmetic.
 
-Their common aim: everything that only moves elements is brought into a single form, a concatenation of
-element-by-element operators on windows of the remaining terms. For example, `cat(neg(x[:2]), neg(x[2:]))` becomes
-`neg(x)`. Rules only move operators inwards, so rewriting ends.
+The rules bring everything that only moves elements into a single form: a concatenation of element-by-element operators
+on windows of the remaining terms. (A window is a selection of elements.) For example, `cat(neg(x[:2]), neg(x[2:]))`
+becomes `neg(x)`. Rules only move operators inwards, so rewriting ends.
 
 A rule is called with a table and a term of the kind under which RULES lists it. It returns the index of an equal term,
 or None if it does not apply. Its docstring states the equality, and why it keeps every bit.
 
-An operator is exact if it computes each element of its result only from the elements at the same index, with a single
-correctly rounded operation. So neither layout nor other elements matter. `known_operators.py` lists these operators,
-and docs/explanation/proving.md states the assumptions about a machine. A NaN's sign and payload are not covered:
-operands may be exchanged.
+An operator is exact if each element of its result depends only on the elements at the same index, and is rounded once,
+correctly. So neither layout nor other elements matter. `known_operators.py` lists the exact operators.
+docs/explanation/proving.md states the assumptions about a machine.
+
+A NaN's sign and payload may change, since operands may be exchanged.
 """
 
 from __future__ import annotations
@@ -44,8 +45,7 @@ def view_of_view(table: Table, term: Term) -> int | None:
 def view_of_same_order(table: Table, term: Term) -> int | None:
     """Rule: a view of a reshaped view is a view of the inner view without the reshape.
 
-    A window counts elements in row-major order, so only the order of the inner view's elements matters, not its shape.
-    The inner view gets as few dims as possible.
+    A window counts elements in row-major order, so the inner view's shape does not matter.
     """
     _, place, *w = term
     if table[place][0] != "view":
@@ -56,10 +56,9 @@ def view_of_same_order(table: Table, term: Term) -> int | None:
 
 
 def view_of_exact(table: Table, term: Term) -> int | None:
-    """Rule: a view of an exact operator's result equals the exact operator of views.
+    """Rule: a view of an exact operator's result equals the operator's result on views of its operands.
 
-    All operands have the result's shape, so the same window selects corresponding elements. Other operators have no
-    such rule, since their kernels may depend on layouts.
+    All operands have the result's shape. Other operators have no such rule: their kernels may depend on layouts.
     """
     _, place, *w = term
     if table[place][0] != "exact" or table.open_shape(place) is None:
@@ -71,8 +70,7 @@ def view_of_exact(table: Table, term: Term) -> int | None:
 def view_of_cat(table: Table, term: Term) -> int | None:
     """Rule: a view of a concatenation is a concatenation of views of its parts, or a view of a single part.
 
-    If a window crosses several parts along one of its dims, the views of the parts are concatenated along that dim. Any
-    other window that crosses several parts is left unchanged.
+    A window across several parts must cross them along a single dim.
     """
     _, place, *w = term
     if table[place][0] != "cat":
@@ -113,10 +111,9 @@ def cat_of_cat(table: Table, term: Term) -> int | None:
 
 
 def cat_of_neighbours(table: Table, term: Term) -> int | None:
-    """Rule: in a concatenation, two consecutive windows of the same term become a single window.
+    """Rule: in a concatenation, adjacent windows of the same term are joined: `cat(x[:2], x[2:4])` is `x[:4]`.
 
-    For example, `cat(x[:2], x[2:4])` is `x[:4]`. The windows' strides must agree, and the second must start at the end
-    of the first. Two results of an exact operator become a single result in the same way, if their operands do.
+    Their strides must be equal. Results of an exact operator are joined if their operands can be joined.
     """
     _, parts, dim = term
     for index in range(len(parts) - 1):
@@ -219,11 +216,12 @@ def exact_twice(table: Table, term: Term) -> int | None:
 
 
 def exact_of_neg(table: Table, term: Term) -> int | None:
-    """Rule: -(-x) is x, and a negation of an operand of a product or a cast becomes a negation of the result.
+    """Rule: a negation moves out of a product or a cast, and -(-x) is x.
 
-    For example, -a * b becomes -(a * b), and a factor -2 counts as the negation of 2. A product's sign depends only on
-    its factors' signs, and rounding to nearest is symmetric around 0. A negation does not move out of a sum: -a + a is
-    +0.0, but -(a + -a) is -0.0.
+    - (-a) * b becomes -(a * b): the sign of a product depends only on its factors' signs.
+    - A cast of -x becomes the negation of the cast of x: rounding to nearest is symmetric around 0.
+    - A factor -2 counts as the negation of 2.
+    - A negation does not move out of a sum: -a + a is +0.0, but -(a + -a) is -0.0.
     """
     _, name, dtype, device, operands = term
     if name not in ("neg", "mul", "cast"):
@@ -251,8 +249,7 @@ def _without_sign(table: Table, place: int) -> int | None:
 def exact_through_wider(table: Table, term: Term) -> int | None:
     """Rule: in two consecutive casts, the first can be skipped if its dtype is wider, so that it changes no number.
 
-    For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16, and bfloat16 -> float32 -> bfloat16 is no cast.
-    Neither of bfloat16 and float16 is wider than the other.
+    For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16.
     """
     _, name, dtype, device, operands = term
     inner = table[operands[0]]
@@ -284,9 +281,9 @@ def exact_of_one_choice(table: Table, term: Term) -> int | None:
 
 
 def exact_in_order(table: Table, term: Term) -> int | None:
-    """Rule: a + b is b + a, and a * b is b * a, including the sign of zeros; only NaNs may differ.
+    """Rule: a + b is b + a, and a * b is b * a, including the sign of zeros. Only NaNs may differ.
 
-    (a + b) + c is not a + (b + c), and a - b is not b - a: those have no rule.
+    (a + b) + c is not a + (b + c), since each sum rounds.
     """
     *operator, operands = term
     if term[1] not in COMMUTING or operands == tuple(sorted(operands)):
@@ -351,9 +348,11 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 def reduce_of_cat(table: Table, term: Term) -> int | None:
     """Rule: a reduction of terms concatenated along the columns of (W, n) is a concatenation of reductions.
 
-    The rule requires that the order in which a column is summed depends neither on the number of columns nor on the
-    column's position; the certificate lists this as an assumption. gloo's sums in rank order, as this project makes
-    them, satisfy it. NCCL does not promise it.
+    It assumes that all columns are summed in the same order, whatever their number and position. The certificate lists
+    this assumption.
+
+    - gloo's sums in rank order, as this project makes them, satisfy it.
+    - NCCL does not promise it.
     """
     _, place, operation, ranks = term
     if table[place][0] != "cat" or table[place][2] != 1:

@@ -1,8 +1,10 @@
 """A table of unique terms: two values are proved equal if the rules rewrite their terms to the same final form.
 
-`Table.make` adds a term, or finds it, and returns the index of its final form: the term to which the rules rewrite it,
-or itself. The operands of a term are always final forms. The table is also the record of the proof: each step is a term
-with the rule that rewrote it, and depends only on earlier steps.
+`Table.make` adds a term if it is new, and returns the index of its final form. This is the term to which the rules
+rewrite it, or the term itself if no rule applies. The operands of a term are always final forms.
+
+The table is also the record of the proof. Each step is a term with the rule that rewrote it, and depends only on
+earlier steps.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ Rule = Callable[["Table", Term], int | None]
 
 
 class Table:
-    """The terms of a proof, in the order in which they were added. `rules` lists the rules for each kind of term.
+    """The terms of a proof, in the order in which they were added.
 
-    `joins` and `hint` are for the rules. `joins` maps two terms and a dim to the term of their concatenation, or to
-    None if they do not form a single window. A rule may set `hint` to an intermediate result, which is recorded for the
-    checker.
+    - `rules`: the rules for each kind of term.
+    - `steps`: each term, with the rule that rewrote it.
+    - `joins`: a cache for the rules. It maps two terms and a dim to the term of their concatenation; None if they do
+      not form a single window.
+    - `hint`: an intermediate result that a rule may set for the checker.
     """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:

@@ -1,9 +1,9 @@
 """Proves the rest of a training step, after its graph: balancing the experts, and the optimizer's update of shards.
 
 1. For each system, trace `Trainer.update`, which all built-in systems run. Gradients have the layouts of the system's
-   step. Optimizer state exists, as after the first step; before the first step it is zeros in both systems.
-2. Append the update to the system's step. The joined graph's update reads the step's outputs, in their memory.
-3. Prove the two joined graphs: outputs are the final parameters, buffers and optimizer state.
+   step. Optimizer state exists, as after the first step. Before that, it is zeros in both systems.
+2. Append the update's graph to the step's. In the joined graph, the update reads the step's outputs.
+3. Prove the two joined graphs. Their outputs are the final parameters, buffers and optimizer state.
 4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
 
 The terms are added to those of the step's proof.
@@ -46,9 +46,10 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 class UpdateProof:
     """The proof of the optimizer's update after a step.
 
-    `answers` has an answer for each input of the step that the update changes. `induction` states whether any number of
-    steps is proved. `proof` is the proof of both systems' graphs of step and update, or None if they were refused as a
-    whole.
+    - `answers`: an answer for each input of the step that the update changes.
+    - `reason`: why the update was refused as a whole, or None.
+    - `induction`: whether any number of steps is proved.
+    - `proof`: the proof of step and update together. None if they were refused as a whole.
     """
 
     verdict: str
@@ -141,9 +142,11 @@ def _on_meta(x: data.Tensor) -> Tensor:
 def join(step: Graph, update: Graph) -> Graph:
     """Return the graph of a step followed by its update.
 
-    If an input of the update has the name of an input or output of the step (`gradient of layers.0.w`), the update
-    reads that value of the step, in its memory. Any other input of the update becomes an input of the joined graph.
-    Raises RefusedError if the step leaves a value in another layout than the update reads.
+    - An input of the update with the name of an input or output of the step, such as `gradient of layers.0.w`, reads
+      that value.
+    - Any other input of the update becomes an input of the joined graph.
+
+    Raises RefusedError if a value has another layout after the step than the update reads.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]

@@ -1,10 +1,11 @@
-"""Windows: the elements that a view selects, counted in row-major order of the viewed tensor.
+"""Windows: the elements of a tensor that a view selects, as (shape, strides, offset).
 
-A window (shape, strides, offset) selects, for index i, the tensor's element number offset + sum(i_k * stride_k). For
-example, the transpose of a (2, 3) tensor is ((3, 2), (1, 3), 0). This is like `as_strided` on a contiguous tensor, but
-it counts elements, wherever they are in memory.
+Elements are counted in row-major order of the tensor, wherever they are in memory. Index (i, j) of a window selects
+element number offset + i * strides[0] + j * strides[1]. For example, the transpose of a (2, 3) tensor is the window
+((3, 2), (1, 3), 0).
 
-Each window has a canonical form: a dim of size 1 has stride 0, and a window without elements only has zeros.
+Each window has a canonical form. A dim of size 1 has stride 0. If there are no elements, all strides and the offset are
+0.
 """
 
 from __future__ import annotations
@@ -122,10 +123,12 @@ class Piece(NamedTuple):
 
 
 def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
-    """Split a window on a concatenation along `dim` into windows on its parts. `parts` has the parts' shapes.
+    """Split a window on a concatenation along `dim` into windows on its parts; None if it cannot be split.
 
-    Returns (along, pieces): `pieces` are the windows on the parts, and `along` is the dim of `outer` along which they
-    follow each other, or None if the window is within a single part. Returns None if the window cannot be split.
+    `parts` has the parts' shapes. Returns (along, pieces):
+
+    - `pieces`: the windows on the parts.
+    - `along`: the dim of `outer` along which they follow each other; None if the window is within a single part.
     """
     # In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
     # follows part. A dim of the window either moves from block to block or stays within a block.
@@ -162,11 +165,15 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
 def _cut_along(
     size: int, step: int, start: int, others: int, bounds: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """Divide the indices of one dim of a window among parts: (part, first element, number of indices) for each.
+    """Divide the indices of one dim of a window among the parts of a concatenation.
 
-    The dim has this `size` and the stride `step`; its index 0 is at element number `start`. From there, the window's
-    other dims reach `others` elements further. `bounds` are the element numbers at which parts begin and end. Returns
-    None if the elements at one index are in several parts.
+    Returns (part, number of the first element, number of indices) for each part. Returns None if the elements at a
+    single index are in several parts.
+
+    - `size`, `step`: the dim's size and stride.
+    - `start`: the element number of index 0.
+    - `others`: how many elements further the window's other dims reach.
+    - `bounds`: the element numbers at which parts begin and end.
     """
     found, index = [], 0
     for part, bound in enumerate(bounds[1:]):

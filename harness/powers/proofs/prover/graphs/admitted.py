@@ -1,13 +1,14 @@
-"""The operators that a proof admits. A scan called each: the results matched the operator's schema and fake results.
+"""The operators that a proof admits, each with the layouts and dtypes of tensors for which it is admitted.
 
-The list is in `admitted.txt`; `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators
-that the scan could not call are not on it.
+A scan called each of these operators: the results matched the operator's schema and its fake results. The list is in
+`admitted.txt`. `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators that the scan
+could not call are not on it.
 
-For tensors of several dtypes, many operators compute another dtype than their fake results have. So a call with several
-dtypes is only admitted if its operator is also on the list of that mixture of dtypes. The scan tried two dtypes at a
-time, with all tensors row-major or all with the same layout; other mixtures are refused.
+For tensors of several dtypes, many operators have a fake result of a wrong dtype. So each mixture of dtypes has a list
+of its own, and the operator must be on it. The call must also be like those of the scan: two dtypes, and all tensors
+row-major or all with the same layout.
 
-In addition, `untold` refuses a call whose fake values show a write or an alias that its schema does not state.
+In addition, `untold` refuses a call that writes or shares memory in a way that its schema does not state.
 """
 
 from __future__ import annotations
@@ -91,11 +92,12 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 
 
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
-    """Return whether a call with tensors of several dtypes has a form that the scan tried.
+    """Return whether a call with tensors of several dtypes is like the calls that the scan tried.
 
-    The call must have two dtypes, and its tensors must be all row-major or all of the same shape and strides. Tensors
-    without dims may occur together with others only for operators of TAKES_NUMBERS_AS_TENSORS. In-place calls always
-    count as tried.
+    - In-place calls always are.
+    - There must be two dtypes, and all tensors must be row-major or all of the same shape and strides. Operators of
+      LIES_BY_SHAPE may have any layouts.
+    - Tensors without dims must not occur together with others, except in operators of TAKES_NUMBERS_AS_TENSORS.
     """
     name, tensors = str(target), [*_tensors(given)]
     # An in-place call returns its argument, whose dtype and layout are known.
@@ -142,8 +144,10 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 def layout_of(given: Mapping[str, Any]) -> str:
     """Return the strictest of LAYOUTS that covers all tensor arguments of a call.
 
-    The result is `any-layout` if a size or stride depends on data, except the size of the first dim. For a backward
-    call it is also `any-layout` if none of the tensors has the dtype that the argument `input_dtype` states.
+    These count as `any-layout`:
+
+    - a tensor in which a stride, or a size other than the first, depends on data;
+    - a call whose argument `input_dtype` names a dtype that none of its tensors has.
     """
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
@@ -210,6 +214,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     allowed = names().get(name)
     if allowed is None:
         return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
+    # For such a call, some fakes have another dtype than torch's results.
     if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
         return (
             f"{name} with a number of another kind than its tensors of {_dtypes_text(name, given)} "
@@ -239,10 +244,9 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
 
 
 def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether a Python number among a call's operands decides the result's dtype.
+    """Whether the dtype of a call's result depends on a Python number among its operands.
 
-    For example, 0.5 does with integer tensors, and any number does with bool tensors. Some fakes then have another
-    dtype than torch's results. False for in-place calls, which keep their tensor's dtype.
+    For example, it does for 0.5 with integer tensors. False for in-place calls, which keep their tensor's dtype.
     """
     if written_names(target):
         return False
@@ -279,8 +283,8 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
-    Its tensors must be row-major, where the scan found no other hidden effect, and have the same dtype. The running
-    statistics must share no memory with other arguments, and have an element per channel.
+    - Its tensors must be row-major and have the same dtype.
+    - The running statistics must share no memory with other arguments, and have an element per channel.
     """
     if name not in {*known.BATCH_NORMS, *known.BATCH_NORMS.values()} or given.get("training") is not True:
         return False
@@ -294,15 +298,17 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
     # functional form returns float32 statistics even if all its tensors are 16-bit.
     dtypes = {x.dtype for x in _tensors(given)}
     has_tried_dtypes = len(dtypes) == 1 and (name in known.BATCH_NORMS or dtypes <= {torch.float32, torch.float64})
+    # For row-major tensors, the scan found no other hidden effect.
     return has_tried_dtypes and are_apart and fits and layout_of(given) == ROWS and type(given.get("momentum")) is float
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     """Whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
-    The kernel's lists must be equally long and have row-major CPU tensors. At each index, all tensors but the step
-    count must have the same dtype and size. It must not scale gradients. The written tensors must share no memory with
-    each other or with other arguments.
+    - Its lists must be equally long and have row-major CPU tensors.
+    - At each index, all tensors but the step count must have the same dtype and size.
+    - It must not scale gradients.
+    - The written tensors must share no memory with each other or with other arguments.
     """
     # If it does not scale gradients, the kernel writes only parameters and their state.
     if name not in known.FUSED or not all(given.get(x) is None for x in ("grad_scale", "found_inf")):

@@ -6,8 +6,8 @@ Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchm
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
-3. An integer becomes a real number if the schema's type is real: `2` becomes `2.0`. It also does if the operator
-   computed the same bits with both in the scan, and all tensors have the same real dtype.
+3. An integer becomes a real number if the schema's type is real: `2` becomes `2.0`. For other types, the scan must have
+   found the same bits with both, and all tensors must have the same real dtype.
 4. An argument that equals its default is left out.
 """
 
@@ -57,10 +57,11 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """Return a call's arguments in canonical form, without those that equal their defaults.
+    """Return a call's arguments in canonical form, such as `dim=2` for `dim=-1`, without those equal to their defaults.
 
-    `target` is the operator, and `given` has the arguments as data. In these, the result of an earlier call is given by
-    its index in `calls`.
+    - `target`: the operator.
+    - `given`: the arguments as data.
+    - `calls`: the earlier calls, to which an argument may refer by index.
     """
     schema = schema_of(target)
     if schema is None:

@@ -18,8 +18,7 @@ _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", 
 def runs_otherwise(module: GraphModule) -> str | None:
     """Return why a graph module would not run exactly its graph, such as `hooks`; None if it does.
 
-    A user's pass may leave a hook on the module, on a nested graph or on all modules. Such a pass may also replace the
-    function or the class that runs the graph, or install a function that rewrites the generated code.
+    A user's pass may leave hooks, replace the function or class that runs the graph, or rewrite its code.
     """
     if any(getattr(part, hooks) for part in module.modules() for hooks in _HOOKS):
         return "hooks"

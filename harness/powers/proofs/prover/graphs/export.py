@@ -1,9 +1,10 @@
-"""Writes a step's graph as data: every call with its arguments by name and its result's layout.
+"""Writes a step's graph as data: every call with its arguments by name and its result's memory layout.
 
-Metadata in the graph is not trusted, since passes write it, and a user's pass may write anything. Instead, every call
-runs again on fake values, starting from the inputs, and the layout of its fake result is recorded. For operators in
-`admitted`, fake values share memory exactly if real values do. So aliases follow from fake values, not from names of
-operators. Any other operator is refused.
+The metadata in a graph is not used, since a user's pass may write anything there. Instead, every call runs again on
+fake values: tensors with a layout, but without elements. The layout of each fake result is recorded.
+
+Fake values also show which tensors share memory. For the operators in `admitted`, this is known to be right. A call of
+any other operator is refused.
 """
 
 from __future__ import annotations
@@ -78,9 +79,12 @@ def export_graph(
 ) -> Graph:
     """Return a module's graph as data: its calls, and the call that computes each output.
 
-    `names` and `inputs` are the names and values of the graph's inputs, in order; only the layouts of the values
-    matter. `outputs` are the names of its outputs. If inputs have open sizes, `bounds` is filled with the bounds within
-    which the result is right. Raises RefusedError, which names the node.
+    - `names`, `inputs`: the names and values of the graph's inputs, in order. Only the values' layouts matter.
+    - `outputs`: the names of its outputs, in order.
+    - `groups`: the process groups that its collectives use.
+    - `bounds`: is filled with the bounds of open sizes within which the result is right.
+
+    Raises RefusedError, which names the node, for a call that proofs do not support.
     """
     if otherwise := runs_otherwise(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
@@ -149,10 +153,10 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """Return the index of the call that computes the output `returned`.
+        """Return the index of the call that computes an output, given by its node and name.
 
-        A size is not the result of a recorded call, so a call that returns it is added. Raises RefusedError if the
-        output is neither a tensor nor a size.
+        For a size, a call that returns it is added first. Raises RefusedError if the output is neither a tensor nor a
+        size.
         """
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])
@@ -451,8 +455,8 @@ def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 def _target(node: Node) -> Any:
     """Return the operator under which a node is recorded: that of its call, with two exceptions.
 
-    An unsafe split is recorded as a split, and an in-place `transpose_` as a transposed view, if no other call can
-    notice the difference.
+    - An unsafe split is recorded as a split.
+    - An in-place `transpose_` is recorded as `transpose`, if no other call can notice the difference.
     """
     # No other call notices it if the tensor is new, the result of a call that returns no alias, and later calls only
     # read it through the result of `transpose_`.

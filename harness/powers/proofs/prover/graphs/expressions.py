@@ -10,12 +10,12 @@ import sympy
 from bitproof.harness.powers.proofs.prover.proof_data import Size
 
 
+# A step has few distinct expressions, but torch builds each of them many times.
 @functools.lru_cache(maxsize=1 << 16)
 def size_of(expression: Any) -> Size:
     """Convert a size to a sum of products of symbols: `2*s0*s1 + 3` becomes `("size", (3,), (2, "s0", "s1"))`.
 
-    Products are sorted, so equal sizes are equal tuples. Raises ValueError for any other expression, such as `s0 // 2`.
-    A step has few distinct expressions, but torch builds each of them many times, so results are cached.
+    Equal sizes become equal tuples. Raises ValueError for any other expression, such as `s0 // 2`.
     """
     expanded = sympy.expand(expression)
     if expanded.is_Integer:

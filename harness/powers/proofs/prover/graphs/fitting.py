@@ -1,12 +1,11 @@
 """Checks shapes for operators that do not check them, and with mismatching shapes access foreign memory or abort.
 
-Calls from autograd have matching shapes; a graph from elsewhere may not.
+Calls from autograd have matching shapes. A graph from elsewhere may not.
 
-`index` is checked here because its fake result is wrong for some indices. If an index has no dims, the fake result has
-other strides, and too few dims if there is another index. If indices are column-major, the kernel's result is
-column-major, but the fake result is row-major.
+`index` is checked for another reason: its fake result has a wrong layout for some indices.
 
-Sizes are compared as text, because comparing data-dependent sizes themselves would fail.
+- If an index has no dims, the fake result has other strides, and too few dims if there is another index.
+- If indices are column-major, the kernel's result is column-major, but the fake result is row-major.
 """
 
 from __future__ import annotations
@@ -23,9 +22,10 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
     """Return whether a call's arguments have mismatched shapes that its operator does not reject.
 
-    `given` maps the names of the call's arguments to their values, with fake tensors. For example,
-    `native_layer_norm_backward` needs a `grad_out` of the shape of `input`. For `index` the result is whether the fake
-    result may have a wrong layout.
+    - For example, `native_layer_norm_backward` needs a `grad_out` of the shape of `input`.
+    - For `index`, the result is whether the fake result may have a wrong layout.
+
+    `given` has the arguments by name, with fake tensors.
     """
     # A nested graph's calls are checked by name alone, without arguments.
     if not given:
@@ -51,15 +51,14 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
 def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
     """Whether the result of a call of `index` may have another layout than its fake result.
 
-    The kernel orders the result's dims by the strides of `x`, then by the strides of each index; the fake operator
-    orders them only by the strides of `x`. To the kernel an index has size 1 in every dim of `x` that it does not
-    index, so an index can also reorder dims of size 1 in `x`.
+    The kernel orders the result's dims by the strides of `x` and of the indices, the fake operator only by `x`.
     """
     if any(index is not None and (index.dim() == 0 or not _is_in_order(_dims_of(index))) for index in indices):
         return True
     own = _dims_of(x)
     taken = [dim for dim, index in enumerate(indices) if index is not None]
     left = [dim for dim in range(x.dim()) if dim not in taken]
+    # To the kernel an index has size 1 in every dim of `x` that it does not index. So it may reorder dims of size 1.
     single = [dim for dim in left if dim < taken[0] and isinstance(own[dim][0], int) and own[dim][0] == 1]
     return any(not _is_in_order([own[dim], own[after]]) for dim in single for after in left if after > dim)
 
@@ -70,11 +69,11 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 
 
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether torch keeps these dims in their order. Each is (size, stride).
+    """Whether torch keeps these dims, each (size, stride), in their order.
 
-    torch does so if each dim's stride is larger than the strides of the dims after it, or equal and the later size is
-    not larger. Expanded dims, of stride 0, have no order. False if any size but the first, or a stride, depends on
-    data.
+    - Each stride must be larger than the strides after it, or equal if the later size is not larger.
+    - Dims of stride 0 are skipped.
+    - False if a stride, or a size other than the first, depends on data.
     """
     if len(dims) == 1:
         return True
@@ -88,6 +87,7 @@ def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
 
 
 def _sizes(x: Tensor) -> tuple[str, ...]:
+    # As text, because comparing data-dependent sizes themselves would fail.
     return tuple(str(n) for n in x.shape)
 
 

@@ -1,8 +1,9 @@
-"""Open sizes of inputs: runs a graph on sizes that have bounds but no number, so that no call can branch on them.
+"""Runs a graph on inputs with open sizes: sizes that have bounds, but no number.
 
-A tracer has an example number for each of its symbols, and a traced call may have branched on it. Here the graph runs
-again without example numbers. A call that branches on an open size then fails, and is refused. Lower bounds are at
-least 2, since tensors with a size of 0 or 1 have other layouts, and broadcast.
+A tracer has an example number for each open size, and a traced call may have depended on this number. Here the graph
+runs without example numbers. A call that needs a number then fails, and is refused.
+
+Lower bounds are at least 2. Tensors with a size of 0 or 1 have other layouts, and broadcast.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ LEAST = 2
 
 @dataclass
 class SizeBounds:
-    """The least and greatest value of each open size of a graph's inputs; the greatest is None if there is no limit.
+    """The bounds of open sizes of a graph's inputs, such as (2, 64) for `dim 0 of input 1`.
 
-    A size is named by its first place in the inputs, such as `dim 0 of input 1`.
+    A greatest value of None means no limit. A size has the name of its first place.
     """
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)

@@ -1,12 +1,13 @@
 """Runs each distinct call on fake values only once: layers of a model repeat each other's calls.
 
-1. A plain tensor without open sizes is stored as a `Lying`: its layout and the number of its memory. Its fake value is
-   only created if a call that runs reads it.
-2. A call's key is its operator, its arguments, and for each tensor its layout and which other arguments share its
-   memory. Without open sizes, the key determines the layouts of the results.
-3. A call is remembered only if it writes nothing and its results are plain tensors without open sizes, each in an
-   argument's memory or alone in new memory. A later call with the same key does not run: it gets results of the same
-   layouts, in its own arguments' memory or in new memory.
+1. A tensor is stored as a `Lying`: its layout and the number of its memory. Its fake value is created only if a call
+   that runs reads it. Tensors with open sizes are stored unchanged.
+2. A call's key is its operator and its arguments. For a tensor, the key has its layout, and which other arguments share
+   its memory. Calls with equal keys have results of equal layouts.
+3. A call is remembered only if it writes nothing and its results are plain tensors without open sizes. Each result must
+   be in an argument's memory, or alone in new memory.
+4. A later call with a remembered key does not run. It gets results of the same layouts, in its own arguments' memory or
+   in new memory.
 """
 
 from __future__ import annotations
@@ -177,8 +178,7 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
     """Return the key of an argument: equal for arguments of equal layout. Raises _OpenError if it has no key.
 
-    Each tensor's memory is appended to `memories`, unless it is in there. A tensor's key has the index of its memory,
-    so the keys show which tensors share memory: `add(x, x)` has another key than `add(x, y)`.
+    The key has the index of a tensor's memory in `memories`, to which new memories are appended.
     """
     match x:
         case Node():

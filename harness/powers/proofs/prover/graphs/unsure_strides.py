@@ -1,9 +1,11 @@
 """Finds matrix products whose kernel may depend on a stride that is wrong in the fake tensor.
 
-The stride of a dim of size 1 affects no element's address, and fake tensors often have another stride there than real
-results. But matrix products choose their kernel by this stride: in float32, a (1, 33) times (33, 1) product has
-different bits depending on the last stride of its second operand. If a call reads only row-major tensors (dims of size
-1 included), its fake result has the right strides. Otherwise the strides of dims of size 1 in its result are unsure.
+The stride of a dim of size 1 affects no element's address. Fake tensors often have another stride there than real
+results. But matrix products choose their kernel by it. In float32, a (1, 33) times (33, 1) product has different bits
+depending on the last stride of its second operand.
+
+If a call reads only row-major tensors (dims of size 1 included), its fake result has the right strides. Otherwise the
+strides of dims of size 1 in its result are unsure.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Replaces calls that write tensors by functional calls, each followed by a copy of the new value into its tensor.
+"""Replaces calls that write tensors by calls that return the new value, each followed by a copy into its tensor.
 
 `x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code need not handle these writes:
 
 - A batch norm writes its running statistics, although not every schema states it.
-- An optimizer's kernel writes lists of tensors; on the CPU it processes parameters one by one, so it becomes one call
+- An optimizer's kernel writes lists of tensors. On the CPU it processes parameters one by one, so it becomes one call
   per parameter.
-- A random fill overwrites its tensor without reading it. A call before it fills the tensor with zeros, so that the
-  tensor's old content, such as uninitialized memory, affects no answer.
+- A random fill overwrites its tensor without reading it. A call before it fills the tensor with zeros, so that the old
+  content affects no answer.
 """
 
 from __future__ import annotations
@@ -139,8 +139,10 @@ def add_updates(
 ) -> Iterator[Any]:
     """Add a call of an optimizer's kernel as one call per parameter. Yields each parameter's new fake values.
 
-    `call` is the call of the kernel, whose arguments are lists. `given` has its arguments by name, as fake values;
-    `names` are the arguments that the kernel writes by its schema. `layout` returns the layout of a fake value.
+    - `call`: the call of the kernel, whose arguments are lists.
+    - `given`: its arguments by name, as fake values.
+    - `names`: the arguments that the kernel writes by its schema.
+    - `layout`: returns the layout of a fake value.
     """
     for place in range(len(given["self"])):
         args = tuple((name, _one_of(x, place)) for name, x in call.args)

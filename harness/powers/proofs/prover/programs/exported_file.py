@@ -1,19 +1,19 @@
-"""Reads a program saved by torch.export. Nothing in the file is run, imported, evaluated or unpickled by torch.
+"""Reads a program saved by torch.export, without running anything in the file.
 
-torch.export.load is only for trusted files: it imports modules named by the file, writes names of inputs into Python
-code, evaluates expressions, and unpickles. Instead:
+torch.export.load is only for trusted files: it imports modules that the file names, evaluates expressions, and
+unpickles. Instead:
 
-1. `plain_archive` parses the zip, and refuses an archive that two readers could see differently.
-2. `json_fields` reads the model's JSON field by field: an unknown field, or a value of another type, is refused.
-3. Operators are looked up by name among torch's own, and called only if a proof admits them (`graphs/admitted`).
+1. `plain_archive` reads the zip, and refuses an archive that two readers could see differently.
+2. `json_fields` reads the model's JSON, and refuses unknown fields and values of a wrong type.
+3. Operators are looked up by name among torch's own. They are called only if a proof admits them (`graphs/admitted`).
 4. Names must be plain identifiers, because torch writes them into code.
-5. A weight is a tensor over bytes of the file. It is refused if its sizes and strides reach outside these bytes.
-   `sample_inputs` reads sample inputs.
+5. A weight is a tensor over bytes of the file. Its sizes and strides must not reach outside these bytes.
+6. `sample_inputs` reads sample inputs without unpickling them.
 
-Parts that are not needed are never read: the structure of inputs, names of modules, guards, versions of operators.
+Parts that are not needed, such as names of modules and guards, are never read.
 
-Files of torch 2.11 and later have this form, schema version 8. If a file uses a newer feature, it is refused, and the
-error names the field.
+Files of torch 2.11 and later can be read (schema version 8). A file that uses a newer feature is refused, with an error
+that names the field.
 """
 
 from __future__ import annotations
@@ -207,9 +207,12 @@ class _Reader:
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
         """Return the weights or the constants of the program, by name. Tensors over the same file share memory.
 
-        `kind` is "weights" or "constants", and `model` the model's name in the archive. A tensor's file has the name
-        `prefix` and a number. The paths of all files that are read are added to `known`. Raises FieldError,
-        ArchiveError or TensorError for an invalid archive.
+        - `kind`: "weights" or "constants".
+        - `prefix`: a tensor's file has this name, followed by a number.
+        - `model`: the model's name in the archive.
+        - `known`: the paths of all files that are read are added to it.
+
+        Raises FieldError, ArchiveError or TensorError for an invalid archive.
         """
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)

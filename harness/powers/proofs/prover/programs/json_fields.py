@@ -1,10 +1,10 @@
-"""Read untrusted JSON field by field: each read states the expected type, and a refusal names the path.
+"""Reads untrusted JSON field by field: each read states the expected type, and an error names the field's path.
 
     version = field_of(content, "model").object(("major", "minor"))
     version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
-An unknown field is refused unless it is null, false or empty. A newer version of the format may have further fields,
-but a file that leaves them null, false or empty does not use them.
+An unknown field is refused unless it is null, false or empty. So a file of a newer version can be read if it does not
+use the version's new fields.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Field:
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
-        """Return each field of an object by name, as a `Field`. The value of a missing `optional` field is None.
+        """Return the fields of a JSON object by name. A missing `optional` field has the value None.
 
-        Raises FieldError for a missing `required` field, and for an unknown field that is not null, false or empty.
+        Raises FieldError for a missing `required` field, or an unknown field that is not null, false or empty.
         """
         if not isinstance(self.value, dict):
             raise self.wrong("an object")

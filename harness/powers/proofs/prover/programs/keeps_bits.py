@@ -8,9 +8,10 @@
     with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
         torch.compile(model)(x)
 
-The layouts of a graph's inputs come from `inputs`, or else from the placeholders' metadata before the pass; both graphs
-are proved with these. Constant tensors are part of a graph. If Inductor finds a graph in its cache, no pass runs, and
-nothing is proved.
+Both graphs are proved with the same layouts of inputs. These come from `inputs`, or else from the placeholders'
+metadata before the pass. Constant tensors are part of a graph.
+
+If Inductor finds a graph in its cache, no pass runs, and nothing is proved.
 """
 
 from __future__ import annotations
@@ -78,8 +79,10 @@ def keeps_bits(
 ) -> Any:
     """Wrap a pass so that it raises PassError, naming the node, unless its result is proved equal to its input.
 
-    Without a pass, this returns a context that proves Inductor's own passes. The context yields KeptPasses, and with
-    `check` raises PassError at its end for the first pass that is not proved.
+    Without a pass, return a context that proves Inductor's own passes, and yields KeptPasses.
+
+    - `inputs`: the graph's inputs. By default, their layouts come from the graph's placeholders.
+    - `check`: the context raises PassError at its end for the first pass that is not proved.
     """
     if a_pass is None:
         return _watching(check)
@@ -116,8 +119,7 @@ class KeptPass:
     def uuid(self) -> Any:
         """Return the identity of the pass for Inductor's cache: a digest of the pass and of bitproof's own source.
 
-        The pass is represented by its own `uuid()`, or by its source if it has none. Returns None if the source does
-        not determine the pass; then Inductor caches no graph.
+        None if neither the pass's own `uuid()` nor its source determines it. Inductor then caches no graph.
         """
         own = getattr(self._pass, "uuid", None)
         try:
@@ -148,13 +150,13 @@ class _Snapshot:
             self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove that `graph`, the result of the pass `name`, computes the same bits as the graph before the pass.
+        """Prove that `graph`, the result of the pass `name`, computes the same bits as the graph before.
 
-        Both graphs are proved under the switches from before the pass. A pass that changed a switch, or values of a
-        parameter or buffer, is REFUSED.
+        REFUSED if the pass changed values of a parameter or buffer, or a switch such as torch's number of threads.
         """
         with disable_current_modes():
             switched = self._switches.changes()
+            # Both graphs are proved under the switches from before the pass.
             self._switches.restore()
         after, changed = self._program_of(graph), self._text != _text(graph)
         if switched:

@@ -1,7 +1,6 @@
-"""Operators over lists of tensors, traced as torch's CPU implementation: a loop over single tensors.
+"""Traces operators over lists of tensors as a loop over single tensors, as torch's CPU implementation runs them.
 
-On the CPU, `torch._foreach_add_(xs, ys)` calls `x.add_(y)` for each pair of tensors; devices with a kernel for lists
-run that kernel instead. A test compares the bits of operators over lists and of loops.
+For example, `torch._foreach_add_(xs, ys)` becomes `x.add_(y)` for each pair. On other devices it stays unchanged.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Refuses a program that changes a switch between its operators, since a graph does not record switches.
+"""Refuses a program that changes a switch, such as the number of threads, between its operators.
 
     torch.set_num_threads(1); y = x.sum(); torch.set_num_threads(4)        refused at `aten.sum`
 
-Autocast, grad mode, the default dtype and the choice of an attention kernel are exempt: the traced operators show them.
+A graph does not record switches. Some are exempt, since the traced operators show them: autocast, grad mode, the
+default dtype and the choice of an attention kernel.
 """
 
 from __future__ import annotations

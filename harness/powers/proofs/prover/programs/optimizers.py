@@ -1,9 +1,9 @@
 """Optimizers among a program's inputs. Their state tensors are inputs and outputs of the program, like parameters.
 
-    optimizer NAME.KEY      state tensor KEY of parameter NAME; `written optimizer NAME.KEY` is its value after a step
+    optimizer NAME.KEY              state tensor KEY of parameter NAME
+    written optimizer NAME.KEY      its value after a step
 
-State that is not a tensor, and settings such as `lr`, are part of the program. If a step changes them, the next step is
-another program, so only a single step is proved.
+Other state, and settings such as `lr`, are part of the program. If a step changes them, only a single step is proved.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class HeldOptimizers:
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
         """Context in which the optimizers update the tensors in `parameters`, with the state tensors in `given`.
 
-        The keys of both are the tensors' names. At the end of the context, the optimizers have their own parameters and
-        state again.
+        The keys of both are the tensors' names. Afterwards the optimizers have their own tensors again.
         """
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:

@@ -1,17 +1,17 @@
-"""Refuses a program's effects outside of the objects that it can reach: on files, processes, the environment.
+"""Refuses effects of a program outside of its own objects: on files, processes, the environment.
 
-A program runs on copies of its objects, so a change of an object is seen by comparing copies (`reachable`). But files,
-other processes and environment variables have no copy. Also, a program that inspects its callers may do something else
-when it is proved. Python announces such effects and inspections to audit hooks before they happen (PEP 578). If a
-program that is traced or run here causes such an event, RefusedError is raised, so the effect never happens. Files that
-imports and compilers write for the program are exempt.
+A program runs on copies of its objects, so changes of objects show when copies are compared (`reachable`). Files and
+other processes have no copy. But Python announces effects on them to audit hooks before they happen (PEP 578). While a
+program is traced or run, such an event raises RefusedError, so the effect never happens.
 
 Example: a step that counts its calls in a file is refused at `open(path, "w")`.
 
-Writes to a file that is already open are not announced, so the sizes and offsets of open files are compared. The files
-of the standard streams are exempt, as a program may print; so are files that a parent process has open as well.
-`torch.save` and safetensors open files outside of Python, without an event: their writers are patched while a program
-runs. A file that another library opens outside of Python, as Arrow does, is not noticed.
+- Inspecting callers is refused as well: a program could use it to do something else while it is proved.
+- Files that imports and compilers write for the program are allowed.
+- Writes to files that are already open are not announced, so sizes and offsets of open files are compared. Files of the
+  standard streams, and files that a parent process has open as well, are exempt.
+- `torch.save` and safetensors write files without an event. Their writers are patched while a program runs.
+- A file that another library, such as Arrow, opens outside of Python is not noticed.
 """
 
 from __future__ import annotations
@@ -80,11 +80,9 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """Context in which a program runs. The program may only change objects that it can reach.
+    """Context in which a program may only change objects that it can reach. Any other effect raises RefusedError.
 
-    Before any other effect, such as a write to a file or the start of a process, RefusedError is raised. If the program
-    catches this error, it is raised again when the context ends. `is_users_file` returns whether a source file, given
-    by its path, is a user's code.
+    If the program catches the error, the context raises it again. `is_users_file` returns whether a file is a user's.
     """
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
@@ -169,10 +167,9 @@ def _concerns(event: str) -> bool:
 
 
 def _effect_of(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
-    """Return the effect of an audit event, in words. None if it only reads, or if an import or a compiler causes it.
+    """Return the effect of an audit event in words. None if it only reads, or if an import or a compiler causes it.
 
-    An inspection of callers is only an effect if a user's code makes it. `frame` is the Python frame that caused the
-    event.
+    Inspecting callers only counts if a user's code does it. `frame` caused the event.
     """
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
@@ -235,9 +232,10 @@ def process_state() -> Mapping[str, Any]:
 def _open_files() -> dict[int, Any]:
     """Return the state of each open file by its descriptor; {} if the system is not Linux.
 
-    For a regular file, the state is its device, inode, size and offset. For a pipe whose two ends this process has, it
-    is the number of unread bytes. Files of the standard streams, and files that an ancestor of this process has open,
-    are left out.
+    - For a regular file: its device, inode, size and offset.
+    - For a pipe whose two ends this process has: its device, inode and number of unread bytes.
+
+    Files of the standard streams are left out, and so are files that an ancestor of this process has open.
     """
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
@@ -262,8 +260,7 @@ def _open_files() -> dict[int, Any]:
 def _files_of_ancestors() -> set[tuple[int, int]]:
     """Return the device and inode of each file that an ancestor of this process has open.
 
-    An ancestor may write to such a file at any time. For example, a shell redirects the output of a test runner into a
-    log, which the runner's workers inherit.
+    An ancestor, such as a shell that writes a log, may write to such a file at any time.
     """
     found: set[tuple[int, int]] = set()
     process = os.getppid()
@@ -290,10 +287,9 @@ def _mask_of_new_files() -> str | None:
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """Return an identity for the byte at a memory address: equal for two addresses of the same byte.
+    """Return an identity for the byte at a memory address, equal for two addresses of the same byte.
 
-    A file that is mapped into memory twice has two addresses for each byte. The identity of such a byte is (file,
-    position in the file), that of any other byte ("memory", address).
+    For a byte of a mapped file, it is (file, position in the file), otherwise ("memory", address).
     """
     found = next((x for x in _shared_mappings() if x.start <= address < x.end), None)
     return (found.file, found.offset + address - found.start) if found else ("memory", address)

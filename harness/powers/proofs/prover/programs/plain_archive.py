@@ -1,14 +1,16 @@
 """Reads a zip archive, and refuses it unless all readers would see the same files in it.
 
-A zip file lists its contents in three parts (a header before each file, a directory, and a record at the end), and
-readers differ in the part that they trust. Here every byte of the archive must have one meaning: the files follow each
-other from byte 0 to the directory, the directory ends where the end record begins, the end record ends the archive, and
-all three parts agree.
+A zip file describes its contents in three places: a header before each file, a directory, and a record at the end.
+Readers may trust different places. So here all three must agree, and every byte must belong to one of these parts:
 
     headers and files | directory | zip64 record and locator, if any | end record
 
-Refused are bytes before, between or after these parts, a comment, compression (any size could be hidden in it),
-encryption, two names that are equal or differ only in case, a name that leads out of the archive, and a wrong checksum.
+Also refused are:
+
+- a comment, compression or encryption;
+- two names that are equal or differ only in case;
+- a name that leads out of the archive;
+- a wrong checksum.
 """
 
 from __future__ import annotations
@@ -114,6 +116,7 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
     _, _, flags, method, _, _, checksum, stored, size, *lengths = struct.unpack_from("<6H3I3H", content, at + 4)
     disk, _, _, header = struct.unpack_from("<2H2I", content, at + 34)
     name = _name(content[at + 46 : at + 46 + lengths[0]])
+    # Compression could hide any size.
     if method != 0:
         raise ArchiveError(f"{name} is compressed; torch.export.save compresses nothing")
     if flags & ~(_HAS_DESCRIPTOR | _IS_UTF8):

@@ -1,13 +1,17 @@
 """A user's object as a program for a proof: a function, a module, a graph, or an exported program.
 
-    function, module    traced as it runs on the given inputs, including backward and in-place writes. The program's
-                        inputs are: the tensors anywhere among the arguments, by position; the parameters and buffers of
-                        modules among the arguments, and of the function if it is a module, by name; and the state
-                        tensors of optimizers. Everything else is part of the program.
+    function, module    traced as it runs on the given inputs, including backward and in-place writes
     graph module        its own nodes, if these are operators; otherwise traced, node by node
     exported program    its own nodes, run only on fake values, operator by operator
 
-Only an exported program has open sizes. To prove a function or a module with open sizes, it is exported first.
+The inputs of a traced program are:
+
+- the tensors anywhere among the arguments, by position;
+- the parameters and buffers of modules, by name: of the program itself and of modules among its arguments;
+- the state tensors of optimizers among its arguments.
+
+Everything else is part of the program. Only an exported program has open sizes. To prove a function or a module with
+open sizes, it is exported first.
 """
 
 from __future__ import annotations
@@ -253,9 +257,11 @@ def _input_names(signature: Any) -> Iterator[str]:
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
     """Return the name of a graph's output. `spec` is its output spec in torch.export, and `place` its position.
 
-    `inputs` maps names of placeholders to names of inputs. A returned value is named OUTPUT, to which the caller adds a
-    number. The final value of an input is named after the input, as if it were written in place; a gradient is named
-    after its parameter or input. Raises RefusedError for any other kind of output.
+    - A returned value has the name OUTPUT, to which the caller adds a number. A loss has the name LOSS.
+    - The final value of an input has the name `written`, followed by the input's name.
+    - A gradient has the name `gradient of`, followed by the name of its parameter or input.
+
+    `inputs` maps names of placeholders to names of inputs. Raises RefusedError for any other kind of output.
     """
     match spec.kind.name:
         case "USER_OUTPUT":
@@ -279,10 +285,10 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 
 
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
-    """Return the modules of a program: the program itself if it is a module, and the modules among its inputs.
+    """Return the modules of a program, by the prefix of their parameters' names.
 
-    The keys are prefixes for the names of the modules' parameters and buffers. The program's own prefix is "". That of
-    a module among the inputs is its number, such as `0.`, or "" if it is the only module.
+    - The program itself, if it is a module, has the prefix "".
+    - A module among the inputs has its number, such as `0.`, or "" if it is the only module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -315,9 +321,9 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    """Trace a copy of a function on a copy of its inputs, so that tracing does not change the user's objects.
+    """Trace a copy of a function on a copy of its inputs.
 
-    Raises RefusedError if the function cannot be traced, or if the tensors among its inputs do not allow a proof.
+    Raises RefusedError if the function cannot be traced, or if a tensor among its inputs does not allow a proof.
     """
     # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
@@ -397,10 +403,9 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context for tracing a program. If the program cannot be run, it is refused as soon as a call of torch fails.
+    """Context for tracing a program: if it cannot be run, it is refused as soon as a call of torch fails.
 
-    `not_run` is why it cannot be run; None if it can, and then nothing is refused. The program is refused even if it
-    catches the exception.
+    `not_run` is the reason why it cannot be run, or None. Catching the failure does not prevent the refusal.
     """
     # Some calls fail only while they are traced, such as reading a tensor's element, so the trace may take another
     # branch than a run. A run would show the difference, but without a run nothing does.
@@ -419,9 +424,10 @@ def _line_of(error: BaseException) -> str:
 class _Tracing:
     """Runs a function while it is traced, and collects its outputs and effects.
 
-    `leaves` is the flat list of the function's arguments, from which `rebuilt` makes the arguments. `values` has the
-    program's inputs by name, `modules` the modules by the prefix of their names. `where` is the node that runs now, if
-    the function is a graph.
+    - `leaves`: the function's arguments as a flat list. `rebuilt` makes the arguments from such a list.
+    - `modules`: the program's modules, by the prefix of their parameters' names.
+    - `values`: the program's inputs, by name.
+    - `where`: the node that runs now, if the function is a graph.
     """
 
     def __init__(
@@ -448,10 +454,10 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """Run the function with `given` as its input tensors. Returns the tensors and sizes among its outputs.
+        """Run the function with `given` as its input tensors, and return the tensors and sizes among its outputs.
 
-        The outputs are the returned values and the tensors that the function changed. The attribute `outputs` has all
-        of them with their names.
+        Outputs are the returned values and the tensors that the function changed. `self.outputs` has all of them by
+        name.
         """
         by_name = self._given_by_name(given)
         tracer = cast(Any, get_proxy_mode()).tracer

@@ -1,13 +1,12 @@
-"""Finds every object that a call can reach, by path; the changes that a call makes; and copies on which to run it.
+"""Finds every object that a call can reach, copies these objects, and finds the changes that the call makes to them.
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
 A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two runs of equal programs must leave the
-same content at every path: the same tensors and numbers, in the same containers, with the same objects shared.
+same content at every path: the same tensors and numbers, in the same containers. The same objects must be shared.
 
-The state of an object is its attributes, if its classes are written in Python. For other objects, such as an iterator
-or a generator of random numbers, it is the state that pickle keeps. An object without either, such as an open file, is
-refused.
+The state of an object is its attributes, if its classes are written in Python. For other objects, such as an iterator,
+it is the state that pickle keeps. An object without either, such as an open file, is refused.
 """
 
 from __future__ import annotations
@@ -68,10 +67,12 @@ _CachedFunction = type(functools.lru_cache(len))
 
 
 class Reached:
-    """The objects that can be reached from `roots`, in a fixed order.
+    """The objects that can be reached from `roots`, in a fixed order. Each has a path, such as `input 1['mask']`.
 
-    `tokens` has the content at each path, as data that can be compared; `tensors` has the tensor at each path that has
-    one; `objects` lists every object once. `known` maps the id of a tensor to its name, which is then used as its path.
+    - `tokens`: the content at each path, as data that can be compared.
+    - `tensors`: the tensors, by path.
+    - `objects`: every object once.
+    - `known`: the names of some tensors, by id. A name is then used as the tensor's path.
     """
 
     def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
@@ -112,10 +113,13 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return the changes from `before` to `after`, as a dict from each changed path to its new content.
+    """Return the changes from `before` to `after` as new contents by path, without paths below the root `without`.
 
-    The content is a tensor if the path now has another tensor, otherwise a token, which identifies a plain value; None
-    if the path now has nothing. Paths below the root `without` are left out.
+    The new content is:
+
+    - a tensor, if the path now has another tensor;
+    - None, if the path now has nothing;
+    - otherwise a token: data that can be compared.
     """
     found: dict[str, Token | Tensor] = {}
     for place in dict.fromkeys([*before.tokens, *after.tokens]):
@@ -503,8 +507,7 @@ class Memories:
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a copy of the objects in `roots`, with CPU tensors of zeros in place of tensors without values.
 
-    None if all tensors have values, or if the zeros would need more than MOST_BYTES. Raises RefusedError if the objects
-    cannot be copied.
+    None if all tensors have values, or the zeros would be too large. Raises RefusedError if copying fails.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
@@ -535,11 +538,15 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state that a program may use, to refuse a call that changes it.
+    """A snapshot of the global state that a program may change. `refuse_changes` raises RefusedError if it has changed.
 
-    The state consists of the variables and class attributes that the user's code names, loggers, and the state of the
-    process. Copies of a program share it with the original. `in_place` is False while a program is traced: the values
-    of tensors in such variables cannot change then, so they are not compared.
+    The state consists of:
+
+    - variables and class attributes that the user's code names;
+    - loggers;
+    - the state of the process.
+
+    `in_place` is False while a program is traced: the elements of tensors are then not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
@@ -550,6 +557,7 @@ class Around:
         self._process, self._switches = process_state(), read_switches()
         self._loggers = _loggers()
         self._reached = Reached(found)
+        # While a program is traced, the values of tensors in variables cannot change.
         real = {place: x for place, x in self._reached.tensors.items() if in_place and not isinstance(x, FakeTensor)}
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
 
@@ -607,8 +615,9 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
     """Return the variables that the user's code reachable from `objects` names, and namespaces that this code may use.
 
-    The variables are a dict by name. The namespaces are pairs of a name and a dict: those of the objects' classes, and
-    of objects in installed packages that the code names. The entries of namespaces are only compared by identity.
+    - The variables are a dict by name.
+    - The namespaces are pairs of a name and a dict: of the objects' classes, and of objects in installed packages that
+      the code names. Their entries are only compared by identity.
     """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
@@ -677,8 +686,7 @@ only counts together with `grad_fn` and the like, as an attribute of an autograd
 def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
     """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
 
-    Code that looks variables up, as in `globals()["count"]`, may read any variable. For such code every container among
-    the variables is yielded as well.
+    For code such as `globals()["count"]`, every container among the variables is yielded as well.
     """
     # `names` has every name in the code, `asked` the globals that it loads, and the first attribute that it takes.
     names, codes = set[str](), [function.__code__]

@@ -1,15 +1,15 @@
 """Runs a program, and compares it with its own graph.
 
-A proof is about a graph. The graph is not proved to do the same as the program, but it is tested: both run on copies of
-the given inputs, and on random inputs. They start from the same state of the random generators, with the caller's
-threads, precision, autocast and gradients. Afterwards these must agree:
+A proof is about a graph. It does not show that the graph does the same as the program, so this is tested. Both run on
+copies of the given inputs, and on random inputs. They start from the same state of the random generators, with the
+caller's settings, such as threads and precision. Afterwards these must agree:
 
 1. the returned values, and the bits of every input;
 2. all changes of reachable objects: gradients, attributes, containers, optimizer state;
 3. the random generators and the switches of the process.
 
-Any difference refuses the proof, whatever its cause: an operator that is traced as another, a fast path that tracing
-turns off, memory that is exchanged, a hook. If the proof also claims further steps, a second step follows the first.
+Any difference refuses the proof. Its cause may be a hook, or a fast path that tracing turns off. If the proof also
+claims further steps, a second step follows the first.
 """
 
 from __future__ import annotations
@@ -52,10 +52,12 @@ def not_run(held: Held) -> str | None:
 
 
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph for some steps, and compare them.
+    """Run a program and its graph for some steps, and raise RefusedError if they differ.
 
-    The inputs are the program's own, or those in `drawn` by name. Raises RefusedError, which names the first
-    difference, and NotEvaluatedError if the graph cannot be computed. If both fail on drawn inputs, no error is raised.
+    - `drawn`: inputs by name; by default the program's own. If both fail on drawn inputs, no error is raised.
+    - `num_steps`: the number of steps.
+
+    Raises NotEvaluatedError if the graph cannot be computed.
     """
     before = Switches.now()
     try:
@@ -83,10 +85,10 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """Return the first difference between a program and its graph as text, or None, and a list of all computed values.
+    """Run a program and its graph, and return (first difference in words or None, all computed values).
 
-    The values are the outputs of both and the final values of inputs. With them, the caller can compare this run with
-    another.
+    The values are outputs and final values of inputs, for a comparison with another run. `drawn` has input values by
+    name.
     """
     memories = Memories()
     world = copied({"subject": held.subject, "inputs": tuple(held.inputs)}, memories)
@@ -224,9 +226,11 @@ def _unlike(
 ) -> str | None:
     """Return the first difference between a program's run and its graph's run, in words; None if there is none.
 
-    `real` is the result of the program's run, and `runs` the copy of the program that ran. `outputs`, `memory` and
-    `generator` are from the graph's run: outputs by name, final values of inputs by name, and the random generator's
-    state.
+    - `real`: the result of the program's run.
+    - `runs`: the copy of the program that ran.
+    - `outputs`: the graph's outputs, by name.
+    - `memory`: the final values of the graph's inputs, by name.
+    - `generator`: the random generator's state after the graph's run.
     """
     # Returned values: the same number, equal numbers and texts, and then equal tensors.
     stated = {name for name, _ in held.program.others} | {*outputs}

@@ -1,9 +1,9 @@
 """Reads the inputs with which a program was exported, without unpickling them.
 
-torch.save writes a zip that contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
+torch.save writes a zip: it contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
 pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors are
-followed. The name of a class or a function stays a text: `_rebuild_tensor_v2` and an empty OrderedDict are recognized
-by name, and not called. A tensor is laid out over its bytes, like weights.
+followed. No class or function is looked up or called: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by
+name.
 
 A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
 """
@@ -157,10 +157,12 @@ class _Machine:
         return self.stack[-1]
 
     def _checked(self, items: Any, inner: list[Any], holder: Any = None) -> Any:
-        """Return `items`. Raises SampleError if one of them is a mark, or if their container is nested too deep.
+        """Check `items`, which were read from a pickle, and return them.
 
-        `inner` lists the items. `holder` is the container to which they are added; None if `items` itself is the
-        container.
+        - `inner`: a list of the items.
+        - `holder`: the container to which they are added; None if `items` itself is the container.
+
+        Raises SampleError if an item is a mark, which shows a damaged file, or if the container is nested too deep.
         """
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")

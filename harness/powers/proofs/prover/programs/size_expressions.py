@@ -1,8 +1,7 @@
 """Reads sizes in a file, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`, without eval.
 
-Python's parser only builds a syntax tree, and only calls of known names are accepted. A size of an input must be a sum
-of products of symbols and numbers. Sizes that the graph's calls compute may be more complex: they are checked, but not
-used.
+A size of an input must be a sum of products of symbols and numbers. Sizes that the graph's calls compute may be more
+complex: they are checked, but not used.
 """
 
 from __future__ import annotations
@@ -117,8 +116,10 @@ def _check(node: ast.expr, text: str) -> None:
 def _name_and_arguments(node: ast.expr, text: str, known: set[str]) -> tuple[str, list[Any]]:
     """Return the name of the function that a syntax tree calls, and its arguments.
 
-    The arguments of a symbol are its name, those of a number its value. `known` are the accepted functions. Raises
-    ExpressionError for any other syntax; `text` is the expression in the error.
+    - `known`: the accepted functions.
+    - `text`: the whole expression, for the error.
+
+    The arguments of a symbol are its name, those of a number its value. Raises ExpressionError for any other syntax.
     """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)

@@ -5,9 +5,11 @@
     found.answers            for each output: verdict, reason or first differing calls, witness
 
 Parameters and buffers of the two programs are paired by name, inputs and outputs by position. A value written into an
-input is an output as well. A proof holds for all values of inputs, parameters and buffers of these shapes, or of all
-sizes within the stated bounds, as long as the two programs have equal parameters and buffers. If parameters have
-different bits in the two programs, the proof is refused: the programs would differ, and the proof would not show it.
+input is an output as well.
+
+A proof holds for all values of inputs, parameters and buffers of these shapes, or of all sizes within the stated
+bounds. The two programs must have equal parameters and buffers. If they have different bits, the proof is refused: the
+programs would differ, and the proof would not show it.
 """
 
 from __future__ import annotations
@@ -43,15 +45,16 @@ NUM_SETS = 2
 
 
 def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
-    """Prove that `f` and `g` compute equal bits. The result has an answer for each output; if the output is not proved,
-    also the reason, or how the two were seen to differ.
+    """Prove that `f` and `g` compute equal bits. The result has an answer for each output.
 
-    `f` and `g` are functions or modules that take `inputs`, graph modules, or exported programs, which have their own
-    inputs. `inputs` may be nested tuples, lists and dictionaries. Tensors, modules and optimizers in them are inputs of
-    the proof; any other object becomes part of the program. With `dynamic_shapes`, as in `torch.export.export`, both
-    are exported with these sizes open.
+    - `f`, `g`: functions or modules that take `inputs`, graph modules, or exported programs, which have their own
+      inputs.
+    - `inputs`: may be nested tuples, lists and dictionaries. Tensors, modules and optimizers in them are inputs of the
+      proof. Any other object becomes part of the program.
+    - `dynamic_shapes`: as in `torch.export.export`. Both programs are exported with these sizes open.
 
-    No error is raised if a proof is impossible: the verdict is REFUSED, with the node and the reason.
+    An output's answer also has the reason if it is not proved, or how the two programs were seen to differ. No error is
+    raised if a proof is impossible: the verdict is REFUSED, with the node and the reason.
     """
     try:
         if (drawn := _with_values(f, g, inputs) if dynamic_shapes is None else None) is not None:
@@ -65,10 +68,9 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """Prove two programs with tensors that have no values, such as on the meta device, by drawing values for them.
+    """Prove two programs with tensors that have no values, such as on the meta device, by drawing values.
 
-    None if all tensors have values, if the drawn values would be too large, or if the programs cannot be traced with
-    values.
+    None if all tensors have values, if the values would be too large, or if tracing fails.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
@@ -153,10 +155,10 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless a call of each program has the same side effects.
+    """Raise RefusedError unless both programs have the same side effects, at the same paths.
 
-    A change must be at the same path in both programs. If it is not a tensor, the new values must also be equal. Writes
-    to the programs' inputs need not match here, since they are outputs of the proof.
+    New values that are not tensors must be equal. Writes to inputs are not compared here: they are outputs of the
+    proof.
     """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
@@ -192,8 +194,11 @@ def _check_state(one: Held, other: Held) -> None:
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
     """Return why a proof does not hold for inputs at their addresses in memory; None if it does.
 
-    An input must be aligned to `line_of` bytes, and two inputs must not share memory that a program writes. Tensors
-    over NumPy arrays may violate both. If a file is mapped twice, both addresses count as the same memory.
+    - An input must be aligned to `line_of` bytes.
+    - Two inputs must not share memory that a program writes. If a file is mapped twice, both addresses count as the
+      same memory.
+
+    Tensors over NumPy arrays may violate both.
     """
     # By input: an identity of its memory, and the addresses at which that begins and ends.
     spans: dict[str, tuple[object, int, int]] = {}
@@ -252,8 +257,7 @@ def _is_closed(x: Tensor) -> bool:
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
     """Return random inputs with the layouts of `like`, in the order of `like`.
 
-    The values' magnitudes are far enough apart to expose a different rounding. Integers keep their values from
-    `values`, since they may be indices; so do optimizer states, which may be counts.
+    Integers keep their values from `values`, since they may be indices. So do optimizer states, which may be counts.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []
@@ -262,7 +266,7 @@ def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> 
         if not is_kept and (x.is_floating_point() or x.is_complex()):
             kind = torch.complex64 if x.is_complex() else torch.float32
             value = torch.randn(x.shape, generator=generator, dtype=kind)
-            # The second factor spreads the magnitudes.
+            # The second factor spreads the magnitudes far enough to expose a different rounding.
             value = (value * torch.exp(torch.randn(x.shape, generator=generator))).to(x.dtype)
         elif has_values(values.get(name)):
             value = values[name]

@@ -1,8 +1,7 @@
 """Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over more.
 
-The tensor group splits attention, dense layers and shared experts. The ranks that read the same text divide its tokens
-among them, and send them to the experts of an expert group that spans several tensor groups. Nothing is chunked here;
-see `tp_chunked`.
+Ranks that read the same text share attention, dense layers and shared experts. They divide its tokens among them, and
+send them to the routed experts, which span several tensor groups. Nothing is chunked here; see `tp_chunked`.
 """
 
 from __future__ import annotations

@@ -17,9 +17,8 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
     """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
 
-    Order of the sum: each rank sums the squares of each of its gradients in a kernel, and adds these sums in the given
-    order; then the sums of the `fsdp` group's ranks are added, in rank order; then those of the `tp` group. A gradient
-    that several ranks have in full counts on the first of them only. Padding is zero, so it does not count.
+    Each rank adds its gradients' sums in the given order. These are added over the `fsdp` group, then the `tp` group. A
+    gradient that several ranks have in full counts once.
     """
     # A gradient that another rank counts adds 0 here.
     squares = [

@@ -1,8 +1,7 @@
 """Cases with pipeline parallelism.
 
-- `pipeline_*`: the candidate splits the graph of a micro-batch into stages. The reference is the eager model, without
-  stages or in those of torch.distributed.pipelining.
-- `schedules_*`: torch's own schedules against each other, or against a model without a pipeline.
+- `pipeline_*`: the graph of a micro-batch in stages, against the eager model, whole or in torch's stages
+- `schedules_*`: torch's own schedules against each other, or against a model without a pipeline
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class SharedMemory:
 class Board:
     """A line of text for each rank: the rank writes it, and the process that made the board reads it.
 
-    Nothing is locked, so a line that is read during a write may be partly old and partly new.
+    A line that is read during a write may be partly old and partly new.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -231,10 +231,10 @@ class Board:
 
 
 class Ring:
-    """Shared memory through which the ranks of a group exchange pieces of data. All calls are made by all ranks.
+    """Shared memory through which the ranks of a group exchange pieces of data. All ranks make the same calls.
 
-    - For each piece: `begin_post`, write, `end_post`, `begin_read`, read all pieces, `end_read`.
-    - Offsets count bytes from the start of the memory. `stride` is the distance between the pieces of two ranks.
+    For each piece: `begin_post`, write, `end_post`, `begin_read`, read all pieces, `end_read`. The pieces of two ranks
+    are `stride` bytes apart.
     """
 
     def __init__(

@@ -2,10 +2,11 @@
 
 A new release of torch affects only this module and `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
 `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py`, each for the subject in its name. No
-other module uses such names. A name is private
+other module uses such names. A name is private in three cases:
 
-- if it or a module in its path begins with an underscore
-- if it belongs to dynamo or inductor
+- It begins with an underscore.
+- A module in its path does.
+- It belongs to dynamo or inductor.
 
 Operators under `torch.ops` are not private: graphs consist of them, and torch keeps their schemas. `torch_versions.py`
 lists the supported releases, which differ as follows:
@@ -247,7 +248,7 @@ class Role(NamedTuple):
     """The role of an input or output of a joint graph.
 
     - `kind`: "tangent" is an input from which backward starts, the gradient of an output.
-    - `of`: the parameter's or buffer's name; for "input", "output" and "tangent" a position.
+    - `of`: a parameter's or buffer's name; for "input", "output" and "tangent" a position.
     """
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]

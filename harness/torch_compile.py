@@ -40,8 +40,7 @@ def compiled_calls_told(
     """Context in which callbacks report every use of torch.compile.
 
     - `asked`: a torch.compile that is not disabled. Takes the backend's name and the value of `fullgraph`.
-    - `called`: such code runs. It may run uncompiled, as the environment, a setting or a stance can disable
-      compilation.
+    - `called`: such code runs, compiled or not.
     - `recompiled`: a frame is compiled again. Takes the reason.
     """
     from torch._dynamo import convert_frame, eval_frame

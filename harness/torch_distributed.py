@@ -69,10 +69,9 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """Return the shape of each parameter that FSDP1 flattens, and the range of its elements that this rank has.
+    """Return, by id, the shape of each parameter that FSDP1 flattens, and the range of elements that this rank has.
 
-    The values are (shape, start, end), by the parameter's id; (shape, 0, 0) without elements. Element `end` is
-    excluded. Needs `use_orig_params`.
+    The values are (shape, start, end), with `end` excluded; (shape, 0, 0) without elements. Needs `use_orig_params`.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 

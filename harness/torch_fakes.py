@@ -81,10 +81,10 @@ class _Size(NamedTuple):
 
 
 class _CachedTensor(NamedTuple):
-    """The layout of a tensor in a cached result, from which the tensor is rebuilt.
+    """The layout of a tensor in a cached result.
 
     - `shares`: it shares the storage of the only tensor among the arguments.
-    - `is_closed`: it has its own memory, and all its sizes are numbers.
+    - `is_closed`: it has its own memory, and its sizes and strides are numbers.
     """
 
     sizes: tuple[int | _Size, ...]

@@ -130,10 +130,10 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 
 
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
-    """Load the step in a file of generated code. Returns a function that takes a list of inputs, and empties the list.
+    """Load the step in a file of generated code: a function that takes a list of inputs, and empties the list.
 
-    Compiles nothing: raises WouldCompileError for a kernel that is not in Inductor's folder (TORCHINDUCTOR_CACHE_DIR).
-    Also raises the file's own errors.
+    Nothing is compiled. Raises WouldCompileError for a kernel that is not in Inductor's folder, and the file's own
+    errors.
     """
     from torch._inductor import codecache, cpp_builder
 

@@ -107,12 +107,12 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
-    """Raise ChunkError if `chunking` cannot be applied to this model, which may be on the meta device.
+    """Raise ChunkError if `chunking` cannot be applied to this model, which may be on the meta device. The reasons are:
 
     - No module matches.
     - A module mixes positions, and would get half of a sequence.
     - A module has a norm that mixes the rows of a batch or updates running statistics.
-    - A module is within a mixture of experts, where inputs are neither batch nor sequence.
+    - A module is within a mixture of experts, where inputs have neither a batch nor a sequence.
     """
     for name in chunk_modules(model, chunking, folded=folded).names:
         # All modules around it, innermost first; the last is the root, with an empty name.
@@ -166,7 +166,7 @@ def chunk_modules(
     - `inspect_module`: called before a module's first chunk runs, with the module's name, the module, its own forward
       and the arguments by name. It may raise.
 
-    Raises ChunkError if no module matches, and for "seq" if a module mixes the positions of a sequence.
+    Raises ChunkError if no module matches, and if `chunking` would split sequences in a module that mixes positions.
     """
     names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
     if not names:

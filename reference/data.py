@@ -70,8 +70,7 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 def adversarial_documents() -> list[bytes]:
     """Make documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
 
-    So rows have different positions and several documents, and an expert gets one token or hundreds. All machines get
-    the same documents.
+    So an expert gets one token or hundreds. All machines get the same documents.
     """
     chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 

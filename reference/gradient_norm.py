@@ -17,8 +17,7 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
     """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
 
-    Each rank adds its gradients' sums in the given order. These are added over the `fsdp` group, then the `tp` group. A
-    gradient that several ranks have in full counts once.
+    The sum has a fixed order. A gradient that several ranks have in full counts once.
     """
     # A gradient that another rank counts adds 0 here.
     squares = [

@@ -97,8 +97,7 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
     """Scale each row by its power of two, after replacing the row's first two elements. Returns (V, D).
 
-    `whole_VD` are integers up to 511. The new elements bring the root of mean(x^2) + 1e-6 near the midpoint between two
-    float32 numbers.
+    The new elements bring the root of the row's mean(x^2) + 1e-6 near the midpoint between two float32 numbers.
     """
     # At a midpoint an incorrectly rounded root is wrong. A model's first norm takes a root per distinct token, and of
     # random rows only one in two hundred would show the error.
@@ -126,7 +125,7 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
 def _spread_bias(unit_E: Tensor) -> Tensor:
     """Turn draws between -0.5 and 0.5 into expert biases between -0.05 and 0.05.
 
-    With enough experts, one is too low for any token, the last is chosen by few, and two are equal.
+    With enough experts, no token chooses one of them, few tokens choose the last, and two have equal biases.
     """
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:

@@ -39,8 +39,8 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
     """Remove from a model, in place, all modules that do not belong to the given stages.
 
-    Embeddings are in the first stage, the final norm and the projection to logits in the last. Raises CaseError for
-    more stages than layers.
+    The first stage has the embeddings, the last the final norm and the projection. Raises CaseError for too many
+    stages.
     """
     if num_stages > model.num_layers:
         raise CaseError(

@@ -72,7 +72,7 @@ def loss_and_gradients(
     """Return this rank's mean loss (float32, scalar), and the gradients of its shards by parameter name.
 
     - `parameters`: the model's parameters by name; pass them to save a walk over all modules.
-    - `gradient_seed`: the gradient of the loss, from which backward starts. For a mean over D data ranks it is 1 / D.
+    - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D data ranks.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)
@@ -87,9 +87,9 @@ def build_sharded_model(
     """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
     - `stages`: only the modules of these pipeline stages are kept.
-    - `shares`: two stages that share a parameter use one object instead of a copy each.
+    - `shares`: two modules share their parameters as one object, instead of a copy each.
 
-    Raises CaseError if placements are not chosen yet, and for sizes that the ranks cannot divide.
+    Raises CaseError without chosen placements, and for sizes that the ranks cannot divide.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
@@ -168,13 +168,13 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 class Trainer:
     """A rank of a training run. `step` computes a step, observes its values and updates the parameters.
 
-    The values are observed in this order, under the names documented at `Observe`:
+    Values are observed in this order, under the names documented at `Observe`:
 
-    1. activations, if the case asks for them, in the order of their computation
+    1. activations, in the order of their computation, if the case asks for them
     2. the loss
     3. every local gradient, and their norm, if the case asks for it
     4. buffers `<name>@before_optimizer`
-    5. after balancing and AdamW, every local parameter, optimizer state, and buffers `<name>@after_optimizer`
+    5. after the update: every local parameter, optimizer state, and buffers `<name>@after_optimizer`
     """
 
     def __init__(self, case: Case, mesh: Mesh, device: torch.device, *, is_whole: bool = False) -> None:

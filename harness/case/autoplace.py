@@ -22,8 +22,6 @@ class Plan:
 
     - `split`: layers that a tensor group shares, such as layers.0.attention.
     - `replicated`: parameters that are whole on each rank.
-
-    Both are in the model's order.
     """
 
     __pydantic_config__ = STRICT
@@ -34,9 +32,9 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoplace:
-    """A case's request for placements of parameters that a linear program chooses, on the case's mesh.
+    """A case's request for placements of parameters that a linear program chooses.
 
-    - `memory_mib`: limits a rank's memory, in MiB, as the program counts it (see `harness.placement.build`).
+    - `memory_mib`: limits a rank's memory, in MiB, as the program counts it.
     - `source`: "solver" is the only one so far.
     - `plan`: the result; None until it is solved.
     """

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Boundary(NamedTuple):
     """A tensor that a module returns in a call, or its gradient ("backward").
 
-    - `output`: the tensor's index among those that the module returns; None if it returns a single tensor.
+    - `output`: the tensor's index in the returned tuple; None if a single tensor is returned.
     - `earlier`: the number of earlier calls of the module in this step and chunk.
     """
 

@@ -24,8 +24,7 @@ class MutatedGraph(NamedTuple):
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
     """Return a copy of a finished graph, edited by `entry`, and the call sites that blame may name.
 
-    `rank` is the rank whose copy is edited; a run gives the copy of rank 0 to all. Raises UsageError if the fault finds
-    no call to change.
+    The graph is that of `rank`. Raises UsageError if the fault finds no call to change.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()

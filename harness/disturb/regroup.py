@@ -49,9 +49,9 @@ class Recorded(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Across:
-    """A request to run one of two systems with different layouts of ranks, and to digest its tensors.
+    """A request to run one of two systems with different layouts of ranks, and to digest its tensors in parts.
 
-    - `cuts`: by tensor name, where a whole tensor is cut so that neither layout divides a part. Each part has a digest.
+    - `cuts`: by tensor name, the ends of the parts. Neither layout divides a part.
     - `keeps_values`: values are stored, too, so that errors can be measured.
     - `regroup`: sums have other orders.
     - `in_float64`: everything is computed in float64.

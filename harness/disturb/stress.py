@@ -5,8 +5,8 @@ same under three changes:
 
 1. A rank sleeps for a random time before every collective and every wait, so ranks arrive in another order. On CUDA the
    stream sleeps instead of the host, and the copy stream sleeps before a copy to host memory or back.
-2. Memory that a system allocates and does not write holds zeros. In a plain run it holds NaN, or the largest integer
-   (`determinism.set_determinism`). Memory that kernels allocate is uninitialized.
+2. Memory that is allocated and not written holds zeros if the system allocates it, and is uninitialized if kernels do.
+   In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
 3. On a CPU, the results of a c10d collective arrive at the wait for its work, and never without a wait.
 
 On request there is a fourth change: operators run on several threads. It may also change bits of correct kernels, for

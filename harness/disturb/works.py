@@ -48,11 +48,11 @@ class Works:
     ) -> Any:
         """Return `result`, a collective's result, with our async handles in place of the backend's.
 
-        The collective is waited for here; a message to a single rank when the caller waits, and then `arrived` is
-        called.
+        The collective is complete then. Only a message to a single rank is not: it is waited for when the caller waits,
+        and then `arrived` is called.
 
         - `written`: the tensors that the collective writes.
-        - `index`: the index of the collective's call.
+        - `index`: the index of its call.
         """
 
         def hold(work: Any) -> Any:
@@ -126,9 +126,9 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a wait.
+    """An async handle whose `results` are written when it is waited for. Any method waits.
 
-    `arrive` is called once, at the first such call. The caller must keep the handle alive.
+    `arrive` is called once, at the first wait. The caller must keep the handle alive.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:

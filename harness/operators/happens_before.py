@@ -7,8 +7,8 @@ The caller reports each call to `Order`, in the graph's order: the memory that i
 launches, its waits. Memory is named by keys, one or several for each value. The table (`harness.operators.rows`) says
 which operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of a stream run in order, different streams concurrently. Each stream has a clock: for each stream, the last
-   call that ends before this stream's next call.
+1. Calls of a stream run in order, different streams concurrently. The clock of a stream has a call of each stream: the
+   last that ends before the next call of this stream.
 2. An event stores the clock of the stream that recorded it. A stream that waits for the event merges that clock into
    its own.
 3. The host queues work on streams. So all earlier work and waits of the host come before that work. The host itself
@@ -158,7 +158,7 @@ class Order:
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
         """Return the races of a call: it uses memory of a launched operator for which `stream` has not waited.
 
-        Uses of memory that `let_go` has freed are returned, too. There is one race per launch and kind of access.
+        Uses of freed memory are returned, too. There is one race per launch and kind of access.
         """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"

@@ -116,9 +116,11 @@ class LatentAttention(nn.Module):
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
     """softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
 
-    Returns (B, S, H, V). With a BlockMask the kernel is FlexAttention, otherwise SDPA. Folded tokens are (T, H, ...),
-    and the result is (T, H, V). `attention_masks` is then an integer tensor (T,), the index of the first token of each
-    token's document. Raises CaseError for a mask of another type.
+    - Rows: returns (B, S, H, V). The kernel is FlexAttention with a BlockMask, otherwise SDPA.
+    - Folded tokens (T, H, ...): returns (T, H, V). `attention_masks` is an integer tensor (T,), the index of the first
+      token of each token's document.
+
+    Raises CaseError for a mask of another type.
     """
     if q_BSHQ.dim() == 3:
         return _attend_folded(q_BSHQ, k_BSHQ, v_BSHV, scale, attention_masks)

@@ -21,7 +21,7 @@ BLOCK_SIZE = 128
 class MaskMod:
     """A mask function (b, h, q, kv) -> bool, and the tensors that it reads in addition to the indices.
 
-    `function` takes these tensors as further arguments. In a closure they would become constants of a trace.
+    `function` takes these tensors as further arguments. Tensors in a closure would become constants of a trace.
     """
 
     function: Callable[..., Tensor]
@@ -49,8 +49,7 @@ def mask_mod_of(mask: BlockMask) -> MaskMod:
 def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
-    `starts_BS` is true at the first token of each document. Tokens before a row's first start are a document of their
-    own.
+    `starts_BS` is true at each document's first token. Tokens before a row's first start are another document.
     """
     return mask_of(starts_BS.cumsum(1), block_size)
 
@@ -68,7 +67,8 @@ def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
     `documents_BS` has a number for each token: equal within a document, different for different documents of a row.
     """
-    # The result equals that of `create_block_mask`, tensor for tensor. The function itself uses `vmap` over the batch, which cannot be traced with a symbolic batch size.
+    # The result equals that of `create_block_mask`, tensor for tensor. The function itself uses `vmap` over the batch,
+    # which cannot be traced with a symbolic batch size.
     rows, length = documents_BS.shape
     num_blocks = (length + block_size - 1) // block_size
     row_B = torch.arange(rows, device=documents_BS.device)

@@ -1,6 +1,4 @@
-"""The routed experts: many SwiGLU layers as three grouped matrix products.
-
-An exchange sends rows to the ranks of their experts.
+"""The routed experts: many SwiGLU layers as three grouped matrix products. An exchange sends rows to their ranks.
 
 R routed rows (T tokens times K slots), sorted by expert; r rows of local experts; E experts, e local experts, D model
 dim, F hidden dim
@@ -35,8 +33,8 @@ class Exchange(Protocol):
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Send rows to their experts. `rows_RD` is sorted by expert; `counts_E` (int64) counts each expert's rows.
 
-        Returns (rows_rD, ends_e, state): the rows sorted by local expert, the end of each local expert's rows (int32),
-        and the state for `combine`.
+        Returns (rows_rD, ends_e, state): rows sorted by local expert, where each local expert's rows end (int32), and
+        the state for `combine`.
         """
         ...
 
@@ -60,7 +58,7 @@ class LocalExchange:
 class Experts(nn.Module):
     """w2(silu(w1(x)) * w3(x)) of each row, with the weights of the row's expert, in the rows' dtype.
 
-    Weights have the shape (E, out, in). D and F must be multiples of 16 bytes: 8 elements of bfloat16.
+    Weights have the shape (E, out, in). Rows of D and of F elements must be multiples of 16 bytes long.
     """
 
     def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:

@@ -23,11 +23,11 @@ from bitproof.reference.layers.wide import wides
 class Yarn:
     """Scaling of frequencies for texts `factor` times as long as the `original_seq_len` tokens of training.
 
-    - more than `beta_fast` full turns over the original length: unchanged
+    - more than `beta_fast` full turns over these tokens: unchanged
     - fewer than `beta_slow`: divided by `factor`
     - in between: blended linearly
 
-    `mscale` sharpens the attention softmax: see `attention_scale`.
+    `mscale` sharpens the softmax: see `attention_scale`.
     """
 
     factor: float

@@ -115,8 +115,8 @@ def select_experts(
 ) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    - A group's score is the sum of its two best experts' with sigmoid scores, the best expert's with softmax scores.
-    - `seen`: called with a name and each value that decides the choice; must return the value.
+    Groups are compared by their two best experts (sigmoid scores) or their best (softmax). `seen` gets each value that
+    decides the choice, with a name, and must return it.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:

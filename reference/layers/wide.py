@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Wide(nn.Module):
-    """The identity, as a module whose output a case can record: see `observe` in `harness.case.Case`.
+    """The identity, as a module whose output a case can record (`observe` in `harness.case.Case`).
 
     - before a cast to a narrower dtype: its output is the value that forward rounds
     - after a cast to float32: its gradient is the value that backward rounds

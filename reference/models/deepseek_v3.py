@@ -85,10 +85,9 @@ def _tiny() -> DeepSeekV3Config:
 
 
 def _uneven() -> DeepSeekV3Config:
-    """Like `tiny`, but the ranks' shards of some parameters are padded: their rows are not divisible by the number of
-    ranks.
+    """Like `tiny`, but shards of some parameters are padded, as the number of ranks does not divide their rows.
 
-    For example, a rank has five of ten experts, sharded over 4 ranks: rank 3 has only padding.
+    For example, five experts are sharded over 4 ranks: rank 3 has only padding.
     """
     tiny = _tiny()
     return replace(

@@ -74,7 +74,7 @@ def _config(
 
     - `heads`: number of query heads, number of key/value heads, head dim.
     - `experts`: number of experts, top k, hidden dim.
-    - `max_seq_len`: the rows of the rotary tables, fewer than the published 40,960.
+    - `max_seq_len`: rows of the rotary tables, fewer than published.
     """
     num_heads, num_kv_heads, head_dim = heads
     num_experts, top_k, hidden_dim = experts

@@ -1,7 +1,6 @@
 """Calls functional collectives over named groups; each function launches the collective and waits for it.
 
-Eager and traced code share these calls, so both have the same collectives. Eager calls the group's own method if it
-can: that takes half as long as the operator.
+Eager and traced code share these calls. Eager calls the group's own method if it can, in half the time.
 """
 
 from __future__ import annotations

@@ -59,11 +59,9 @@ class ExpertExchange:
         self.group = group
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
-        """Send each row to the rank that has its expert. `rows_RD` are sorted by expert.
+        """Send each row of `rows_RD`, sorted by expert, to its expert. `counts_E` (int64) counts each expert's rows.
 
-        - `counts_E`: the number of rows of each expert, int64.
-
-        Returns the received rows sorted by local expert, the end of each local expert's rows (int32), and the route for
+        Returns the received rows sorted by local expert, where each local expert's rows end (int32), and the route for
         `combine`.
         """
         num_local = counts_E.shape[0] // self.size
@@ -94,9 +92,10 @@ class ExpertExchange:
 class CapacityExchange:
     """Exchanges routed rows as `ExpertExchange`, but an expert accepts at most C of each rank's rows.
 
-    C is `capacity` times an expert's even share of a rank's rows (in a chunk: of its rows), rounded up. Each rank has C
-    slots for every expert. It sends the expert's first C rows and drops the others, whose results are zeros. So no
-    tensor's size depends on the data, and the host never waits for a count.
+    - C is `capacity` times an expert's even share of the rank's rows in this call, rounded up.
+    - Rows above C are dropped: their results are zeros. If there are fewer, zeros are sent.
+
+    So no tensor's size depends on the data, and the host never waits for a count.
     """
 
     limits_rows = True
@@ -108,14 +107,11 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """Send at most C rows of `rows_RD` to each expert. Rows are sorted by expert; `counts_E` (int64) counts each
-        expert's rows.
+        """Send at most C rows of `rows_RD`, sorted by expert, to each expert. `counts_E` (int64) counts each expert's
+        rows.
 
-        Returns three values:
-
-        - the received slots, sorted by local expert, then sender, then slot
-        - the end of each local expert's slots (int32)
-        - the state for `combine`
+        Returns the received slots sorted by local expert, sender and slot, where each local expert's slots end (int32),
+        and the state for `combine`.
         """
         num_experts = counts_E.shape[0]
         # Rounded up, in integers.

@@ -162,7 +162,7 @@ def join_groups(
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
     """Make and register a group over each list of ranks in `partition`, unless the group exists.
 
-    All ranks call this, for the same groups in the same order. On NCCL, `high_priority` is that of the group's stream.
+    All ranks call this, for the same groups in the same order. On NCCL, `high_priority` is for the group's stream.
     Raises ValueError if the group exists with another partition, and if ranks in a list do not ascend.
     """
     partition = [list(ranks) for ranks in partition]

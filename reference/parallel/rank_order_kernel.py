@@ -39,7 +39,7 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add one block of all ranks' parts: `block` adjacent elements, at this program's index among the blocks.
+    """Add one block of all ranks' parts: `block` adjacent elements, at this program's index.
 
     - `stride`: the number of elements from one part to the next.
     - `kind`: 2 for bfloat16 (passed as int16), 1 for float16, else 0.

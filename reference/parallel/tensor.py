@@ -103,10 +103,12 @@ class SumOutput(torch.autograd.Function):
 def split_layers(
     model: nn.Module, mesh: Mesh, num_tokens: int, only: Collection[str] | None = None
 ) -> dict[str, int | None]:
-    """Change every attention and feed-forward layer of a decoder in place, so that each rank computes a part of it.
+    """Change every attention and feed-forward layer of a decoder in place, so that the ranks of a tensor group share
+    it.
 
-    Returns, by parameter name, the dim along which `fully_shard` must split the parameter. None means that the
-    parameter stays whole and its gradient must be summed. Empty without tensor parallelism.
+    Each rank computes a part of the layer, and the parts are summed. Returns, by parameter name, the dim along which
+    `fully_shard` must split the parameter. None means that the parameter stays whole and its gradient must be summed.
+    Empty without tensor parallelism.
 
     - `num_tokens`: the number of tokens in a call of a layer.
     - `only`: just the layers of these names are split.

@@ -233,8 +233,8 @@ class Board:
 class Ring:
     """Shared memory through which the ranks of a group exchange pieces of data. All ranks make the same calls.
 
-    For each piece: `begin_post`, write, `end_post`, `begin_read`, read all pieces, `end_read`. The pieces of two ranks
-    are `stride` bytes apart.
+    For each piece: `begin_post`, write, `end_post`, `begin_read`, read all pieces, `end_read`. Two ranks' pieces are
+    `stride` bytes apart.
     """
 
     def __init__(

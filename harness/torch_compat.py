@@ -247,7 +247,7 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 class Role(NamedTuple):
     """The role of an input or output of a joint graph.
 
-    - `kind`: "tangent" is an input from which backward starts, the gradient of an output.
+    - `kind`: "tangent" is an output's gradient, from which backward starts.
     - `of`: a parameter's or buffer's name; for "input", "output" and "tangent" a position.
     """
 

@@ -39,7 +39,7 @@ def compiled_calls_told(
 ) -> Iterator[None]:
     """Context in which callbacks report every use of torch.compile.
 
-    - `asked`: a torch.compile that is not disabled. Takes the backend's name and the value of `fullgraph`.
+    - `asked`: torch.compile is called, and not disabled. Takes the backend's name and `fullgraph`.
     - `called`: such code runs, compiled or not.
     - `recompiled`: a frame is compiled again. Takes the reason.
     """

@@ -132,8 +132,7 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     """Load the step in a file of generated code: a function that takes a list of inputs, and empties the list.
 
-    Nothing is compiled. Raises WouldCompileError for a kernel that is not in Inductor's folder, and the file's own
-    errors.
+    Raises WouldCompileError for a kernel that is not in Inductor's folder, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 

@@ -71,8 +71,8 @@ def loss_and_gradients(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return this rank's mean loss (float32, scalar), and the gradients of its shards by parameter name.
 
-    - `parameters`: the model's parameters by name; pass them to save a walk over all modules.
-    - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D data ranks.
+    - `parameters`: the model's, by name. Passing them saves a walk over all modules.
+    - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D ranks.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)

@@ -1,7 +1,7 @@
 """Adds the gradients of a parameter that two pipeline stages share.
 
-Each stage has a copy, and adds the copy's own gradients over the micro-batches. Once a step the stages exchange these
-sums, and both add the second to the first. So the copies stay equal.
+Each stage has a copy and its own gradient. Once a step the stages exchange them, and both add the second to the first.
+So the copies stay equal.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
 def share_parameters(model: nn.Module, case: Case) -> None:
     """Let the second of a case's two shared modules use the parameters of the first, in place.
 
-    Raises CaseError if a module is missing, the first is not in an earlier stage, or parameters differ in name or
-    shape.
+    Raises CaseError if a module is missing or not in the right stage, or if parameters differ in name or shape.
     """
     if case.schedule is None or case.schedule.shared is None:
         return

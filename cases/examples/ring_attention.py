@@ -83,8 +83,7 @@ class SequenceRing:
     def returned(self, shares: dict[int, Parts]) -> Parts:
         """Return the gradient of this rank's part of the sequence: the sum of every rank's share of it.
 
-        `shares[i]` is this rank's share for rank i. On rank 1 of 4, the shares of ranks 1, 2, 3, 0 are added in this
-        order.
+        `shares[i]` is this rank's share for rank i. Rank 1 of 4 adds those of ranks 1, 2, 3, 0.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):

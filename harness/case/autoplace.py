@@ -34,7 +34,7 @@ class Plan:
 class Autoplace:
     """A case's request for placements of parameters that a linear program chooses.
 
-    - `memory_mib`: limits a rank's memory, in MiB, as the program counts it.
+    - `memory_mib`: limits a rank's memory, in MiB.
     - `source`: "solver" is the only one so far.
     - `plan`: the result; None until it is solved.
     """

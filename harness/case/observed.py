@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Boundary(NamedTuple):
     """A tensor that a module returns in a call, or its gradient ("backward").
 
-    - `output`: the tensor's index in the returned tuple; None if a single tensor is returned.
-    - `earlier`: the number of earlier calls of the module in this step and chunk.
+    - `output`: the tensor's index among those returned; None if there is only one.
+    - `earlier`: the number of the module's earlier calls in this step and chunk.
     """
 
     module: str

@@ -48,8 +48,8 @@ class Works:
     ) -> Any:
         """Return `result`, a collective's result, with our async handles in place of the backend's.
 
-        The collective is complete then. Only a message to a single rank is not: it is waited for when the caller waits,
-        and then `arrived` is called.
+        A collective is complete then. A message to a single rank is waited for when the caller waits; then `arrived` is
+        called.
 
         - `written`: the tensors that the collective writes.
         - `index`: the index of its call.

@@ -33,8 +33,8 @@ class Exchange(Protocol):
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
         """Send rows to their experts. `rows_RD` is sorted by expert; `counts_E` (int64) counts each expert's rows.
 
-        Returns (rows_rD, ends_e, state): rows sorted by local expert, where each local expert's rows end (int32), and
-        the state for `combine`.
+        Returns the rows sorted by local expert, where each local expert's rows end (int32), and the state for
+        `combine`.
         """
         ...
 

@@ -27,7 +27,7 @@ class Yarn:
     - fewer than `beta_slow`: divided by `factor`
     - in between: blended linearly
 
-    `mscale` sharpens the softmax: see `attention_scale`.
+    `mscale` is for `attention_scale`.
     """
 
     factor: float

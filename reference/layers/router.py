@@ -115,8 +115,8 @@ def select_experts(
 ) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    Groups are compared by their two best experts (sigmoid scores) or their best (softmax). `seen` gets each value that
-    decides the choice, with a name, and must return it.
+    - A group counts by its best expert (softmax), or its two best (sigmoid).
+    - `seen`: gets the name and each value that decides; returns the value.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:

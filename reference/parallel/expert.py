@@ -61,7 +61,7 @@ class ExpertExchange:
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
         """Send each row of `rows_RD`, sorted by expert, to its expert. `counts_E` (int64) counts each expert's rows.
 
-        Returns the received rows sorted by local expert, where each local expert's rows end (int32), and the route for
+        Returns the rows sorted by local expert, where each local expert's rows end (int32), and the route for
         `combine`.
         """
         num_local = counts_E.shape[0] // self.size
@@ -110,8 +110,8 @@ class CapacityExchange:
         """Send at most C rows of `rows_RD`, sorted by expert, to each expert. `counts_E` (int64) counts each expert's
         rows.
 
-        Returns the received slots sorted by local expert, sender and slot, where each local expert's slots end (int32),
-        and the state for `combine`.
+        Returns the slots by local expert, sender and slot, where each local expert's slots end (int32), and `combine`'s
+        state.
         """
         num_experts = counts_E.shape[0]
         # Rounded up, in integers.

@@ -41,7 +41,7 @@ def add_in_rank_order(
 ) -> None:
     """Add one block of all ranks' parts: `block` adjacent elements, at this program's index.
 
-    - `stride`: the number of elements from one part to the next.
+    - `stride`: the number of elements from part to part.
     - `kind`: 2 for bfloat16 (passed as int16), 1 for float16, else 0.
     """
     # In 64 bits, as a tensor may have more than 2^31 elements.

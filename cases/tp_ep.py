@@ -1,7 +1,6 @@
 """Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over more.
 
-Ranks that read the same text share attention, dense layers and shared experts. They divide its tokens among them, and
-send them to the routed experts, which span several tensor groups. Nothing is chunked here; see `tp_chunked`.
+Ranks that read the same text divide its tokens, and send them to experts in several tensor groups. Nothing is chunked.
 """
 
 from __future__ import annotations

@@ -65,9 +65,9 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A symbolic size of a cached result.
+    """A symbolic size of a cached result, either one of the arguments' sizes or an expression.
 
-    - `own`: the index of a size in the arguments that is this size. None if it is an expression:
+    - `own`: the index among the arguments' sizes, or None.
     - `template`: the expression, with numbered placeholders.
     - `numbers`: the numbers of the call's symbols that replace the placeholders.
     - `name`: sizes with the same name become the same node.

@@ -87,9 +87,9 @@ def build_sharded_model(
     """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
     - `stages`: only the modules of these pipeline stages are kept.
-    - `shares`: two modules share their parameters as one object, instead of a copy each.
+    - `shares`: the case's shared modules use the same parameters, not a copy each.
 
-    Raises CaseError without chosen placements, and for sizes that the ranks cannot divide.
+    Raises CaseError if the case's placements are not solved yet, and for sizes that the ranks cannot divide.
     """
     with torch.device(device):
         model: Any = build_model(case.model)

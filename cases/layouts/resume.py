@@ -1,8 +1,7 @@
 """Cases that compare an uninterrupted run with one that saved, was killed, and resumed in new processes.
 
-torch.distributed.checkpoint saves parameters, optimizer, buffers, learning rate, and random generators. Every bit must
-agree. If another layout of ranks loads the checkpoint, every bit of the loaded state must agree. Later steps are then
-compared as whole tensors.
+Every bit must agree. If another layout of ranks resumes, this holds for the loaded state. Later steps are compared as
+whole tensors.
 """
 
 from __future__ import annotations

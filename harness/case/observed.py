@@ -1,7 +1,7 @@
 """Name the activations at module boundaries, and choose those that a case records.
 
-A boundary is the output of a module's call (`forward`), or the gradient of this output (`backward`). A chunked module
-has a single boundary, with the rows of chunk 0 before those of chunk 1. Modules inside it have a boundary per chunk.
+A boundary is the output of a module's call (`forward`), or its gradient (`backward`). Modules inside a chunked module
+have a boundary per chunk.
 """
 
 from __future__ import annotations

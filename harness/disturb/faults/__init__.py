@@ -1,11 +1,7 @@
 """Deliberate defects, injected into the candidate to check that they are detected.
 
-A fault is written in one of two ways:
-
-- `kind:field=value,field=value`, e.g. `flip-bit:rank=1,step=0,grad=norm.weight`
-- the name of an entry of the catalogue (see `entry`)
-
-A fault that never applies is an error, since its run would show nothing.
+A fault is written like `flip-bit:rank=1,step=0,grad=norm.weight`, or as the name of an entry of the catalogue (see
+`entry`). A fault that never applies is an error.
 """
 
 from bitproof.harness.disturb.entry import Entry, Named, Site

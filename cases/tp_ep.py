@@ -1,6 +1,6 @@
-"""Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over more.
+"""Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over two or four.
 
-Ranks that read the same text divide its tokens, and send them to experts in several tensor groups. Nothing is chunked.
+Ranks that read the same text divide its tokens among them, and send them to the ranks of their experts.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Shard
 
     The sum has a fixed order. A gradient that several ranks have in full counts once.
     """
+    # The order: this rank's gradients as given, then the ranks of `fsdp`, then those of `tp`. Padding is zero.
     # A gradient that another rank counts adds 0 here.
     squares = [
         gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()

@@ -22,7 +22,8 @@ class Schedule:
     """Divides a training step into micro-batches, and a model into pipeline stages.
 
     - `micro_batches`: the number of equal parts of a rank's rows. Their gradients are added in the rows' order.
-    - `order`: "gpipe" runs all forwards, then all backwards. "1f1b" alternates them as soon as the pipeline is full.
+    - `order`: "gpipe" runs all forwards, then all backwards. "1f1b" alternates them as soon as the pipeline is full,
+      interleaved if a rank has several stages.
     - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages. Stage s is on the ranks with
       pipeline coordinate s % pp.
     - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each stage

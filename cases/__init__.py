@@ -90,10 +90,9 @@ CASES = collect(*(family.CASES for family in FAMILIES))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every case, in the order of runs and lists: the built-in ones, then those of installed distributions.
+    """Return every case: the built-in ones, then those of installed distributions (entry points `bitproof.cases`).
 
-    A distribution declares its cases by entry points of the group `bitproof.cases`. Raises UsageError, which names the
-    distribution, for an entry point that cannot be loaded or gives no list of cases; CaseError if two cases share a
+    Raises UsageError for an entry point that cannot be loaded or gives no cases, and CaseError if two cases share a
     name.
     """
     own = [_cases_of(entry) for entry in plugins.entry_points(plugins.CASES).values()]

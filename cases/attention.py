@@ -14,8 +14,7 @@ FAMILY = "attention"
 def _flex(case: Case) -> Case:
     """Return a variant of the case with FlexAttention, in which each line of text is a document.
 
-    A row of 32 tokens has several documents, and may begin and end inside one: for example, the last 9 tokens of a
-    document, a whole document of 15, and the first 8 of the next.
+    Documents begin and end within rows: for example, a row has 9, 15 and 8 tokens of three documents.
     """
     batch = Batch(data="pydoc_lines")
     return variant(case, "flex", FAMILY, model=Model(attention="flex"), batch=batch)

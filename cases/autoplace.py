@@ -1,8 +1,8 @@
-"""Cases that compare autoplace with eager. autoplace chooses each parameter's placement by a linear program under a
-bound on a rank's memory.
+"""Cases that compare autoplace with eager. autoplace chooses each parameter's placement under a bound on a rank's
+memory.
 
-Eager uses the same placements, so all bits are equal. FSDP alone exceeds each bound, so the program must use other
-placements for some parameters. docs/explanation/placement.md has the figures.
+Eager uses the same placements, so all bits are equal. FSDP of all parameters would exceed the bound. See
+docs/explanation/placement.md.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
-"""Cases with Inductor as the graph's backend. It fuses operators and sums in another order than eager, so CLOSE is
-expected.
+"""Cases whose graph Inductor compiles. It fuses operators and adds in another order than eager, so CLOSE is expected.
 
-The bounds of the first two cases are above the largest errors measured, on 8 ranks with torch 2.13.0 on a CPU.
-Inductor's code, and so the error, depends on the CPU's instructions. `regional_inductor` runs on CUDA only; `make
-cuda-kernels` compiles its kernels for three kinds of GPUs on any machine.
+Bounds are above the largest errors measured with 8 ranks on a CPU. `regional_inductor` runs on CUDA only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Cases with a chunked training step: the graph pass that splits the batch must give the bits of the eager wrapper.
 
-There are three chunkings: transformer blocks split along the batch, and MoE blocks split along the batch or along the
-sequence. Each has two cases: normal inputs, and inputs that expose more defects (`*_sight`).
+- transformer_batch: transformer blocks split along the batch
+- moe_batch: MoE blocks split along the batch
+- moe_seq: MoE blocks split along the sequence
+- `*_sight`: the same, with inputs that expose more defects
 """
 
 from __future__ import annotations
@@ -37,9 +39,8 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
     """Return a case derived from a case of PLAIN, with 5 steps and with `changes`.
 
-    With suffix `world2`, transformer_batch becomes blocks_batch_world2, and moe_seq becomes experts_seq_world2: the
-    name begins differently so that `-k moe_seq` still selects a single case. Raises KeyError for a case that is not in
-    PLAIN.
+    The name begins differently, so that `-k moe_seq` selects only moe_seq: with suffix `world2`, moe_seq becomes
+    experts_seq_world2. Raises KeyError for other cases.
     """
     stem = {
         "transformer_batch": "blocks_batch",
@@ -51,12 +52,10 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
 
 
 def made_to_see(base: Case, parallelism: Parallelism) -> Case:
-    """Return a variant whose inputs expose defects that the inputs of `base` hide (docs/reference/faults.md lists
-    them).
+    """Return a variant whose inputs expose defects that the inputs of `base` hide (see docs/reference/faults.md).
 
     - Rows have different positions, and documents end inside rows.
-    - There are six data ranks, not a power of two. Three of them hold or share the same experts, so each sum has at
-      least three terms.
+    - Each sum over ranks has three terms or more: there are six data ranks, and three of them share the same experts.
     - Of twelve experts, expert 1 gets no token, and some get more than 256.
     - Weights span seven powers of two.
     - The step computes in float32, so no later rounding hides a difference.

@@ -1,7 +1,6 @@
-"""The three chunkings of `chunking` with folded models: the tokens of all sequences are in one dim, and each token has
-the offset of its document.
+"""The three chunkings of `chunking` with folded models: the tokens of all sequences are in one dim.
 
-Both kinds of chunking split this dim, but at different places: "batch" between two sequences, "seq" within a sequence.
+Both kinds of chunking split this dim: "batch" between two sequences, "seq" within a sequence.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Cases with pipeline parallelism.
 
-The candidates of `pipeline_*` cases split the graph of a micro-batch into stages. Their reference is the eager model,
-in stages run by torch.distributed.pipelining or without stages. The `schedules_*` cases compare torch's own schedules
-with each other, or with a model without a pipeline.
+- `pipeline_*`: the graph of a micro-batch in stages, against the eager model, whole or in torch's stages
+- `schedules_*`: torch's own schedules against each other, or against a model without a pipeline
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Cases that compare two forms of the same step: compiled by a single process before any rank starts, and traced at the
-start of the run.
+"""Cases that compare two forms of a step: compiled before any rank starts, and traced at the start of the run.
 
-The compiled step is written to a file and read back, so its names, groups and code must equal the traced graph's.
+The compiled step is read from a file, and must equal the traced graph.
 """
 
 from __future__ import annotations

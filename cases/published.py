@@ -1,8 +1,7 @@
-"""Cases with a model of published size: DeepSeek-V2-Lite, 16 billion parameters, in chunks or with placements chosen by
-autoplace.
+"""Cases with DeepSeek-V2-Lite in its published size: 16 billion parameters, 29 GiB of state per rank.
 
-A rank needs 29 GiB for its state. Smaller machines cannot run the steps, but every night `make published` traces,
-rewrites, proves, places and precompiles them. None of this needs values.
+They have chunks, or placements chosen by autoplace. `make published` does all that needs no values, on smaller
+machines.
 """
 
 from __future__ import annotations

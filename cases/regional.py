@@ -1,9 +1,9 @@
 """Cases with regional compilation: Inductor compiles some parts of the step, the regions, and the rest runs in eager.
 
-With SDPA the regions are its operators. Inductor calls eager's kernels for them, so bits are equal. Cases test this
-in the graph, in whole steps and in chunks, and in eager, where torch.compile compiles the attention function.
-FlexAttention's kernels need CUDA; on a CPU other modules, such as norms, are the regions. Two ranks, two layers and two
-steps are enough for compilation.
+- SDPA: the regions are its operators. Inductor calls eager's kernels for them, so bits are equal. There are cases in
+  the graph (whole steps and chunks), and in eager, where torch.compile compiles the attention function.
+- FlexAttention: its kernels need CUDA.
+- Other modules, such as norms: their cases also run on a CPU.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over more.
+"""Tensor and expert parallelism together: DeepSeek-V3 with layers split over two ranks, and experts over two or four.
 
-The tensor group splits attention, dense layers and shared experts. The ranks that read the same text divide its tokens
-among them, and send them to the experts of an expert group that spans several tensor groups. Nothing is chunked here;
-see `tp_chunked`.
+Ranks that read the same text divide its tokens among them, and send them to the ranks of their experts.
 """
 
 from __future__ import annotations

@@ -1,21 +1,27 @@
 """Shared memory through which the ranks of a machine exchange data. Loads no torch.
 
-`SharedMemory` is an anonymous mapping, made before ranks are forked. It never has a name, so it vanishes when its last
-process ends, even if that process is killed. The ranks of a group exchange pieces of data through the slots of a
-`Ring`, in four steps: each rank writes its piece into its part of a slot, waits until all have arrived, reads the other
-pieces, and reports that it has read them. Then the slot is free. A `Board` has a line of text from each rank, which its
-creator can read at any time.
+- `SharedMemory`: the memory, made before ranks are forked. It has no name, so it vanishes with its last process.
+- `Ring`: divided into slots, through which the ranks of a group exchange pieces of data.
+- `Board`: a line of text from each rank, which its creator can read at any time.
 
-A rank arrives by a single system call, FUTEX_WAKE_OP: the kernel adds 1 to a counter atomically, and wakes all waiting
-ranks if this rank is the last. So each rank sleeps at most once per step, and a single call wakes the group, however
-many ranks share a core. Python needs no atomic instruction, which it lacks. A slot is used in rounds. Its counter goes
-up to the number of ranks in even rounds and down to zero in odd rounds, so it needs no reset. A round cannot begin
-before the end of the previous round: a rank writes into a slot only after all ranks have reported that they read it.
+An exchange has four steps, after which the slot is free:
 
-Memory order: the kernel's addition is atomic and ordered after the rank's earlier writes (a locked instruction on x86,
-a release and a barrier on ARM). A counter is an aligned word, so a load cannot see half of a change. x86 keeps loads in
-order. On other machines, a rank makes one more such system call between the load that shows the last arrival and the
-loads of the pieces.
+1. Each rank writes its piece into its part of a slot.
+2. It waits until all have written.
+3. It reads the other pieces.
+4. It reports that it has read them.
+
+How ranks wait: a rank makes a single system call, FUTEX_WAKE_OP. The kernel adds 1 to a counter atomically, and wakes
+all waiting ranks if this rank is the last. So a rank sleeps at most once per step, and Python needs no atomic
+instruction, which it lacks.
+
+Counters are never reset. A slot is used in rounds: its counter goes up to the number of ranks in even rounds, and down
+to zero in odd rounds. A round begins only after the previous round, as ranks write into a slot only when all have
+reported that they read it.
+
+Memory order: the kernel's addition comes after the rank's earlier writes. A counter is an aligned word, so a load
+cannot see half of a change. x86 keeps loads in order. On other machines a rank makes one more such system call, between
+the load that shows the last arrival and the loads of the pieces.
 """
 
 from __future__ import annotations
@@ -67,7 +73,7 @@ def is_supported() -> bool:
 
 
 class SharedMemory:
-    """A mapping for all groups of a run: first the counters on which ranks wait, then an area of data for each group.
+    """A memory mapping through which all groups of a run exchange data.
 
     Make it before forking. Every rank then calls `join`, and requests the areas of its groups in the same order.
     """
@@ -105,10 +111,9 @@ class SharedMemory:
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """Return this rank's two rings in the next area, for small and for large messages; None if no area is left.
+        """Return two rings for this rank's group, for small and for large messages; None if the memory is used up.
 
-        `partition` divides all ranks into groups. The rings connect the ranks of the group that contains `rank`.
-        `timeout` is the longest wait in seconds.
+        `partition` has a list of ranks for each group. `timeout` is the longest wait in seconds.
         """
         if not self._areas_left:
             return None
@@ -135,6 +140,8 @@ class SharedMemory:
         """
         # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | the counter before the last arrival`.
         operation = 1 << 28 | (1 << 12 | (size - 1) if is_up else 0xFFF << 12 | 1)
+        # The addition comes after the rank's earlier writes: on x86 it is a locked instruction, on ARM a release and a
+        # barrier.
         word = self.address + at
         nobody_waits_here = word + 4  # the call also wakes a waiter at its first address, whatever the counter is
         if self._futex(self._number, nobody_waits_here, _FUTEX_WAKE_OP, 1, _ALL, word, operation) < 0:
@@ -200,7 +207,7 @@ class SharedMemory:
 class Board:
     """A line of text for each rank: the rank writes it, and the process that made the board reads it.
 
-    Neither waits for the other, so a line that is read during a write may have parts of the old and of the new text.
+    A line that is read during a write may be partly old and partly new.
     """
 
     def __init__(self, world_size: int) -> None:
@@ -224,11 +231,10 @@ class Board:
 
 
 class Ring:
-    """Slots through which the ranks of a group exchange pieces of data.
+    """Shared memory through which the ranks of a group exchange pieces of data. All ranks make the same calls.
 
-    All ranks do the same for each piece, in the same order: `begin_post`, write the piece, `end_post`, `begin_read`,
-    read all pieces, `end_read`. Offsets are in bytes from the start of the mapping. In a slot, the pieces of
-    neighbouring ranks are `stride` bytes apart.
+    For each piece: `begin_post`, write, `end_post`, `begin_read`, read all pieces, `end_read`. Two ranks' pieces are
+    `stride` bytes apart.
     """
 
     def __init__(

@@ -1,17 +1,21 @@
 """Wraps torch's private names that bitproof uses, and its names that differ between the supported releases.
 
-Only this module uses such names, and those beside it for the subjects in their names: `torch_distributed.py`,
-`torch_operators.py`, `torch_compile.py`, `torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and
-`torch_tracing.py`. So a new release of torch affects these files only. A name is private if it begins with an
-underscore, if a module in its path does, or if it belongs to dynamo or inductor. Operators under `torch.ops` are not
-private: graphs consist of them, and torch keeps their schemas. `torch_versions.py` lists the supported releases, which
-differ as follows:
+A new release of torch affects only this module and `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
+`torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py`, each for the subject in its name. No
+other module uses such names. A name is private in three cases:
+
+- It begins with an underscore.
+- A module in its path does.
+- It belongs to dynamo or inductor.
+
+Operators under `torch.ops` are not private: graphs consist of them, and torch keeps their schemas. `torch_versions.py`
+lists the supported releases, which differ as follows:
 
     open_dim          in 2.11, the bounds of an open dim are conditions on its size; later, a property of the dim
     symbolic_graph    in 2.11 and 2.12, torch's C++ code for linear and matmul needs sizes that are numbers
 
-Importing this module loads only modules that `import torch` loads. Dynamo and inductor are loaded by the functions that
-need them.
+Importing this module loads only modules that `import torch` loads. Functions load dynamo and inductor when they need
+them.
 """
 
 from __future__ import annotations
@@ -116,9 +120,9 @@ def symbolic_graph(
 ) -> Callable[..., GraphModule]:
     """Return a function that traces `function`: it takes fake tensors, and returns the graph of the executed operators.
 
-    A number that depends on data stays symbolic until run time. By default torch's Python kernels run: for 46
-    operators, such as matmul of a vector and a batch, they call other operators than eager does. With `as_eager`, the
-    graph has the operators of eager, but all sizes must be fixed.
+    - Numbers that depend on data stay symbolic until run time.
+    - `as_eager`: the graph has the operators of eager, but all sizes must be fixed. By default 46 operators, such as
+      matmul of a vector and a batch, call other operators than in eager.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -154,7 +158,7 @@ def open_dim(
 ) -> FakeTensor:
     """Return a fake copy of `placeholder` in which the dim `dim` is open: no code can branch on its size.
 
-    The size is a symbol with the given `bounds`. Inputs with the same text `shared` have the same symbol.
+    `bounds` limit the size. Inputs with the same text `shared` have equal sizes.
     """
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
@@ -203,7 +207,7 @@ def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
     """Return, for each leaf of a pytree, the dictionary keys and field names on the path to the leaf, as text.
 
-    Positions in lists and tuples are left out: the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`.
+    For example, the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`, without the list's index.
     """
     leaves = tree_flatten_with_path(value)[0]
     kinds = (MappingKey, GetAttrKey)
@@ -232,7 +236,7 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
     """Return the forward and backward of a module as a single graph without in-place writes.
 
     `inputs`, and the module's parameters and buffers, are fake tensors of the same mode. `role_of` identifies the
-    graph's inputs and outputs by their descriptors.
+    graph's inputs and outputs.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -241,10 +245,10 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """The role of an input or output of a joint graph: its kind, and the tensor's name.
+    """The role of an input or output of a joint graph.
 
-    For the kinds "input" and "output", `of` is the position as text instead. For "tangent", the gradient with which the
-    backward of an output begins, it is the output's position.
+    - `kind`: "tangent" is an output's gradient, from which backward starts.
+    - `of`: a parameter's or buffer's name; for "input", "output" and "tangent" a position.
     """
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
@@ -254,8 +258,7 @@ class Role(NamedTuple):
 def role_of(descriptor: Any) -> Role:
     """Return the role of an input or output of a joint graph, given torch's descriptor of it.
 
-    The role of a gradient has its parameter's name. A new value of a parameter or buffer has the kind "written" and the
-    parameter's or buffer's name.
+    For example, the gradient of w has the role ("gradient", "w"), its new value ("written", "w").
     """
     from torch._functorch._aot_autograd import descriptors as d
 
@@ -280,12 +283,14 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """Divide a joint graph into forward and backward. `by` is torch's choice of saved values, "min_cut" or "default".
+    """Divide a joint graph into forward and backward. Afterwards `module` cannot be used.
 
-    The first `num_outputs` outputs belong to forward; inputs with "tangents" in their names belong to backward. The
-    first `num_static` inputs, such as parameters, stay in memory in any case. Calls keep their names and metadata; a
-    call in both graphs has the same name in both. With `cse`, equal calls may be merged. Afterwards `module` cannot be
-    used.
+    - `num_outputs`: this many first outputs belong to forward.
+    - `num_static`: this many first inputs, such as parameters, stay in memory in any case.
+    - `by`: torch's choice of saved values, "min_cut" or "default".
+    - `cse`: equal calls may be merged.
+
+    Inputs with "tangents" in their names belong to backward. A call has the same name in both graphs.
     """
     from torch._functorch import config, partitioners
 

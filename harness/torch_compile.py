@@ -37,11 +37,11 @@ def is_of_compiler(function: FunctionType) -> bool:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Context in which the callbacks report every use of torch.compile.
+    """Context in which callbacks report every use of torch.compile.
 
-    `asked` is called for each torch.compile that is not disabled, with the backend's name and the value of `fullgraph`.
-    `called` is called when such code runs, even if none of it was compiled: the environment, a setting or a stance may
-    disable compilation silently. `recompiled` is called with the reason when a frame is compiled again.
+    - `asked`: torch.compile is called, and not disabled. Takes the backend's name and `fullgraph`.
+    - `called`: such code runs, compiled or not.
+    - `recompiled`: a frame is compiled again. Takes the reason.
     """
     from torch._dynamo import convert_frame, eval_frame
 

@@ -69,10 +69,9 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """Return the shape of each parameter that FSDP1 flattens, and the range of its elements that this rank has.
+    """Return, by id, the shape of each parameter that FSDP1 flattens, and the range of elements that this rank has.
 
-    The keys are the ids of the parameters, the values (shape, start, end). The end is the index after the last element;
-    both ends are 0 if the rank has no element. Parameters are included only if FSDP keeps the original ones.
+    The values are (shape, start, end), with `end` excluded; (shape, 0, 0) without elements. Needs `use_orig_params`.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -115,8 +114,7 @@ def set_timeout(options: Any, timeout: Any) -> None:
 def collectives_by_group() -> dict[str, int]:
     """Return the number of collectives that this process has launched, by name of the process group.
 
-    Groups of a single rank and groups without a counter are left out. With gloo, messages between two ranks count as
-    well, with NCCL they do not.
+    Groups of one rank or without a counter are left out. With gloo, messages between two ranks count as well.
     """
     found = {}
     for group, name in distributed_c10d._world.pg_names.items():
@@ -147,8 +145,8 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 def sharding_rules() -> SimpleNamespace:
     """Return the parts of DTensor that choose shardings, as attributes of one object.
 
-    They are the `propagator` of shardings, the classes of its requests, the function `cost` of a redistribution, and
-    the function `line(n)`, which makes a 1-D mesh of n ranks.
+    They are the `propagator`, the classes of its requests, `cost` (of a redistribution), and `line(n)`, which makes a
+    1-D mesh of n ranks.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema

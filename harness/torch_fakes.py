@@ -1,20 +1,21 @@
 """Caches the results of calls on fake tensors: torch would compute the shapes of each layer again.
 
-torch's own cache does not help: the number of rows that an expert receives is a new symbol in each layer, so the call
-looks new. In this cache, two calls have the same key if they differ only in the names of symbols, since torch's result
-does not depend on names. For example, `mm` of [s3, 64] and [64, 8] has the same key as `mm` of [s7, 64] and [64, 8], if
-s3 and s7 have the same range.
+torch's own cache does not help: in each layer the number of rows that an expert receives is a new symbol, so the call
+looks new. Here two calls have the same key if they differ only in the names of symbols. For example, `mm` of [s3, 64]
+and [64, 8] has the same key as `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range.
 
-A key has the operator, the layouts of the tensors, and the other arguments. In their sizes each symbol is replaced by a
-number, in the order of occurrence. The key also has all facts about the symbols: their ranges, and each condition that
-contains them.
+- A key has the operator, the layouts of the tensors, and the other arguments. In sizes, each symbol is replaced by a
+  number, in the order of occurrence.
+- A key also has all facts about the symbols: their ranges, and each condition that contains them.
+- A cached result has an expression over these numbers for each size. If a size is the same object as a size of an
+  argument, the result refers to that object instead, since tracers compare sizes by identity.
 
-A cached result has an expression over these numbers for each size. If a size is the same object as a size of an
-argument, the result refers to this object instead, since tracers compare sizes by identity. It also states whether the
-result shares the storage of the only tensor among the arguments.
+A call is cached only under these conditions:
 
-A result is cached only if it is a plain tensor or several of them, all its symbols occur in the arguments, and the call
-wrote nothing and added no fact about sizes. Before it is cached, it is rebuilt once and compared with torch's result.
+- The result is a plain tensor or several of them. All its symbols occur in the arguments.
+- The call wrote nothing and added no fact about sizes.
+- The result, rebuilt from the cache, equals torch's.
+
 Each fake mode has its own cache, so that no trace depends on another.
 """
 
@@ -64,11 +65,12 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A symbolic size of a cached result.
+    """A symbolic size of a cached result, either one of the arguments' sizes or an expression.
 
-    It is either the size object with index `own` among those in the arguments, or an expression: `template` has
-    numbered placeholders, and `numbers` are the numbers of the call's symbols that replace them. Sizes with the same
-    `name` become the same node.
+    - `own`: the index among the arguments' sizes, or None.
+    - `template`: the expression, with numbered placeholders.
+    - `numbers`: the numbers of the call's symbols that replace the placeholders.
+    - `name`: sizes with the same name become the same node.
     """
 
     own: int | None
@@ -79,10 +81,10 @@ class _Size(NamedTuple):
 
 
 class _CachedTensor(NamedTuple):
-    """The layout of a tensor in a cached result, from which the tensor is rebuilt.
+    """The layout of a tensor in a cached result.
 
-    `shares`: its storage is that of the only tensor among the arguments. `is_closed`: it has its own memory and no open
-    size, so rebuilding it cannot add a guard.
+    - `shares`: it shares the storage of the only tensor among the arguments.
+    - `is_closed`: it has its own memory, and its sizes and strides are numbers.
     """
 
     sizes: tuple[int | _Size, ...]
@@ -147,6 +149,7 @@ class FakeResults:
         shape = [call.size(n, made) for n in kept.sizes]
         strides = [call.size(n, made) for n in kept.strides]
         # Making the tensor must add no guard of its own.
+        # Without open sizes, and without another tensor's storage, no guard can be added.
         guards = nullcontext() if kept.is_closed else self._env.suppress_guards()
         with in_kernel_invocation_manager(self._mode), guards:
             empty = torch.empty_strided(shape, strides, dtype=kept.dtype, device="meta")

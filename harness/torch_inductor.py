@@ -1,7 +1,6 @@
-"""Wraps Inductor, which is private to torch: compiles a graph, and loads compiled code.
+"""Compiles graphs with Inductor, which is private to torch, and loads compiled code.
 
-No other module uses names of Inductor (see `torch_compat.py`). Loading Inductor takes seconds, so it is loaded only
-when one of these functions is called.
+No other module uses names of Inductor. Inductor is loaded only when these functions are called, as that takes seconds.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ def inductor_backend(
     finished: Callable[[GraphModule, str], GraphModule],
     compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule, str], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return torch.compile's backend "inductor", with callbacks for each graph before it is compiled.
+    """Return torch.compile's backend "inductor", with callbacks for each graph before it is compiled. No cache is read.
 
-    `finished` takes the graph and its direction, "forward" or "backward", and returns the graph to compile. `compiled`
-    takes three arguments, a function that compiles this graph, the graph itself, and its direction; it returns the
-    function to run, which takes a list of inputs. No cache is read.
+    - `finished`: takes the graph and its direction, "forward" or "backward". Returns the graph to compile.
+    - `compiled`: takes a function that compiles this graph, the graph and the direction. Returns the function to run,
+      which takes a list of inputs.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -131,10 +130,9 @@ def generated_module(compiled: Any) -> tuple[str, list[str]]:
 
 
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
-    """Load the step in a file of generated code. Returns a function that takes a list of inputs, and empties the list.
+    """Load the step in a file of generated code: a function that takes a list of inputs, and empties the list.
 
-    This runs the file and compiles nothing. The file's kernels are in Inductor's folder (TORCHINDUCTOR_CACHE_DIR).
-    Raises WouldCompileError for a missing kernel, and the file's own errors.
+    Raises WouldCompileError for a kernel that is not in Inductor's folder, and the file's own errors.
     """
     from torch._inductor import codecache, cpp_builder
 

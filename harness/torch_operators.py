@@ -222,10 +222,10 @@ def replaced_kernels() -> list[str]:
 
 
 def active_modes() -> list[str]:
-    """Return the class names of the modes that see, and may change, each call of torch on this thread.
+    """Return the class names of the modes that see each call of torch on this thread.
 
-    Function modes come first, and each kind has its outermost mode first. The mode of torch's default device is left
-    out.
+    Function modes precede dispatch modes, and outer modes precede inner ones. The mode of torch's default device is
+    left out.
     """
     from torch.overrides import _get_current_function_mode_stack
     from torch.utils._device import DeviceContext

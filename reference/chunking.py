@@ -2,18 +2,19 @@
 
 The graph pass must return exactly these numbers, so this code does as little as possible:
 
-    split the activation along batch or sequence, or along folded tokens; split positions and attention masks likewise
-    call the module's own forward on the first half, then on the second
-    concatenate the two outputs along the same dim
+1. Split the activation along batch or sequence. Split positions and attention masks likewise.
+2. Call the module's own forward on the first half, then on the second.
+3. Concatenate the two outputs along the same dim.
 
 For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
 
-Folded activations (T, D) have the tokens of all sequences in dim 0. Then both kinds of chunking split dim 0: "batch"
-between two sequences, so that each chunk has whole documents, and "seq" also within a document, but only in modules
-that treat each token alone.
+Folded activations (T, D) have the tokens of all sequences in dim 0, which both kinds of chunking split:
 
-An input that cannot be split like this raises ChunkError with the expected and the found value. So does a chosen module
-that never runs, for example because the trainer calls only its children: the step would silently run unchunked.
+- "batch" splits between two sequences, so that each chunk has whole documents.
+- "seq" may split within a document, but only in modules that treat each token alone.
+
+An input that cannot be split raises ChunkError. So does a chosen module that never runs, for example because the
+trainer calls only its children: otherwise the step would silently run unchunked.
 """
 
 # B batch, S sequence, T folded tokens, D model dim
@@ -106,12 +107,12 @@ class ChunkedModules:
 
 
 def check_chunking(model: nn.Module, chunking: Chunking, *, folded: bool = False) -> None:
-    """Raise ChunkError if `chunking` cannot be applied to this model. Runs no step, so `model` may be on the meta
-    device.
+    """Raise ChunkError if `chunking` cannot be applied to this model, which may be on the meta device. The reasons are:
 
-    The reasons are: no module matches; a module that mixes positions would get half of a sequence; a module has a norm
-    that mixes the rows of a batch or updates running statistics; or a module is within a mixture of experts, where
-    inputs are rows of tokens, with neither a batch nor a sequence.
+    - No module matches.
+    - A module mixes positions, and would get half of a sequence.
+    - A module has a norm that mixes the rows of a batch or updates running statistics.
+    - A module is within a mixture of experts, where inputs have neither a batch nor a sequence.
     """
     for name in chunk_modules(model, chunking, folded=folded).names:
         # All modules around it, innermost first; the last is the root, with an empty name.
@@ -161,10 +162,11 @@ def chunk_modules(
 ) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
-    With `folded`, activations are (T, D): the tokens of all sequences are in one dim. `inspect_module`, if given, is
-    called once for each module, before its first chunk runs, with the module's name, the module, its own forward, and
-    the arguments by name. It may raise. Raises ChunkError if no module matches, and if a sequence would be split in a
-    module that mixes its positions.
+    - `folded`: activations are (T, D), with the tokens of all sequences in one dim.
+    - `inspect_module`: called before a module's first chunk runs, with the module's name, the module, its own forward
+      and the arguments by name. It may raise.
+
+    Raises ChunkError if no module matches, and if `chunking` would split sequences in a module that mixes positions.
     """
     names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
     if not names:

@@ -1,10 +1,10 @@
-"""The eager step with only its attention compiled by torch.compile: regional compilation without a step graph.
+"""The eager step with only its attention compiled by torch.compile.
 
     bitproof.reference.compiled_attention:eager            like the system eager, with each layer's attention compiled
     bitproof.reference.compiled_attention:eager_chunked    like eager_chunked; the compiled function runs once per chunk
 
-torch.compile compiles `attend`, which maps queries, keys and values to the heads' outputs, forward and backward.
-Projections, rotations and collectives stay eager. Inductor calls SDPA's own kernels, so the bits equal eager's.
+Only `attend` is compiled: from queries, keys and values to the heads' outputs, forward and backward. Inductor calls
+SDPA's own kernels for it, so the bits equal those of eager.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ def _make_trainer(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
 
 
 def compile_attention(model: nn.Module) -> int:
-    """Make all attention layers of a model share one compiled function `attend`; returns the number of layers.
+    """Make all attention layers of a model share one compiled function `attend`. Returns the number of layers.
 
-    The first call of the function compiles it, as a single graph for static sizes. Raises CaseError if the model has no
-    layer with a function `attend`, since nothing would be compiled.
+    The first call compiles it, for static sizes. Raises CaseError if no layer has a function `attend`.
     """
     layers = [module for module in model.modules() if hasattr(module, "attend")]
     if not layers:

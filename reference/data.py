@@ -37,11 +37,10 @@ class Step(NamedTuple):
 def text_source(data: str) -> tuple[list[bytes], str]:
     """Return the documents that `data` names, and the text's sha256 in hexadecimal.
 
-    `pydoc` is the documentation of the Python language that ships with CPython, a document per topic, in alphabetical
-    order; its text, and so its hash, changes with the Python version. `pydoc_lines` is the same text with a document
-    per line that is not blank, so that even short rows contain several. `adversarial` is the result of
-    `adversarial_documents`. Anything else is the path of a file, read as bytes of any encoding (./pydoc reads a file of
-    that name).
+    - "pydoc": the documentation of the Python language, a document per topic. It changes with the Python version.
+    - "pydoc_lines": the same text with a document per non-blank line.
+    - "adversarial": the result of `adversarial_documents`.
+    - Anything else is the path of a file, read as bytes. For a file named pydoc, pass ./pydoc.
 
     Raises UsageError when the file cannot be read.
     """
@@ -71,9 +70,7 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 def adversarial_documents() -> list[bytes]:
     """Make documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
 
-    So the rows of a batch have different positions and several documents each, the gradient of a token's embedding is a
-    sum of a single term or of many, and an expert gets one token or hundreds. The documents are the same on every
-    machine.
+    So an expert gets one token or hundreds. All machines get the same documents.
     """
     chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 
@@ -88,12 +85,13 @@ def adversarial_documents() -> list[bytes]:
 class TextStream:
     """A rank's tokens: documents rank, rank + world_size, ... in sequence, with a DOCUMENT_START before each document.
 
-    Step n reads the B * S tokens after those of step n - 1, wrapping around at the end; each row of a batch continues
-    the row before. Positions start at 0 in every row; in adversarial text they start at 0 in every document, even
-    within a row. Raises UsageError if the rank's documents do not fill a step.
+    - Step n reads the B * S tokens after those of step n - 1. At the end it begins again.
+    - Each row of a batch continues the row before.
+    - Positions start at 0 in every row. In adversarial text they start at 0 in every document.
+    - With `folded`, the rows of a batch are a single row of B * S tokens. Positions then start at 0 in every document,
+      and at every S tokens.
 
-    With `folded`, the rows of a batch are one row of T tokens. Positions start at 0 in every document and at every S
-    tokens: a document that spans two sequences counts as two documents.
+    Raises UsageError if the rank's documents do not fill a step.
     """
 
     def __init__(

@@ -17,10 +17,9 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
     """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
 
-    Order of the sum: each rank sums the squares of each of its gradients in a kernel, and adds these sums in the given
-    order; then the sums of the `fsdp` group's ranks are added, in rank order; then those of the `tp` group. A gradient
-    that several ranks have in full counts on the first of them only. Padding is zero, so it does not count.
+    The sum has a fixed order. A gradient that several ranks have in full counts once.
     """
+    # The order: this rank's gradients as given, then the ranks of `fsdp`, then those of `tp`. Padding is zero.
     # A gradient that another rank counts adds 0 here.
     squares = [
         gradient.float().square().sum() * float(_counts(shardings[name], mesh)) for name, gradient in gradients.items()

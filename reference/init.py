@@ -29,17 +29,8 @@ RARELY = -0.6
 
 
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
-    """Return the whole initial tensor of a parameter or buffer, by its fully qualified name: float32, on the CPU.
-
-    `spread` chooses values that expose rounding, which the values of the table below hide:
-
-    - each row is scaled by its own power of two, so that sums have terms of different size;
-    - weights of norms are between 0.5 and 1.5, as multiplying by 1 would be exact;
-    - embeddings are rows of `near_midpoints`;
-    - expert 1 has a bias so low that no token chooses it, and the last expert one so low that few tokens choose it; all
-      other biases are between -0.05 and 0.05; experts 3 and 4 start with equal scores and equal biases.
-
-    Without `spread`:
+    """Return the whole initial tensor of the parameter or buffer `name`: float32, on the CPU, with equal bits on all
+    machines.
 
     | name or shape                       | values                                            |
     |-------------------------------------|---------------------------------------------------|
@@ -48,8 +39,16 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
     | `*embeddings.weight`                | uniform, standard deviation 1                     |
     | two or more dims, (..., out, in)    | uniform, standard deviation 1 / sqrt(in)          |
 
-    All machines agree on the bits, and no value depends on depth. Raises CaseError for a name and shape that no rule
-    covers.
+    With `spread`, other values expose rounding errors that these hide:
+
+    - Rows are scaled by different powers of two, so that sums have terms of different size.
+    - Weights of norms are between 0.5 and 1.5, as multiplying by 1 would be exact.
+    - Embeddings are rows of `near_midpoints`.
+    - The biases of experts are between -0.05 and 0.05, except for two. Expert 1 is never chosen, the last expert
+      rarely.
+    - Experts 3 and 4 begin with equal scores and biases.
+
+    Raises CaseError for a name and shape that no rule covers.
     """
     if spread:
         return _spread(name, shape, seed)
@@ -96,14 +95,12 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Scale each row of integers (up to 511) by its power of two, after replacing its first two elements. Returns (V,
-    D).
+    """Scale each row by its power of two, after replacing the row's first two elements. Returns (V, D).
 
-    The two elements make rounding errors of a square root visible. A model's first norm takes a square root per
-    distinct token, and an incorrectly rounded root shows in only one of two hundred random rows. So the first two
-    elements are chosen to bring the root of mean(x^2) + 1e-6 as near as possible to the midpoint between two float32
-    numbers, at which such a root is wrong.
+    The new elements bring the root of the row's mean(x^2) + 1e-6 near the midpoint between two float32 numbers.
     """
+    # At a midpoint an incorrectly rounded root is wrong. A model's first norm takes a root per distinct token, and of
+    # random rows only one in two hundred would show the error.
     # K is 32 * 32. Integers of nine bits have squares whose sums are exact in any order.
     ends = torch.arange(LARGEST - 31, LARGEST + 1, dtype=torch.float64, device="cpu")
     pairs_K = (ends.square().unsqueeze(1) + ends.square()).flatten()
@@ -126,9 +123,10 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
 
 
 def _spread_bias(unit_E: Tensor) -> Tensor:
-    """Turn draws between -0.5 and 0.5 into expert biases between -0.05 and 0.05. If there are enough experts, one of
-    them then gets a bias so low that no token chooses it, the last a bias so low that few tokens do, and two get equal
-    biases."""
+    """Turn draws between -0.5 and 0.5 into expert biases between -0.05 and 0.05.
+
+    With enough experts, no token chooses one of them, few tokens choose the last, and two have equal biases.
+    """
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:
         bias_E[UNCHOSEN] = -4.0  # sigmoid scores lie between 0 and 1

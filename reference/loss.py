@@ -12,7 +12,6 @@ from torch.nn import functional
 def cross_entropy(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
     """Mean cross entropy in nats over all tokens: a float32 scalar, computed in float32 from logits of any dtype.
 
-    Instead of batch and sequence there may be one dim of folded tokens. The kernel chooses the order of the mean, so
-    systems have equal bits only if they call it on logits of the same shape.
+    Folded tokens have one dim in place of B and S. Logits of another shape may give other bits.
     """
     return functional.cross_entropy(logits_BSV.float().flatten(0, -2), labels_BS.flatten())

@@ -58,8 +58,8 @@ def layers_with_experts(model: nn.Module) -> list[Any]:
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    Counts are summed over ranks, in rank order on gloo. An expert with fewer tokens than the mean gains `rate`, an
-    expert with more loses it (https://arxiv.org/abs/2408.15664).
+    An expert with fewer tokens than the mean over all experts gains `rate`, an expert with more loses it
+    (https://arxiv.org/abs/2408.15664).
     """
     if not layers:
         return

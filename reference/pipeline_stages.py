@@ -1,8 +1,8 @@
 """Runs an eager model in pipeline stages, by torch.distributed.pipelining.
 
-A rank keeps the layers of its own stages, under their names in the whole model. The schedule is torch's. For each
-micro-batch a stage computes the same values as the whole model would, and each parameter's gradients are added in the
-order of micro-batches, each after its own reduction over ranks.
+A rank keeps the layers of its own stages, under their names in the whole model. For each micro-batch a stage computes
+the same values as the whole model would. Each parameter's gradients are reduced over ranks, then added in the order of
+micro-batches.
 
 B batch of a micro-batch, S sequence, D model dim, V vocabulary
 """
@@ -39,8 +39,8 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
     """Remove from a model, in place, all modules that do not belong to the given stages.
 
-    The first stage also has the embeddings, the last stage the final norm and the projection to logits. Raises
-    CaseError if there are more stages than layers.
+    The first stage has the embeddings, the last the final norm and the projection. Raises CaseError for too many
+    stages.
     """
     if num_stages > model.num_layers:
         raise CaseError(

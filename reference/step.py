@@ -1,8 +1,7 @@
-"""An eager training step. Its parts, in the order in which they are observed: loss and gradients, expert balancing,
-optimizer.
+"""An eager training step: loss and gradients, then the balancing of experts, then the optimizer.
 
-`Trainer` owns a rank's shards, optimizer and data. Only the computation of loss and gradients can be replaced: eager
-autograd here, a compiled graph elsewhere.
+`Trainer` owns a rank's shards, optimizer and data. The computation of loss and gradients can be replaced, for example
+by a compiled graph.
 """
 
 from __future__ import annotations
@@ -70,13 +69,10 @@ def loss_and_gradients(
     gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return this rank's mean loss (float32, scalar), and its shards' gradients of the mean over all data ranks, by
-    name.
+    """Return this rank's mean loss (float32, scalar), and the gradients of its shards by parameter name.
 
-    `parameters` are the model's, by name; pass them to save a walk over all modules.
-
-    `gradient_seed` is the loss's own gradient, from which backward starts. With a single micro-batch it is 1 divided by
-    the number of data ranks, since each parameter's reduce-scatter sums its gradient over these ranks.
+    - `parameters`: the model's, by name. Passing them saves a walk over all modules.
+    - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D ranks.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)
@@ -90,9 +86,10 @@ def build_sharded_model(
 ) -> nn.Module:
     """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
 
-    With `stages` only the modules of these pipeline stages are kept. With `shares`, two stages that share a parameter
-    use one object instead of a copy each. Raises CaseError for a case whose placements are not chosen yet, and for
-    sizes that the ranks cannot divide.
+    - `stages`: only the modules of these pipeline stages are kept.
+    - `shares`: the case's shared modules use the same parameters, not a copy each.
+
+    Raises CaseError if the case's placements are not solved yet, and for sizes that the ranks cannot divide.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
@@ -169,12 +166,15 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 
 
 class Trainer:
-    """A rank of a training run. `step` computes, observes and updates. The names of observed values are documented at
-    `Observe`.
+    """A rank of a training run. `step` computes a step, observes its values and updates the parameters.
 
-    Order of observation: activations, if the case asks for them, in the order of their computation; loss; every local
-    gradient; their norm, if the case asks for it; buffers `<name>@before_optimizer`; then, after balancing and AdamW,
-    every local parameter, optimizer state, and buffers `<name>@after_optimizer`.
+    Values are observed in this order, under the names documented at `Observe`:
+
+    1. activations, in the order of their computation, if the case asks for them
+    2. the loss
+    3. every local gradient, and their norm, if the case asks for it
+    4. buffers `<name>@before_optimizer`
+    5. after the update: every local parameter, optimizer state, and buffers `<name>@after_optimizer`
     """
 
     def __init__(self, case: Case, mesh: Mesh, device: torch.device, *, is_whole: bool = False) -> None:
@@ -276,8 +276,8 @@ def make_eager(
 ) -> Trainer:
     """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`.
 
-    `wrap` takes the function that computes loss and gradients, and returns the function to call in its place.
-    `inspect_module` is called for each module that runs in chunks, before its first call.
+    - `wrap`: takes the function for loss and gradients, and returns the function to call in its place.
+    - `inspect_module`: as for `chunk_modules`.
     """
     trainer = Trainer(case, mesh, device)
     if chunked:

@@ -1,9 +1,7 @@
-"""Adds the gradients of a parameter that two stages share: the first stage's embeddings and the last stage's
-projection, or the parameters of two modules.
+"""Adds the gradients of a parameter that two pipeline stages share.
 
-Each of the two stages has a copy, as in Megatron-LM. Both begin with the same values. Each stage computes the gradient
-of its own copy, added over micro-batches like any other. Once a step the stages exchange these sums, and both compute
-the first copy's gradient plus the second's. So the copies get equal gradients, and stay equal.
+Each stage has a copy and its own gradient. Once a step the stages exchange them, and both add the second to the first.
+So the copies stay equal.
 """
 
 from __future__ import annotations
@@ -50,11 +48,9 @@ def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
-    """Let the second of a case's two shared modules use the parameters of the first, in place. `model` is a whole
-    model.
+    """Let the second of a case's two shared modules use the parameters of the first, in place.
 
-    Raises CaseError for modules that the model lacks, if the first is not in an earlier stage than the second, and if
-    their parameters differ in name or shape.
+    Raises CaseError if a module is missing or not in the right stage, or if parameters differ in name or shape.
     """
     if case.schedule is None or case.schedule.shared is None:
         return

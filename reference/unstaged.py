@@ -3,8 +3,7 @@
     bitproof.reference.unstaged:eager            as eager, but each rank trains the whole model
     bitproof.reference.unstaged:eager_chunked    as eager_chunked, but each rank trains the whole model
 
-Stages send each other nothing: ranks with the same coordinates in different stages read the same text and compute the
-same values. A rank records only its own stages: their parameters, and the loss in the last stage.
+A rank records only the values of its own stages.
 """
 
 from __future__ import annotations

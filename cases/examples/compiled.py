@@ -6,7 +6,7 @@
     aot_eager    captured and differentiated by torch.compile, then run operator by operator: the same bits
     inductor     compiled: fuses operators and sums in another order, so bits differ by some ULPs
 
-Each rank trains a replica on its own data; gradients are summed over ranks.
+Each rank trains a copy on its own data; gradients are summed over ranks.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16
 
-The first is EQUAL, the second DIFFERENT. Neither imports bitproof: a pass is a function that changes a GraphModule in
-place, or returns a new GraphModule. Its new nodes need no metadata.
+The first is EQUAL, the second DIFFERENT. A pass changes a GraphModule in place or returns a new GraphModule. It need
+not import bitproof, and new nodes need no metadata.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def wait_late(module: GraphModule) -> None:
 def add_gradients_in_bfloat16(module: GraphModule) -> None:
     """Add the gradients of two chunks in bfloat16, which halves the bytes.
 
-    This seems to lose nothing, since each chunk's gradient was computed in bfloat16. But each was then summed over
-    ranks in float32, and the sum needs more digits than bfloat16 has: for example, 1 + 2**-9 becomes 1.
+    This changes bits: the gradients are sums in float32, which have more digits than bfloat16. For example, 1 + 2**-9
+    becomes 1.
     """
     for node in module.graph.find_nodes(op="call_function", target=aten.add.Tensor):
         # bitproof's chunk pass notes a node's chunk in its metadata.

@@ -7,7 +7,7 @@
     kept_gathered   parameters stay gathered from forward to backward: the same bits
     bf16_reduce     gradients are summed over ranks in bfloat16: other bits
 
-The loop is `Loop.step`; bitproof needs only the lines with `yield`. Gradients and parameters are DTensors, and each
+The loop is `Loop.step`. Only its lines with `yield` are for bitproof. Gradients and parameters are DTensors, and each
 rank yields its own shard.
 """
 

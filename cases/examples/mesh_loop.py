@@ -13,7 +13,6 @@
 
 The loss is that of the global batch, so it is the same on any number of ranks. Each rank yields its part of a tensor as
 a DTensor, whose placements state the part. For example, of 61 rows of an embedding on 2 ranks, rank 0 yields rows 0:31.
-`SharedExperts` computes with plain tensors; its method `shown` makes DTensors of them only for this purpose.
 """
 
 from __future__ import annotations
@@ -133,8 +132,7 @@ class MixedModel(nn.Module):
 class MeshLoop:
     """A training run on this rank's share of each batch, in `micro` micro-batches.
 
-    `sharers` is the number of ranks that read the same rows, such as the ranks of a tensor group. For example, with 2
-    sharers, 8 ranks divide a batch into 4 shares.
+    `sharers` ranks read the same rows: with 2 sharers, 8 ranks divide a batch into 4 shares.
     """
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1, micro: int = 1) -> None:

@@ -10,7 +10,7 @@
     muon_fsdp        parameters and momentum are sharded; each matrix is gathered to orthogonalize it
     muon_fsdp_tp     sharded over data ranks, and each layer split over `tp` ranks; each matrix is gathered from both
 
-All forms of AdamW must take the same step, and so must all forms of Muon.
+All forms of AdamW must compute the same step, and so must all forms of Muon.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """The Muon optimizer: momentum, which is orthogonalized for the matrices of hidden layers.
 
-    With `by_layer`, the ranks take turns: matrix i is orthogonalized by rank i modulo the number of ranks, which sends
-    the result to all. For example, on two ranks rank 0 orthogonalizes matrices 0, 2 and 4.
+    With `by_layer` ranks take turns: on two ranks, rank 0 orthogonalizes matrices 0, 2 and 4, and sends them to rank 1.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:

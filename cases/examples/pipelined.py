@@ -7,8 +7,8 @@
     unstaged                                  a single rank, micro-batch after micro-batch
     whole                                     a single rank, all rows at once
 
-A layer has the same name on every rank. Its gradients are added in the order in which its micro-batches run backward:
-from the first to the last, but under `looped_bfs` from the last to the first.
+A layer has the same name on every rank. Its gradients are added from the first micro-batch to the last, with
+`looped_bfs` from the last to the first.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _layers(case: Case) -> int:
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
     """Return a system that runs one of torch's schedules with `per_rank` stages on each rank.
 
-    With R ranks, rank r has the stages r, r + R and so on: with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
+    For example, with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
     """
     ranks = case.parallelism.world_size
     stages, width = per_rank * ranks, _layers(case) // (per_rank * ranks)

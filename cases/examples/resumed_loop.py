@@ -2,10 +2,10 @@
 
     bitproof run -k resume
 
-Each rank draws its own dropout, if the case's options request it, and a buffer depends on the text. Each step first
-yields the parameters and moments with which it begins. torch.distributed.checkpoint saves the state. Its entries have
-the same names on all ranks, except the generators, such as generator.3: under a common name every rank would load rank
-0's generator.
+- Each rank draws its own dropout, if the case's options request it. A buffer depends on the text.
+- Each step first yields the parameters and moments with which it begins.
+- torch.distributed.checkpoint saves the state. The random generator of each rank has its own name, such as generator.3.
+  Under a common name every rank would load that of rank 0.
 """
 
 from __future__ import annotations

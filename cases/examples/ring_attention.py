@@ -6,12 +6,14 @@
     ring        keys and values are sent from rank to rank, part by part
     gathered    each rank gathers all keys and values at once, and uses the parts in the same order
 
-Every reduction has a fixed order. A rank uses the parts of keys and values in ring order: its own, then the previous
-rank's, and so on. For each part it computes the scores' maximum and sum of exponentials by themselves. The part's
-result is then merged into the running result, with weights from the logarithms of these sums. For example, rank 2 of 4
-uses parts 2, 1, 0; the causal mask excludes part 3. In backward a part's keys and values visit the ranks in ascending
-order, starting with their own, and their gradients are added in that order. An all-reduce of each parameter's gradient
-follows.
+Every sum has a fixed order:
+
+- Forward: a rank uses its own part of keys and values first, then the previous rank's, and so on. For example, rank 2
+  of 4 uses parts 2, 1, 0; the causal mask excludes part 3.
+- A part's result is merged into the running result. The weights are computed from the scores' maximum and sum of
+  exponentials, which each part has by itself.
+- Backward: each part visits the ranks in ascending order, beginning with its own, and its gradients are added in that
+  order. Then an all-reduce sums the gradient of each parameter.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class SequenceRing:
     def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
         """Yield each rank and its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
 
-        All tensors are contiguous, including this rank's own: the rounding of matrix products may depend on strides.
+        All tensors are contiguous, as rounding may depend on strides.
         """
         tensors = tuple(x.contiguous() for x in tensors)
         if self.is_gathered:
@@ -81,8 +83,7 @@ class SequenceRing:
     def returned(self, shares: dict[int, Parts]) -> Parts:
         """Return the gradient of this rank's part of the sequence: the sum of every rank's share of it.
 
-        `shares[i]` is this rank's share of the gradient of rank i's part, which it sends to rank i. The sum begins with
-        this rank's share, then adds the next rank's, and so on: rank 1 of 4 adds the shares of ranks 1, 2, 3, 0.
+        `shares[i]` is this rank's share for rank i. Rank 1 of 4 adds those of ranks 1, 2, 3, 0.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):

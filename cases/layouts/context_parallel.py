@@ -1,7 +1,6 @@
 """Cases with context parallelism: attention over a sequence that several ranks share, against a whole sequence.
 
-Parts are merged, so terms are added in another order than for a whole sequence, and these cases are CLOSE. Cases that
-merge the same parts in the same order are EQUAL: parts gathered at once against parts sent around a ring.
+They are CLOSE, as merged parts are added in another order. Two ways to merge the same parts are EQUAL.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Cases that run the same training loop in two layouts of ranks: they show which differences a layout may cause.
 
-Values are compared as whole tensors, joined from the ranks' parts: for example, a gradient sharded over 2 ranks with
-the same gradient on one. A case is EQUAL if both layouts compute the same sums; otherwise it is CLOSE, within bounds
-derived from the reference's own sums in other orders.
+Whole tensors are compared, joined from the ranks' parts. For example, a gradient sharded over 2 ranks is compared with
+the same gradient on one rank.
+
+- EQUAL: both layouts compute the same sums.
+- CLOSE: the sums have other orders. Bounds are measured by running the reference with its sums in other orders.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cases with bucketed collectives: one all-gather and one reduce-scatter per block, not per parameter.
 
-The bits must be equal. Most cases would not detect a change in the order of a bucket's sums: gradients computed in
-bfloat16 have 8 bits of mantissa, so the float32 sum of a few is nearly always exact, and the same in every order. For
-example, 1 + 2**-7 + 2**-10 needs 11 of 24 bits. Only cases whose sums are rounded detect it.
+The bits must be equal. A wrong order of sums shows only in cases whose sums are rounded. In most cases they are not: a
+bfloat16 number has 8 bits of mantissa, so a float32 sum of a few is nearly always exact. For example, 1 + 2**-7 +
+2**-10 needs 11 of 24 bits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Define how a case requests placements of parameters that a solver chooses, and the resulting plan.
 
-A plan is part of the case: every rank gets it, every recording's manifest contains it, and users may write a plan by
-hand.
+A plan is part of the case, so every recording's manifest contains it. Users may write a plan by hand.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The placements that differ from the default, in which layers are not split, and parameters are fully sharded.
+    """Placements that differ from the default, in which layers are not split and parameters are sharded.
 
-    `split` names the layers that the ranks of a tensor group share, such as layers.0.attention;
-    `reference.parallel.tensor` splits their parameters. `replicated` names the parameters that are whole on each rank;
-    all others are sharded. Both are in the model's order.
+    - `split`: layers that a tensor group shares, such as layers.0.attention.
+    - `replicated`: parameters that are whole on each rank.
     """
 
     __pydantic_config__ = STRICT
@@ -34,10 +32,11 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True)
 class Autoplace:
-    """A case's request for placements of parameters that a linear program chooses, on the case's mesh.
+    """A case's request for placements of parameters that a linear program chooses.
 
-    `memory_mib` limits a rank's memory, in MiB, as the linear program counts it (see `harness.placement.build`).
-    `source` is "solver", the only source of placements so far. `plan` is the result; None until it is solved.
+    - `memory_mib`: limits a rank's memory, in MiB.
+    - `source`: "solver" is the only one so far.
+    - `plan`: the result; None until it is solved.
     """
 
     __pydantic_config__ = STRICT

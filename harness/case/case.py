@@ -1,7 +1,7 @@
 """A case: everything that can change a bit of a run, as a single frozen value.
 
-A case names two systems, the model and how it is split over ranks, and the expected verdict. It travels between
-processes as JSON, and every recording's manifest contains it.
+It has two systems, the model, the layout of ranks, and the expected verdict. Every recording's manifest contains its
+case.
 """
 
 from __future__ import annotations
@@ -42,36 +42,34 @@ ExpectedVerdict = Literal["EQUAL", "DIFFERENT", "CLOSE"]
 class Case:
     """Two systems to compare on one model, and the expected verdict.
 
-    `differs`, for a case that expects DIFFERENT, lists the kinds of records that differ at the first differing step:
-    exactly those must differ, on any rank. Later steps do not count: they only continue the difference.
-    `differs_within` limits the size of the difference: the largest relative error, as for `close_within`, of any tensor
-    of that step. Without it a defect of any size passes as the expected difference, and reports state that there is no
-    limit.
+    Fields for the verdict:
 
-    `close_within`, for a case that expects CLOSE, is the largest relative error |r - c| / |r| (Euclidean norms over one
-    tensor) that any recorded floating-point tensor may have; all others must agree in bits.
+    - `close_within`, for CLOSE: the largest relative error |r - c| / |r| (Euclidean norms over one tensor) that a
+      recorded floating-point tensor may have. All others must agree in bits.
+    - `differs`, for DIFFERENT: the kinds of records that differ at the first differing step. Exactly those must differ,
+      on any rank.
+    - `differs_within`: the largest relative error of any tensor of that step. Without it there is no limit.
 
-    `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step, as a separate kind. `autoplace`:
-    a solver chooses the placements of parameters, and both systems use them.
+    Fields for records:
 
-    `observe` has patterns over module names: the outputs of these modules, and their gradients, are recorded at every
-    step, as kind `activation`.
+    - `grad_norm`: the norm of all gradients, over all ranks, is recorded at every step.
+    - `observe`: patterns over module names. The outputs of these modules, and their gradients, are recorded at every
+      step, as kind `activation`.
 
-    `preload` names modules that take long to import, such as a framework: they are imported once, by the process from
-    which all ranks are forked. `options` are for the user's factories, which read them as `case.options`.
+    Fields for the run:
 
-    `reference_parallelism`, if stated, is the layout of the reference, and `parallelism` that of the candidate: then
-    whole tensors are compared, independent of their division (`harness.compare.part_layouts`). Such a case may expect
-    CLOSE without a limit: then the limit is measured by running the reference with its sums in other orders.
-
-    `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes. With
-    `resumes_reference` the reference runs these steps and saves, on its own ranks, and the candidate loads this
-    checkpoint into its own layout.
-
-    `schedule`: a step has micro-batches, which pass through the stages of a pipeline if `parallelism.pp` is above 1.
-
-    `requires` names a device or package that the case needs: on a machine without it, runs that select no case by name
-    leave it out and report that.
+    - `autoplace`: a solver chooses the placements of parameters, and both systems use them.
+    - `options`: values for the user's factories, which read them as `case.options`.
+    - `preload`: modules that take long to import. They are imported once, by the process from which all ranks are
+      forked.
+    - `reference_parallelism`: the layout of the reference; `parallelism` is then that of the candidate. Whole tensors
+      are compared (`harness.compare.part_layouts`). With CLOSE and no limit, the limit is measured by running the reference
+      with its sums in other orders.
+    - `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes.
+    - `resumes_reference`: the reference runs these steps and saves, on its own ranks. The candidate loads this
+      checkpoint into its own layout.
+    - `schedule`: a step has micro-batches, which pass through the stages of a pipeline if `parallelism.pp` is above 1.
+    - `requires`: a device or package. A machine without it runs the case only if the case is selected by name.
     """
 
     __pydantic_config__ = STRICT

@@ -26,10 +26,11 @@ LONGEST_CHAIN = 50
 def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
     """Read a case from a JSON file, in the form of `Case.to_dict`. Raises CaseError for an invalid file.
 
-    If the file states no family, the file's name is the family. If both systems are a user's, `ep` is 1 unless it is
-    stated, since such trainers choose their own layout. A file with `"like"` takes all missing fields from another
-    case: `like` is the name of a case in `known`, or another file. Example: `{"like": "moe_seq", "steps": 2}`. File
-    names in the file are relative to its folder, or else to the working directory.
+    - `"like"` takes missing fields from another case: the name of a case in `known`, or another file. Example:
+      `{"like": "moe_seq", "steps": 2}`.
+    - `family` is by default the file's name.
+    - `ep` is by default 1 if both systems are a user's.
+    - File names are relative to the file's folder, or else to the working directory.
     """
     values = _fields_of_file(path, known, ())
     try:

@@ -31,26 +31,20 @@ _SAVED = re.compile(r"[A-Za-z_]\w*(/[1-9]\d{0,3})?", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model, its size, and its attention: "flex" is FlexAttention with a mask that separates documents.
+    """A model, its size, and its attention.
 
-    `flavor` names a set of sizes of the family. The other sizes replace single ones of this set, unless they are None.
-    `dim` is the model dim. Hidden dims scale with `dim`, and the number of key/value heads with `heads`. The first
-    `dense_layers` of the `layers` have no experts; the default is the flavor's number, but at most `layers`. A family
-    refuses sizes that it does not have.
-
-    `capacity` limits the rows that an expert receives from a rank in a call: to `capacity` times an even share of the
-    rank's rows, rounded up. Rows above the limit are dropped: the expert adds nothing to their tokens. So no tensor's
-    size depends on the data. For example, 8 rows for 4 experts are an even share of 2 rows; with capacity 1.5, an
-    expert receives at most 3 rows.
-
-    `folded`: the tokens of all sequences share a dim, so activations have the shape (tokens, dim) in place of
-    (sequences, seq_len, dim). For example, 4 sequences of 32 tokens are 128 tokens. Positions begin at 0 in each
-    document and in each sequence. Attention gets the offset of each document's first token. `folded` needs attention
-    "flex".
-
-    `loss_pieces` is the number of equal pieces into which the tokens are cut for the projection to the vocabulary, the
-    cross entropy, and the gradients of both. The pieces are computed one after another, so only the logits of a single
-    piece exist at a time.
+    - `flavor`: a set of sizes of the family. The sizes below replace single ones of this set, unless they are None.
+    - `attention`: "flex" is FlexAttention with a mask that separates documents.
+    - `dim`: the model dim. Hidden dims scale with it.
+    - `heads`: the number of heads. The number of key/value heads scales with it.
+    - `dense_layers`: how many of the first layers have no experts. By default as in the flavor, but at most `layers`.
+    - `capacity`: limits the rows that an expert receives from a rank in a call, so that no tensor's size depends on
+      data. The limit is `capacity` times an even share of the rank's rows, rounded up. Rows above the limit are
+      dropped. For example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
+    - `folded`: activations have the shape (tokens, dim) in place of (sequences, seq_len, dim). For example, 4 sequences
+      of 32 tokens are 128 tokens. Positions begin at 0 in each document and in each sequence. Needs attention "flex".
+    - `loss_pieces`: the number of equal pieces of tokens for which projection to the vocabulary, cross entropy and both
+      gradients are computed, one after another. So only a single piece's logits exist at a time.
     """
 
     __pydantic_config__ = STRICT
@@ -96,14 +90,14 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
-    """Splits the input of some modules (blocks) in two chunks along a dim, which are computed one after the other.
+    """Splits the input of some modules in two chunks along a dim, which are computed one after the other.
 
-    `modules` is a pattern over fully qualified module names, in which `*` stands for one component, or several such
-    patterns, joined by commas; no matched module may be inside another. If `only` is not empty, just these of the
-    matching modules are chunked.
-
-    `early_grad_accumulation`: the gradients of both chunks are added first, then cast and reduce-scattered. Without it,
-    each chunk's gradient is reduced separately, and the results are added.
+    - `dim`: "batch", or "seq" for the sequence.
+    - `modules`: a pattern over module names, in which `*` stands for one component, or several patterns joined by
+      commas. No matched module may be inside another.
+    - `only`: if not empty, just these of the matching modules are chunked.
+    - `early_grad_accumulation`: the gradients of both chunks are added, then reduced over ranks once. Otherwise each
+      chunk's gradient is reduced, and the results are added.
     """
 
     __pydantic_config__ = STRICT
@@ -132,21 +126,19 @@ class Chunking:
 
 @dataclass(frozen=True, kw_only=True)
 class Parallelism:
-    """The ranks, and how parameters are divided among them.
+    """The number of ranks, and how they share data, layers and experts.
 
-    Rank r has expert-parallel coordinate r % ep and expert-FSDP coordinate r // ep. Parameters are sharded over all
-    `world_size` ranks, expert parameters over (world_size / ep, ep). With tensor parallelism, rank r has tensor
-    coordinate r % tp and data coordinate r // tp. Parameters other than the experts' are first split over tp, then
-    sharded over the ranks with the same tensor coordinate. Experts are not split over tp: the ranks that read the same
-    data divide its tokens among them, and each sends its tokens to their experts.
-
-    With a pipeline, `pp` > 1, the ranks are cut into pp equal parts, each with the layers of its own stages (see
-    `Schedule`). All of the above then holds within each part. Rank r has pipeline coordinate r // (world_size / pp).
-
-    `shared_groups`: process groups over the same ranks are a single object, as in meshes that cache them.
-
-    `sequence`: outside layers that are split over tp, each rank of a tensor group has an equal part of the sequence. So
-    a split layer begins with an all-gather and ends with a reduce-scatter.
+    - `world_size`: all ranks. Parameters are sharded over all of them, unless a field below states otherwise.
+    - `ep`: the experts are divided among `ep` ranks; rank r has expert coordinate r % ep. The parameters of experts are
+      sharded over the ranks with the same experts.
+    - `tp`: each layer is split over `tp` ranks, which read the same data; rank r has tensor coordinate r % tp. The
+      parts are sharded over the ranks with the same tensor coordinate. Experts are not split: instead these ranks
+      divide their tokens, and each sends its own to the experts.
+    - `pp`: a pipeline cuts the ranks into `pp` equal parts, each with its own layers (see `Schedule`). Rank r is in
+      part r // (world_size / pp). The fields above then apply within a part.
+    - `shared_groups`: process groups over the same ranks are a single object, as in meshes that cache them.
+    - `sequence`: outside split layers, each rank of a tensor group has an equal part of the sequence. So a split layer
+      begins with an all-gather and ends with a reduce-scatter.
     """
 
     __pydantic_config__ = STRICT
@@ -205,8 +197,7 @@ class Parallelism:
 class Batch:
     """The input of a rank in a step: `sequences` rows of `seq_len` tokens, from the text that `data` names.
 
-    Ranks with the same data coordinate, such as those of a tensor group, read the same documents; others read different
-    ones.
+    Ranks with the same data coordinate, such as a tensor group, read the same documents.
     """
 
     __pydantic_config__ = STRICT
@@ -244,17 +235,16 @@ class Memory:
     | `full`      | inputs of a block                                          | recomputed                         |
     | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
 
-    `save` replaces the operators that `selective` and `offload` save, by their names; "attention" stands for every
-    attention operator. A name with /2 saves every second call: the first, third, ... in a block's forward. For example,
-    ("mm/2", "attention", "all_to_all_single") recomputes every other matrix product, and all other operators.
+    - `save` replaces the operators that `selective` and `offload` save, by their names. "attention" is every attention
+      operator. A name with /2 saves every second call of a block's forward, from the first: ("mm/2", "attention")
+      recomputes every other matrix product, and all other operators.
+    - `defer`, with `offload`: a copy to host memory may last until this many whole blocks have run after the block that
+      used the activation last.
+    - `prefetch`, with `offload`: a copy back starts this many blocks before the block whose backward needs it. Larger
+      numbers hide slower copies, and keep more activations on the device.
 
-    With `offload`, a copy to host memory may last until `defer` whole blocks have run after the block that used the
-    activation last; a copy back starts `prefetch` blocks before the block whose backward needs it. Larger numbers hide
-    slower copies, and keep more activations on the device. With 0, the wait follows the same block, or the copy back
-    starts with the same block.
-
-    Under every policy, values that would differ when recomputed (random draws, readers of a buffer that the step
-    writes) and values outside every block are saved. harness/graph/passes/tag_memory.py has the rules.
+    Every policy saves values outside all blocks, and values that would differ when recomputed, such as random draws.
+    harness/graph/passes/tag_memory.py has the rules.
     """
 
     __pydantic_config__ = STRICT

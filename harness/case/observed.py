@@ -1,8 +1,7 @@
 """Name the activations at module boundaries, and choose those that a case records.
 
-A boundary is the output of a module's call (`forward`), or the gradient of this output (`backward`). A module inside a
-chunked module has a boundary per chunk; the chunked module itself has a single boundary with both chunks' rows along
-the chunked dim, chunk 0 first.
+A boundary is the output of a module's call (`forward`), or its gradient (`backward`). Modules inside a chunked module
+have a boundary per chunk.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
 class Boundary(NamedTuple):
     """A tensor that a module returns in a call, or its gradient ("backward").
 
-    `output` is its index among the tensors that the module returns, None if it returns a single tensor. `earlier` is
-    the number of earlier calls of the module in this step, within the same chunk if it is chunked.
+    - `output`: the tensor's index among those returned; None if there is only one.
+    - `earlier`: the number of the module's earlier calls in this step and chunk.
     """
 
     module: str

@@ -20,8 +20,8 @@ def pattern_of(module: str) -> str:
 def root_of(patterns: str, module: str) -> str | None:
     """The module that matches any of `patterns` and is or contains `module`; None if there is none.
 
-    `patterns` are joined by commas, and `*` stands for a component. For example, the pattern layers.*.moe and the
-    module layers.1.moe.router have the result layers.1.moe.
+    For example, the pattern layers.*.moe and the module layers.1.moe.router give layers.1.moe. Commas separate
+    patterns.
     """
     for pattern in patterns.split(","):
         wanted = pattern.split(".")

@@ -19,17 +19,16 @@ _STAGES = Bounds(1, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Divides a step into micro-batches, equal parts of a rank's rows. Their gradients are added in the rows' order.
+    """Divides a training step into micro-batches, and a model into pipeline stages.
 
-    If `parallelism.pp` is more than 1, the model's layers are cut into pp * `stages_per_rank` stages, and stage s is on
-    the ranks with pipeline coordinate s % pp. `order` is the order of a rank's work: "gpipe" runs all forwards, then
-    all backwards; "1f1b" alternates forwards and backwards as soon as the pipeline is full, interleaved if a rank has
-    several stages.
-
-    `tied`: the embeddings in the first stage and the projection to logits in the last have the same value. Each of the
-    two stages has its own copy and the gradient of its own use; once a step the gradients are added, and both copies
-    get the sum. `shared` does the same for the parameters of two named modules, the first of them in an earlier stage;
-    the graph pipeline traces their parameters as a single object.
+    - `micro_batches`: the number of equal parts of a rank's rows. Their gradients are added in the rows' order.
+    - `order`: "gpipe" runs all forwards, then all backwards. "1f1b" alternates them as soon as the pipeline is full,
+      interleaved if a rank has several stages.
+    - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages. Stage s is on the ranks with
+      pipeline coordinate s % pp.
+    - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each stage
+      has its own copy, and both copies get the sum of the two gradients.
+    - `shared`: two modules whose parameters are shared in the same way. The first is in an earlier stage.
     """
 
     __pydantic_config__ = STRICT
@@ -50,7 +49,7 @@ class Schedule:
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
     """The stage of a layer. Stages have consecutive layers, and nearly equal numbers of them.
 
-    Example: with 5 layers in 2 stages, stage 0 has the layers 0, 1 and 2, and stage 1 the layers 3 and 4.
+    Example: with 5 layers in 2 stages, stage 0 has layers 0 to 2.
     """
     return layer * num_stages // num_layers
 

@@ -4,8 +4,7 @@
     and_expr:   not_expr ("and" not_expr)*
     not_expr:   "not" not_expr | "(" expression ")" | name
 
-A name matches, in any letter case, if it is a substring of the case's name or family. The parser is bitproof's own,
-because pytest's is private; a test compares the two.
+A name matches if it is a substring of the case's name or family; upper and lower case are equal.
 """
 
 from __future__ import annotations

@@ -33,23 +33,24 @@ COMPILED = "compiled"
 class Pipeline:
     """The optional passes of the graph pipeline, and the backend that runs the finished graph.
 
-    `isolate_groups` gives the experts' all-to-alls their own process group if they share one, and `isolate_gathers` the
-    parameters' all-gathers. `bucket` joins the all-gathers of a block into larger ones, and likewise its
-    reduce-scatters. `overlap` reorders nodes so that one chunk's all-to-all runs during the other chunk's compute.
-    `overlap_costs` is the path of a cost model for this order, fitted to a machine; None for bitproof's own, which is
-    fitted to a CPU.
-    `dense_traffic` moves all-gathers of parameters and reduce-scatters of gradients to where no all-to-all is in
-    flight. `async_tensor` reorders nodes as `overlap` does, for gathers, sums and reduce-scatters of a tensor group.
+    - `isolate_groups`: the experts' all-to-alls get their own process group if they share one.
+    - `isolate_gathers`: the same for the all-gathers of parameters.
+    - `bucket`: joins the all-gathers of a block into larger ones, and its reduce-scatters likewise.
+    - `overlap`: reorders calls so that the all-to-all of a chunk runs during the other chunk's compute.
+    - `overlap_costs`: path of a cost model for this order, fitted to a machine. None: bitproof's own, fitted to a CPU.
+    - `dense_traffic`: moves all-gathers of parameters and reduce-scatters of gradients to where no all-to-all is in
+      flight.
+    - `async_tensor`: reorders calls as `overlap` does, for gathers, sums and reduce-scatters of a tensor group.
+    - `backend`: how the finished graph runs:
 
-    `backend`: "fx" runs the graph operator by operator. "regional_inductor" compiles regions of it, by default only
-    attention operators. "inductor" compiles the whole graph; it fuses operators and so rounds less often: expect CLOSE.
-    "cuda_graph" captures the graph once, and replays it with static inputs and outputs; on a CPU its calls run one
-    after the other with the same static inputs and outputs.
+        - "fx": operator by operator.
+        - "regional_inductor": regions of it compiled, by default only attention operators.
+        - "inductor": compiled as a whole. It rounds less often, so expect CLOSE.
+        - "cuda_graph": captured once and replayed with static inputs and outputs. On a CPU its calls run in sequence.
 
-    `regions`, only for "regional_inductor", selects other regions: patterns over module names, as in `Chunking`. A call
-    of a matching module is a region, with separate regions for forward and backward and for each chunk.
-
-    `until` names the last pass to apply, "" for none: later passes and the backend are left out. None applies all.
+    - `regions`: for "regional_inductor", patterns over module names, as in `Chunking`. Each call of a matching module
+      is compiled, separately for forward, backward and each chunk.
+    - `until`: the last pass to apply, "" for none. Later passes and the backend are left out. None applies all.
     """
 
     __pydantic_config__ = STRICT
@@ -121,8 +122,8 @@ def _check_joint(case: Case) -> None:
 def _check_autoplace(case: Case) -> None:
     """Raise CaseError if a case's field `autoplace` and its systems do not fit.
 
-    The system autoplace needs the field, and the field needs the system unless it states a plan. With the field, chunks
-    and memory policies are refused.
+    The system autoplace needs the field. Other systems may have it only with a plan. Chunks and memory policies are not
+    allowed with it.
     """
     is_asked = AUTOPLACE in (case.reference, case.candidate)
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):

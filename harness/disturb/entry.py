@@ -1,15 +1,12 @@
 """An entry of the fault catalogue: a defect or an equivalent rewrite, with its properties. Imports no torch.
 
-An entry is a function with `@row` in the module of its family. The entry's name is the function's name with hyphens,
-e.g. `chunk-0-joined-twice`; the first line of the docstring describes the defect.
+An entry is a function with the decorator `@row`. The entry's name is the function's name with hyphens, such as
+`chunk-0-joined-twice`. The first line of the docstring describes the defect. Each entry has one of four kinds:
 
-There are four kinds of faults; each entry has exactly one:
-
-    edit     changes the candidate's finished graph, before ranks are forked, as a wrong pass would
+    edit     changes the candidate's finished graph before ranks are forked, as a wrong pass would
     call     replaces calls of some operators, in every system that is not compiled
-    order    takes sums over ranks in another order, like the fault `sum-order`
-    runner   changes, on every rank, how a staged step or a built-in loop runs: e.g. sends micro-batches in another
-              order
+    order    adds the ranks' values in another order, like the fault `sum-order`
+    runner   changes how a staged step or a built-in loop runs, such as the order of micro-batches
 """
 
 from __future__ import annotations
@@ -119,15 +116,17 @@ TamperCall = Callable[["TamperedCall"], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """An entry of the catalogue. `says` describes the defect in a sentence; `source` names its origin or why it is
-    plausible.
+    """An entry of the catalogue: a fault, or a rewrite that keeps every bit.
 
-    A case must meet `needs` for the fault to apply, and `sees` to detect it: otherwise inputs or rounding hide the
-    fault. For example, a fault that reads another chunk's positions stays hidden if all rows have the same positions.
-    `kinds` are the possible kinds of the first differing record. `sites` are the call sites that blame may name; an
-    edit returns its own, as it knows the nodes that it changed. `operators` are the operators whose calls are replaced.
-    `rank` is the only wrong rank: -1 for the last; None if all ranks are wrong. `is_fault` is false for a rewrite that
-    keeps every bit.
+    - `says`: describes the defect in a sentence; `source`: its origin, or why it is plausible.
+    - `needs`: properties of a case without which the fault does not apply.
+    - `sees`: properties of a case without which inputs or rounding hide the fault. For example, a fault that reads
+      another chunk's positions is hidden if all rows have the same positions.
+    - `kinds`: the possible kinds of the first differing record.
+    - `sites`: the call sites that blame may name. An edit returns its own.
+    - `operators`: the operators whose calls are replaced.
+    - `rank`: the only wrong rank, -1 for the last; None if all are wrong.
+    - `is_fault`: false for a rewrite.
     """
 
     name: str
@@ -191,10 +190,13 @@ def row(
 ) -> Callable[[Callable[..., Any]], Entry]:
     """Decorator that turns a function into an entry of the catalogue.
 
-    By default the function edits the candidate's graph. With `runner` it changes the runner of a staged graph or of a
-    built-in loop; with `operators` it replaces calls of these operators, and `sites` are by default their calls in the
-    update; with `order` the function is never called, and only its name and docstring are used. The family is by
-    default the name of the function's module.
+    By default the function edits the candidate's graph. Otherwise:
+
+    - `operators`: it replaces calls of these operators. `sites` are by default their calls in the update.
+    - `order`: it is never called; only its name and docstring are used.
+    - `runner`: it changes the runner of a staged graph or of a built-in loop.
+
+    `family` is by default the name of the function's module.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:

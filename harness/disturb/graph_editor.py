@@ -1,7 +1,6 @@
 """Finds nodes of a finished graph and changes them, for the edits of the fault catalogue.
 
-Calls that an edit inserts have no known origin (module, direction, source line). A faulty pass would insert its calls
-without an origin, too.
+Inserted calls have no known origin (module, direction, source line), just as the calls that a faulty pass inserts.
 """
 
 from __future__ import annotations
@@ -58,12 +57,14 @@ class GraphEditor:
         chunk: int | None = None,
         where: Where = lambda node: True,
     ) -> list[Call]:
-        """Return the calls of operator `name` in `direction`, in modules whose names match `at`, for which `where` is
-        true.
+        """Return the calls of operator `name` (None for any) in `direction`, in modules whose names match `at`.
 
-        The pattern "" matches only calls outside named modules. Without `chunk`, only calls of chunk 1 are returned if
-        there are any. Raises NoPlaceError if there is no such call. For example, `all("mm", r".*router")` returns the
-        products of all routers in forward.
+        - `at`: a regular expression; "" matches only calls outside named modules.
+        - `chunk`: by default chunk 1, or all calls if chunk 1 has none.
+        - `where`: a further condition.
+
+        For example, `all("mm", r".*router")` returns the products of all routers. Raises NoPlaceError if there is no
+        such call.
         """
         found = [
             node

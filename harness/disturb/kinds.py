@@ -71,10 +71,11 @@ class SumOrder(Fault):
 class FlipBit(RankFault):
     """A flipped bit of one element of this rank's part of a tensor; bit 0 is the lowest.
 
-    The tensor is a gradient, parameter, buffer or optimizer state, given by its name in a recording. A gradient is
-    flipped when it has been computed. The others are flipped in place when they are recorded, so that later steps read
-    the flipped bit; if the system passes a copy to the recording, such as a gathered DTensor, only the record has it.
-    Example: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
+    Example: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`. The tensor has its name in a recording:
+
+    - a gradient is flipped when it has been computed.
+    - a parameter, buffer or optimizer state is flipped in place when it is recorded, so later steps read the flipped
+      bit. If the system passes a copy to the recording, such as a gathered DTensor, only the record has it.
     """
 
     kind: ClassVar[str] = "flip-bit"

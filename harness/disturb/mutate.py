@@ -22,11 +22,9 @@ class MutatedGraph(NamedTuple):
 
 
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
-    """Return a copy of a finished graph, edited by `entry`, and the call sites that blame may name. `module` is not
-    modified.
+    """Return a copy of a finished graph, edited by `entry`, and the call sites that blame may name.
 
-    `rank` is the rank whose copy is edited. A run edits the copy of rank 0, and all its ranks execute that copy. Raises
-    UsageError if the graph has no call that the fault could change, or if the edit itself fails.
+    The graph is that of `rank`. Raises UsageError if the fault finds no call to change, or if its edit itself fails.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()

@@ -1,22 +1,19 @@
 """Scheduling stress: changes the timing and the uninitialized memory of a system's run.
 
-A system that synchronizes its accesses to shared memory, and writes memory before it reads it, must have the same bits
-under three changes:
+A correct system synchronizes its accesses to shared memory, and writes memory before it reads it. Then its bits are the
+same under three changes:
 
-1. Before every collective and every wait a rank sleeps for a random time, so ranks arrive in another order. On CUDA the
-   computing stream sleeps; if the host slept, the device would meanwhile finish the work for which a wait is missing.
-   Before a copy to host memory or back, the copy stream sleeps.
-2. Memory that a system allocates and does not write holds zeros; memory that kernels allocate is uninitialized. In a
-   plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
+1. A rank sleeps for a random time before every collective and every wait, so ranks arrive in another order. On CUDA the
+   stream sleeps instead of the host, and the copy stream sleeps before a copy to host memory or back.
+2. Memory that is allocated and not written holds zeros if the system allocates it, and is uninitialized if kernels do.
+   In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
 3. On a CPU, the results of a c10d collective arrive at the wait for its work, and never without a wait.
 
-A fourth change is made only on request, as it also changes bits of correct kernels: operators run on several threads.
-On one CPU two threads changed a float32 sum of a million elements and a product of (64, 4096) with (4096, 4096), but
-nothing in this project's cases.
+On request there is a fourth change: operators run on several threads. It may also change bits of correct kernels, for
+example in a float32 sum of a million elements.
 
-Sleeps are drawn from a seed and the rank, so a stressed replay sleeps like the stressed run. A mode below autograd sees
-every operator call, and so every launch and wait of eager code, graphs and users' systems on any backend. Imports no
-torch before use.
+Sleeps are drawn from a seed and the rank, so a stressed replay sleeps like the stressed run. Imports no torch before
+use.
 """
 
 from __future__ import annotations
@@ -99,6 +96,7 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
         return
     from bitproof.harness.torch_compat import sleep_on_stream
 
+    # If the host slept, the device would meanwhile finish the work for which a wait is missing.
     sleep_on_stream(int(seconds * CYCLES_A_SECOND))
 
 

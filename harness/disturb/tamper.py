@@ -1,7 +1,6 @@
 """Replaces calls of some operators by wrong calls, in any system.
 
-A mode below autograd sees each call, like `stress`. Blame's recorder is entered after this mode, so the recorder sees a
-call's real inputs and the tampered output, as if the kernel were wrong.
+A later mode that records the calls sees the real inputs and the wrong output, as if the kernel were wrong.
 """
 
 from __future__ import annotations
@@ -53,8 +52,7 @@ class TamperedCall:
 def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Iterator[Counter[str]]:
     """Context in which `entry` replaces calls of its operators. Yields the number of calls in this step, by operator.
 
-    The caller clears the counts at the start of each step. Without an entry, or with an entry that replaces no calls,
-    nothing changes.
+    The caller clears the counts at each step. An entry that replaces no calls, or None, has no effect.
     """
     turns: Counter[str] = Counter()
     if entry is None or entry.call is None:

@@ -1,11 +1,12 @@
-"""Async handles (c10d `Work`) that a system gets in place of the backend's handles, in a call log or under stress.
+"""The async handles (c10d `Work`) that a system gets in a call log or under scheduling stress (see `stress`).
 
-1. No dispatch mode sees a caller wait, so our handle notes that it was waited for.
-2. A log waits for each collective when it is launched, since gloo runs part of its work inside `wait`, with operators
-   that are not the system's calls. Point-to-point messages are waited for when the caller waits, since the peer may
-   send later.
-3. Under stress, a collective's result is written when the handle is waited for, and not before. A system that reads it
-   without waiting reads the old values, and so its bits differ.
+They replace the handles of the backend, for three reasons:
+
+1. Dispatch modes do not see a call of `wait`. These handles note it.
+2. In a log, each collective is waited for at its launch, so that no operators of gloo run later inside `wait`. A
+   point-to-point message is waited for when the caller waits, since the peer may send later.
+3. Under stress, the result of a collective is written only in `wait`. A system that reads it earlier reads old values,
+   and its bits differ.
 """
 
 from __future__ import annotations
@@ -45,11 +46,13 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """Return `result`, a collective's result, with our handles in place of the backend's.
+        """Return `result`, a collective's result, with our async handles in place of the backend's.
 
-        The collective is complete, unless it is a message to one rank. Such a message is waited for when the caller
-        waits; then `arrived` is called. `written` are the tensors that the collective writes, `index` is the index of
-        its call.
+        A collective is complete then. A message to a single rank is waited for when the caller waits; then `arrived` is
+        called.
+
+        - `written`: the tensors that the collective writes.
+        - `index`: the index of its call.
         """
 
         def hold(work: Any) -> Any:
@@ -123,13 +126,14 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """An async handle whose `results` are written when it is waited for. A call of any of its methods counts as a wait.
+    """An async handle whose `results` are written when it is waited for. Any method waits.
 
-    `arrive` is called once, at the first such call. The caller must keep the handle alive: C++ code, such as
-    DistributedDataParallel, keeps only the C++ part of it, and would wait forever without this Python object.
+    `arrive` is called once, at the first wait. The caller must keep the handle alive.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:
+        # A caller's C++ code, such as DistributedDataParallel, keeps only the C++ part of this object, and would wait
+        # forever without the Python part.
         super().__init__()
         self.is_asked = False
         # Weak, so that a handle that a caller keeps does not keep the tensors' memory.

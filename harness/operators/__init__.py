@@ -1,8 +1,10 @@
 """Facts about operators that their schemas do not state, in a table with a row per operator. Imports no torch.
 
-`row` documents the columns, `rows` has the table, and `questions` has functions that query it. `happens_before` finds
-calls that use memory without an order, and `crossings` finds deadlocks. The certificate checker has its own copy of the
-table; a test compares the two.
+- `row`: the columns
+- `rows`: the table (the certificate checker has a copy)
+- `questions`: functions that query the table
+- `happens_before`: finds calls that use memory in no defined order
+- `crossings`: finds deadlocks
 """
 
 from bitproof.harness.operators.questions import COMMUNICATES, known, named, names, names_of_uninitialized, overloads

@@ -1,16 +1,16 @@
 """Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
 
-A launch is a call that starts a collective or a message without waiting for its end. On NCCL, the launches of a
-communicator run in sequence on each rank. A group has a communicator for collectives, another for batches of messages
-and, if it was initialized eagerly, a third for single messages. So each launch begins when the launch before it
-has ended, and it ends when all participating ranks have begun it. Messages that a single call sends run together. A
-wait blocks its rank until the launch has ended. On NCCL the wait blocks only a stream, not the host, but all later work
-of the stream comes after it, including launches.
+A launch is a call that starts a collective or a message without waiting for its end. On NCCL:
+
+- Each launch belongs to a communicator. A group has a communicator for collectives and another for batches of messages.
+  If the group was initialized eagerly, it has a third for single messages.
+- The launches of a communicator run in sequence on each rank. Messages of a single call run together.
+- A launch ends when all its ranks have begun it.
+- All later work of a stream comes after a wait on that stream, including launches.
 
 For example, rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
 
-Gloo would run a group's messages concurrently with its collectives, but no graph may depend on that, since NCCL does
-not.
+Gloo is simulated in the same way, as a graph must be correct on NCCL, too.
 """
 
 from __future__ import annotations
@@ -32,12 +32,15 @@ class Deadlock:
 
 @dataclass(frozen=True)
 class RankTurn:
-    """A launch or a wait of a rank, as data: the operator, the name and ranks of its group, and the call's name.
+    """A launch or a wait of a rank, as data.
 
-    `waits_for` is None for a launch; for a wait it is the index of the launch in the rank's sequence. `takes` is the
-    dtype and sizes, in which matching launches must agree; "" if unknown. Launches with the same `communicator` run one
-    after the other on this rank; "" means the group's communicator, but messages may have their own. `is_joined`: this
-    launch runs together with the launch before it.
+    - `operator`, `name`: of the call.
+    - `group`, `ranks`: the group's name and ranks.
+    - `waits_for`: None for a launch; for a wait, the index of the launch in the rank's sequence.
+    - `takes`: dtype and sizes, in which matching launches must agree; "" if unknown.
+    - `communicator`: launches with the same one run in sequence on this rank. "" is the group's; messages may have
+      their own.
+    - `is_joined`: this launch runs together with the launch before it.
     """
 
     operator: str
@@ -57,11 +60,15 @@ class RankTurn:
 
 @dataclass
 class _Rank:
-    """The progress of a rank in the simulation. `turns` has its launches and waits, which are named by their index.
+    """The progress of a rank in the simulation.
 
-    `place` is the index of the next launch or wait. `launched` lists the launches so far by group, and `nth` maps a
-    launch to its index in that list. `calls` lists calls by queue, each as a list of the launches that it makes, and
-    `call` maps a launch to its call's index in that list. `ended` is the number of ended calls by queue.
+    - `turns`: the rank's launches and waits. The other fields name them by their index.
+    - `place`: the next of `turns`.
+    - `launched`: the launches so far, by group.
+    - `nth`: the index of a launch in that list.
+    - `calls`: the calls by queue, each as a list of its launches.
+    - `call`: the index of a launch's call in that list.
+    - `ended`: the number of ended calls, by queue.
     """
 
     turns: Sequence[RankTurn]

@@ -1,21 +1,23 @@
 """Finds races in a graph: pairs of calls that use the same memory, although neither happens before the other.
 
-Imports no torch. The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes,
-its launches (calls that start work without waiting for its end), its waits. Memory is named by keys: each piece has a
-key, and a value may use several pieces. The table (`harness.operators.rows`) says which operators launch, wait and
-order streams. The rules are those of torch's CUDA sanitizer:
+Example: `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait. Two calls race if they use the same memory,
+one of them writes or frees it, and neither comes before the other.
 
-1. Calls of a stream run in order, different streams concurrently. The clock of a stream has, for each stream, the
-   last call that ends before this stream's next call. An event stores the clock of the stream that recorded it. A
-   stream that waits for the event merges that clock into its own.
-2. The host queues work on streams, so all earlier work and waits of the host come before that work. The host itself
+The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, the work that it
+launches, its waits. Memory is named by keys, one or several for each value. The table (`harness.operators.rows`) says
+which operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
+
+1. Calls of a stream run in order, different streams concurrently. The clock of a stream has a call of each stream: the
+   last that ends before the next call of this stream.
+2. An event stores the clock of the stream that recorded it. A stream that waits for the event merges that clock into
+   its own.
+3. The host queues work on streams. So all earlier work and waits of the host come before that work. The host itself
    waits for a stream only explicitly.
-3. A launch starts after its stream's earlier calls, and then runs concurrently with everything, until a stream waits
-   for it. NCCL would run two launches of a group in order; gloo need not, so no graph may depend on that order: a
-   wait for a launch ends no other launch.
+4. A launch starts work after its stream's earlier calls. The work then runs concurrently with everything, until a
+   stream waits for it. A wait for a launch ends no other launch, not even an earlier launch of the same group. (NCCL
+   would run them in order, gloo need not.)
 
-Two calls race if they use the same memory, one of them writes or frees it, and neither comes before the other. Example:
-`all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -36,11 +38,13 @@ HOST: Stream = "host"
 
 @dataclass(frozen=True)
 class Race:
-    """A race: a call and an earlier call, `first`, use the memory `key` without an order between them.
+    """Two calls that use the same memory without an order between them.
 
-    `does` describes the race in words, with a placeholder for the later call's name. `work` is the launch of `first`;
-    None if `first` is an ordinary call, on another stream. `is_let_go`: memory that the launch reads is freed before
-    the wait.
+    - `first`: the earlier call.
+    - `does`: describes the race, with a placeholder for the later call's name.
+    - `key`: the memory.
+    - `work`: the launched operator of `first`; None for an ordinary call, on another stream.
+    - `is_let_go`: the memory is freed before `first` is waited for.
     """
 
     first: Hashable
@@ -59,10 +63,12 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The part of a launch's work that fills a single result of the launch.
+    """The part of a launched operator's work that fills a single result.
 
-    `fills` is the memory of this result, and `takes` the memory that the launch reads. `filled` and `taken` list the
-    waits after which the result is complete and the reading is over, each as the waiting stream and the wait's number.
+    - `launched`, `name`, `rule`: the time of the launch, its call, and its row in the table.
+    - `fills`: the memory of this result; `takes`: the memory that the work reads.
+    - `filled`, `taken`: the waits after which the result is complete and the reading is over. Each is the waiting
+      stream and the wait's number.
     """
 
     launched: float
@@ -89,13 +95,11 @@ class _Uses:
 
 
 class Order:
-    """The order of a graph's calls, which the caller reports in sequence, to find races.
+    """Finds races among a graph's calls, which the caller reports in their order.
 
-    A time is the number of a call. `last_use` maps each piece of memory to the time of its last use, or to NEVER_FREED
-    if the memory's owner keeps it, such as a graph's inputs and outputs. `last_use` is None if the times are known only
-    at the end; then `overdue` finds memory that was freed too early.
-
-    `is_single`: all calls run on one stream, which also waits for launches; then only launches can race.
+    - `last_use`: maps each piece of memory to the time of its last use, where a time is the index of a call. It is
+      NEVER_FREED for memory that the graph's caller keeps. None if unknown until the end: then call `overdue`.
+    - `is_single`: all calls run on one stream. Then only asynchronous operators, such as collectives, can race.
     """
 
     def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:
@@ -152,9 +156,9 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call with launches that use the same memory, and that the stream has not waited for.
+        """Return the races of a call: it uses memory of a launched operator for which `stream` has not waited.
 
-        There is one race per launch and kind of access. Uses of memory that `let_go` has freed are returned, too.
+        Uses of freed memory are returned, too. There is one race per launch and kind of access.
         """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
@@ -195,10 +199,13 @@ class Order:
     def wait(
         self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
     ) -> list[Race]:
-        """Report that a stream waits for the launches that fill the awaited memory.
+        """Report that a stream waits for the launched work that fills the memory `awaited`. Returns the races found.
 
-        Only launches of the kind `rule.work` are ended. For a message, waiting for the memory that is sent counts, too.
-        `name` is the call that waits. Returns races: memory that the launch read, and that was freed before this wait.
+        - `rule`: the wait's row in the table of operators. Only work of the kind `rule.work` is waited for.
+        - `awaited`: for a message it may also be the memory that is sent.
+        - `name`: the call that waits.
+
+        A race is memory that the work reads, and that was freed before this wait.
         """
         # A new tick: a stream that waited for earlier calls of this stream is not behind this wait.
         now = (stream, 0 if self._is_single else self._tick(stream))
@@ -273,9 +280,9 @@ class Order:
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
-        """Return to the state before a branch of a condition: since the branch may not run, its waits do not count.
+        """Return to the state `before` a branch of a condition: the branch may not run, so its waits do not count.
 
-        Work launched in the branch stays. Returns earlier work for which the branch has waited, keyed by `id`.
+        Launches in the branch stay. Returns earlier work for which the branch waited, by `id`.
         """
         ended: dict[int, _Work] = {}
         for key, works in before.items():

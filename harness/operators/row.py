@@ -1,8 +1,10 @@
 """A row of the table of operators: facts about an operator that its schema does not state.
 
-A row's name is the operator's namespace and name, without overload: `aten.empty_like`. The row applies to all
-overloads, except that some columns name overloads. A row whose name ends in `.*` applies to all operators of a
-namespace that have no row. Python's own functions have rows, too: `_operator.getitem`.
+The row's name selects the operators:
+
+- `aten.empty_like`: all overloads of an operator. Some columns name overloads to which they apply.
+- a name that ends in `.*`: all operators of a namespace that have no row.
+- `_operator.getitem`: a function of Python.
 """
 
 from __future__ import annotations
@@ -51,10 +53,9 @@ class Hides(Enum):
 
 
 class RowFlow(Enum):
-    """Which rows of its arguments an operator needs to compute a row of its result. Chunks consist of rows.
+    """Which rows of its arguments an operator needs to compute a row of its result.
 
-    `graph.analysis.mixing_rules` has a rule for each value. EACH_ means that the operator has several results, and that
-    the rule applies to each of them.
+    `graph.analysis.mixing_rules` has a rule for each value. EACH_ means that it applies to each of several results.
     """
 
     ELEMENTWISE = auto()
@@ -98,9 +99,9 @@ class RowFlow(Enum):
 class Launch:
     """Set for an operator that returns before its work is done. The work reads its arguments, and fills its results.
 
-    `takes` is the verb with which errors describe the reading, such as "sends". `holds_source`: the caller must keep
-    the memory of the arguments until the wait; otherwise the runtime keeps it. `awaited_by_source`: the work fills no
-    result, and is ended by a wait for an argument.
+    - `takes`: how errors describe the reading, such as "sends".
+    - `holds_source`: the caller must keep the memory of the arguments until the wait.
+    - `awaited_by_source`: the work fills no result. A wait for an argument ends it.
     """
 
     work: Work

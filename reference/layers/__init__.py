@@ -2,8 +2,8 @@
 
 Every file follows three rules, because a training step is both split in two and traced:
 
-- A module reads each of its parameters exactly once in a forward: with sharded parameters each read is an all-gather.
-- No code turns an input's shape into a Python integer or branches on it: a batch or sequence dim may be an unbacked
-  symbol.
-- A row's result depends only on that row, bit for bit; the order of every sum is stated.
+- A module reads each of its parameters exactly once in a forward, since each read of a sharded parameter is an
+  all-gather.
+- No code turns an input's batch or sequence dim into a Python integer or branches on it.
+- A row's result depends only on that row, bit for bit. The order of every sum is stated.
 """

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-Keys and values are computed from a small latent per token. Separate rotated dims carry the position; all heads share
-the key's rotated dims.
+Keys and values are computed from a small latent per token. Separate dims, which are rotated, carry the position; all
+heads share those of the key.
 
 B batch, S sequence, T folded tokens, D model dim, H heads, C latent dim (query or key/value), N head dim without
 position, R head dim with position, Q query and key head dim (N + R), V value head dim
@@ -116,9 +116,11 @@ class LatentAttention(nn.Module):
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
     """softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
 
-    Only this function chooses an attention kernel: FlexAttention with a mask, else SDPA. Returns (B, S, H, V). Folded
-    tokens are (T, H, ...): then `attention_masks` is an integer tensor (T,), the index of the first token of each
-    token's document, and the result is (T, H, V). Raises CaseError for a mask of another type.
+    - Rows: returns (B, S, H, V). The kernel is FlexAttention with a BlockMask, otherwise SDPA.
+    - Folded tokens (T, H, ...): returns (T, H, V). `attention_masks` is an integer tensor (T,), the index of the first
+      token of each token's document.
+
+    Raises CaseError for a mask of another type.
     """
     if q_BSHQ.dim() == 3:
         return _attend_folded(q_BSHQ, k_BSHQ, v_BSHV, scale, attention_masks)

@@ -21,8 +21,7 @@ BLOCK_SIZE = 128
 class MaskMod:
     """A mask function (b, h, q, kv) -> bool, and the tensors that it reads in addition to the indices.
 
-    `function` takes these tensors as further arguments. FlexAttention gets them as operands, so that a trace shows what
-    the mask depends on; a tensor in a closure would become a constant of the trace.
+    `function` takes these tensors as further arguments. Tensors in a closure would become constants of a trace.
     """
 
     function: Callable[..., Tensor]
@@ -50,16 +49,15 @@ def mask_mod_of(mask: BlockMask) -> MaskMod:
 def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
-    `starts_BS` is true at the first token of each document. Tokens before a row's first start belong to a document that
-    began in an earlier row; they see only its tokens in their own row.
+    `starts_BS` is true at each document's first token. Tokens before a row's first start are another document.
     """
     return mask_of(starts_BS.cumsum(1), block_size)
 
 
 def document_offsets(positions_T: Tensor) -> Tensor:
-    """The offset of each token's document: the index of the document's first token. int64, (T,).
+    """The index of the first token of each token's document: int64, (T,).
 
-    `positions_T` are 0 at the first token of each document. For example, 0 1 2 0 1 has the offsets 0 0 0 3 3.
+    `positions_T` are 0 at the first token of each document. For example, 0 1 2 0 1 has the result 0 0 0 3 3.
     """
     return torch.arange(positions_T.shape[0], device=positions_T.device) - positions_T
 
@@ -67,10 +65,10 @@ def document_offsets(positions_T: Tensor) -> Tensor:
 def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
     """The BlockMask in which a query sees the keys at or before its own position in its own document.
 
-    `documents_BS` has the same number for all tokens of a document, and different numbers for the documents of a row.
-    The result equals that of `create_block_mask`, tensor for tensor.
+    `documents_BS` has a number for each token: equal within a document, different for different documents of a row.
     """
-    # `create_block_mask` itself uses `vmap` over the batch, which cannot be traced with a symbolic batch size.
+    # The result equals that of `create_block_mask`, tensor for tensor. The function itself uses `vmap` over the batch,
+    # which cannot be traced with a symbolic batch size.
     rows, length = documents_BS.shape
     num_blocks = (length + block_size - 1) // block_size
     row_B = torch.arange(rows, device=documents_BS.device)

@@ -1,5 +1,4 @@
-"""The routed experts: many SwiGLU layers as three grouped matrix products, and the exchange that sends rows to the
-ranks of their experts.
+"""The routed experts: many SwiGLU layers as three grouped matrix products. An exchange sends rows to their ranks.
 
 R routed rows (T tokens times K slots), sorted by expert; r rows of local experts; E experts, e local experts, D model
 dim, F hidden dim
@@ -27,15 +26,15 @@ it is computed from depends on all rows of the call."""
 class Exchange(Protocol):
     """Sends routed rows to the ranks that hold their experts, and sends the results back.
 
-    An exchange with an attribute `limits_rows = True` has a limit on an expert's rows per call. Rows above the limit
-    are dropped: their results are zeros.
+    If an attribute `limits_rows` is true, an expert takes a limited number of rows per call. The results of other rows
+    are zeros.
     """
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Send rows to their experts. `rows_RD` is sorted by expert; `counts_E` is each expert's number of rows, int64.
+        """Send rows to their experts. `rows_RD` is sorted by expert; `counts_E` (int64) counts each expert's rows.
 
-        Returns (rows_rD, ends_e, state): the local experts' rows sorted by local expert, the end of each local expert's
-        rows (int32, ascending), and the state that `combine` needs to send them back.
+        Returns the rows sorted by local expert, where each local expert's rows end (int32), and the state for
+        `combine`.
         """
         ...
 
@@ -59,15 +58,13 @@ class LocalExchange:
 class Experts(nn.Module):
     """w2(silu(w1(x)) * w3(x)) of each row, with the weights of the row's expert, in the rows' dtype.
 
-    Weights have the layout of E stacked linear layers, (E, out, in); grouped products read the transpose without a
-    copy. Under expert parallelism the parameters hold a contiguous range of the experts, so no code here reads the
-    number of experts from a parameter. A grouped product reduces each row independently.
-
-    Rows of D and of F elements must be a multiple of 16 bytes long: a multiple of 8 elements for bfloat16.
+    Weights have the shape (E, out, in). Rows of D and of F elements must be multiples of 16 bytes long.
     """
 
     def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:
         super().__init__()
+        # Grouped products read the transpose without a copy. Under expert parallelism a rank has only some of the
+        # experts, so no code here reads their number from a parameter.
         self.w1 = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim))
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden_dim, dim))

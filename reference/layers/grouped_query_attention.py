@@ -38,8 +38,8 @@ class GroupedQueryConfig:
 class GroupedQueryAttention(nn.Module):
     """Causal self-attention in which query head h reads key/value head h // G.
 
-    The number of heads comes from the projections' sizes, so that a rank may hold a part of them: under tensor
-    parallelism a contiguous range of the key/value heads and the query heads that read them.
+    It may hold only a part of the heads, as under tensor parallelism: a range of key/value heads, with the query heads
+    that read them.
     """
 
     def __init__(self, dim: int, config: GroupedQueryConfig) -> None:

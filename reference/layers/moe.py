@@ -34,11 +34,11 @@ class MoEConfig:
 class MoE(nn.Module):
     """Routed experts plus shared experts. A bias per expert balances their load, instead of a loss (arXiv:2408.15664).
 
-    There are two float32 buffers of shape (E,). `expert_bias` is added to the scores that choose experts. Every forward
-    adds the number of rows of each expert to `tokens_per_expert` in place; the optimizer step reads and zeroes it.
-    float32 counts are exact up to 2^24 rows.
+    There are two float32 buffers of shape (E,):
 
-    Expert parallelism replaces `experts.exchange`.
+    - `expert_bias`: added to the scores that choose experts.
+    - `tokens_per_expert`: the number of rows of each expert, exact up to 2^24. Every forward adds to it in place; the
+      optimizer step reads and zeroes it.
     """
 
     expert_bias: Tensor

@@ -1,7 +1,8 @@
 """Rotary position embedding from tables, with two ways to scale the frequencies for longer texts.
 
-Sources: RoPE, Su et al. 2021, arXiv:2104.09864; YaRN, Peng et al. 2023, arXiv:2309.00071; Llama 3.1's
-scaling, published as code with the models (arXiv:2407.21783 describes it in section 3.4.2).
+- RoPE: Su et al. 2021, arXiv:2104.09864
+- YaRN: Peng et al. 2023, arXiv:2309.00071
+- Llama 3.1's scaling: published as code with the models, and in arXiv:2407.21783, section 3.4.2
 
 B batch, S sequence, H heads, R rotated head dim, P pairs (R / 2), L table length
 """
@@ -20,11 +21,13 @@ from bitproof.reference.layers.wide import wides
 
 @dataclass(frozen=True, kw_only=True)
 class Yarn:
-    """Scaling for texts `factor` times as long as the `original_seq_len` tokens of training.
+    """Scaling of frequencies for texts `factor` times as long as the `original_seq_len` tokens of training.
 
-    A frequency is unchanged if its angle makes more than `beta_fast` full turns over the original length, and divided
-    by `factor` if it makes fewer than `beta_slow`. Frequencies in between are blended linearly. `mscale` sharpens the
-    attention softmax: see `attention_scale`.
+    - more than `beta_fast` full turns over these tokens: unchanged
+    - fewer than `beta_slow`: divided by `factor`
+    - in between: blended linearly
+
+    `mscale` is for `attention_scale`.
     """
 
     factor: float
@@ -59,11 +62,11 @@ class Yarn:
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling:
-    """Llama 3.1's scaling for texts `factor` times as long as `original_seq_len` tokens.
+    """Llama 3.1's scaling of frequencies for texts `factor` times as long as `original_seq_len` tokens.
 
-    A frequency is unchanged if its angle makes more than `high_freq_factor` full turns over the original length, and
-    divided by `factor` if it makes fewer than `low_freq_factor`. Frequencies in between are blended linearly in
-    the number of turns.
+    - more than `high_freq_factor` full turns over the original length: unchanged
+    - fewer than `low_freq_factor`: divided by `factor`
+    - in between: blended linearly
     """
 
     factor: float
@@ -95,10 +98,8 @@ class RopeConfig:
 class RotaryEmbedding(nn.Module):
     """Rotates each even/odd pair of a head's elements by the angle for the token's position.
 
-    Cosines and sines are read from float32 tables of shape (L, P), indexed by position. All devices have the same
-    tables.
-
-    The tables are non-persistent buffers. A module built on the meta device has no tables until `reset_tables`.
+    Cosines and sines are read from float32 tables (L, P), indexed by position. On the meta device they are missing
+    until `reset_tables`.
     """
 
     cos_LP: Tensor

@@ -1,7 +1,7 @@
-"""The router: chooses a token's experts and their weights.
+"""The router: chooses the experts of a token, and their weights.
 
-Sources: DeepSeek-V3, arXiv:2412.19437, sections 2.1.2 (sigmoid scores, balancing by bias, node-limited
-routing); DeepSeek-V2, arXiv:2405.04434, section 2.2 (softmax scores, a group's score is its best expert's).
+Sources: DeepSeek-V3, arXiv:2412.19437, sections 2.1.2 (sigmoid scores, balancing by bias, node-limited routing);
+DeepSeek-V2, arXiv:2405.04434, section 2.2 (softmax scores).
 
 T tokens, D model dim, E experts, K experts a token goes to (top-k slots), G groups of experts, M experts a group
 """
@@ -115,8 +115,8 @@ def select_experts(
 ) -> Tensor:
     """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
 
-    With sigmoid scores a group is rated by the sum of its two best experts' values, with softmax scores by its best
-    expert's. `seen` is called with a name and each value that decides the choice, and must return the value.
+    - A group counts by its best expert (softmax), or its two best (sigmoid).
+    - `seen`: gets the name and each value that decides; returns the value.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:

@@ -1,7 +1,7 @@
 """The projection to the vocabulary, and the loss over it in pieces.
 
-In pieces, a step never holds the logits of all its tokens. Each piece of tokens goes through projection, cross entropy
-and both gradients before the next piece begins, so that only one piece's logits exist at a time:
+A step with pieces never holds the logits of all tokens. Each piece of tokens goes through projection, cross entropy and
+both gradients before the next piece begins:
 
     for each piece      logits = x W^T;  loss = mean cross entropy / P;  gradients of x and W
     loss                (piece 0 + piece 1) + piece 2 ...
@@ -64,7 +64,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A piece's share of the mean loss (its own mean, divided by `pieces`), and the share's gradients of x and W.
 
-    The gradient of a token's logits is its probabilities, less 1 at its label. It is rounded to x's dtype.
+    The gradient of logits is rounded to x's dtype.
     """
     logs_tV = functional.linear(x_tD, weight_VD).float().log_softmax(-1)
     labelled_tV = torch.zeros_like(logs_tV).scatter(1, labels_t.unsqueeze(1), 1.0)

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 
 class Wide(nn.Module):
-    """The identity, as a module whose output a case can record: see `observe` in `harness.case.Case`.
+    """The identity, as a module whose output a case can record (`observe` in `harness.case.Case`).
 
-    After a cast to float32, the gradient of its output is the value that backward rounds. Before a cast to a narrower
-    dtype, its output is the value that forward rounds. On a term of a sum, its output shows the last bits that the sum
-    may lose.
+    - before a cast to a narrower dtype: its output is the value that forward rounds
+    - after a cast to float32: its gradient is the value that backward rounds
+    - on a term of a sum: its output has the last bits, which the sum may lose
     """
 
     def forward(self, x: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ FAMILIES: dict[str, Family] = {
 def model_config(model: Model) -> Any:
     """Return the configuration of the family and flavor of a case's model, with the sizes that the case states.
 
-    Raises CaseError for an unknown name, with a list of known names, and for a size that the family lacks or cannot
-    have.
+    Raises CaseError for an unknown name, and for a size that the family lacks or cannot have.
     """
     family = _family(model)
     if model.flavor not in family.flavors:
@@ -47,8 +46,8 @@ def model_config(model: Model) -> Any:
 def build_model(model: Model) -> nn.Module:
     """Build the module on the default device, in float32.
 
-    Initialize it with `reference.init.initialize`: a new module's values depend on the order of construction, and on
-    the meta device it has no values. Raises CaseError for an unknown family or flavor, and for impossible sizes.
+    Its values are not final: call `reference.init.initialize`. Raises CaseError for an unknown family or flavor, and
+    for impossible sizes.
     """
     config = model_config(model)
     return _family(model).module(config)

@@ -85,11 +85,9 @@ def _tiny() -> DeepSeekV3Config:
 
 
 def _uneven() -> DeepSeekV3Config:
-    """Like `tiny`, but shards are padded: the first dims of parameters are not divisible by 8 ranks, nor by 4 ranks
-    that shard the same experts.
+    """Like `tiny`, but shards of some parameters are padded, as the number of ranks does not divide their rows.
 
-    With two expert-parallel ranks, each has five of the ten experts, sharded over 4 ranks: rank 3 has only padding. The
-    router's ten rows are sharded over 8 ranks: three of them have only padding.
+    For example, five experts are sharded over 4 ranks: rank 3 has only padding.
     """
     tiny = _tiny()
     return replace(

@@ -1,7 +1,7 @@
 """Llama 3 (arXiv:2407.21783): dense, with grouped-query attention and the frequency scaling of release 3.1.
 
-Rotation pairs even with odd elements of a head, as Meta's checkpoints do. Checkpoints in the layout of transformers
-pair the halves of a head, so their query and key rows have another order.
+As in Meta's checkpoints, rotation pairs even with odd elements of a head. Checkpoints of transformers have another
+order.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Qwen3-MoE (arXiv:2505.09388): grouped-query attention with normalized heads, and experts in every layer.
 
 Routing is a softmax over all experts; the top k weights are divided by their sum. There are no shared experts. A bias
-balances the experts, as in all mixtures here; at its initial zero, routing is as published.
+balances the experts; while it is zero, as at the start, routing is as published.
 
-Rotation pairs even with odd elements of a head. Published checkpoints pair the halves of a head, so their query and key
+Rotation pairs even with odd elements of a head. Published checkpoints pair the halves of a head. So their query and key
 rows, and the weights of the heads' norms, have another order.
 """
 
@@ -70,10 +70,11 @@ def _config(
     vocab_size: int = 151936,
     max_seq_len: int = 16384,
 ) -> Qwen3MoEConfig:
-    """The configuration of one size. The fields that are set here are the same in all sizes.
+    """The configuration of one size.
 
-    `heads`: number of query heads, number of key/value heads, head dim. `experts`: number of experts, top k, hidden
-    dim. The rotary tables are shorter than the published 40,960 rows, which nothing here would use.
+    - `heads`: number of query heads, number of key/value heads, head dim.
+    - `experts`: number of experts, top k, hidden dim.
+    - `max_seq_len`: rows of the rotary tables, fewer than published.
     """
     num_heads, num_kv_heads, head_dim = heads
     num_experts, top_k, hidden_dim = experts

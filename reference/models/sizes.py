@@ -23,8 +23,8 @@ def sizes_of(config: Any) -> dict[str, int]:
 def resize(config: Any, model: Model) -> Any:
     """Return `config` with the sizes that `model` states; unchanged if it states none.
 
-    Raises CaseError for a size or capacity that the family does not have, for a `dim` that does not scale the hidden
-    dims to whole numbers, and for sizes that contradict each other.
+    Raises CaseError for a size that the family lacks, for contradictory sizes, and for a `dim` that makes hidden dims
+    fractional.
     """
     sizes, known = model.sizes, sizes_of(config)
     if lacking := sizes.keys() - known.keys():

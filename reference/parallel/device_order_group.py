@@ -1,14 +1,16 @@
 """A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
 
-NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings, and does not document
-it. So a bucketed reduce-scatter may add in another order than a reduce-scatter for each parameter. Here NCCL only moves
-bits: an all-to-all exchanges the parts, and each rank adds them in ascending rank order when it waits. A reduce-scatter
-over W ranks moves as many bytes as a ring, (W - 1) / W of the input from each rank. It needs memory for a second copy
-of its input, and for its result.
+NCCL itself chooses the order of a sum by algorithm, message size and the ranks' positions in its rings. So a bucketed
+reduce-scatter may add in another order than a reduce-scatter for each parameter. Here NCCL only moves bits, and each
+rank adds the parts in rank order when it waits:
 
-In an all-reduce of a small tensor every rank gathers all inputs, W / 2 times the traffic of a ring. If the inputs take
-more than `MOST_GATHERED` bytes, the all-reduce is a reduce-scatter and, in the wait, an all-gather of the sums. Then it
-moves as many bytes as a ring, and needs memory for two more copies of its input, for any number of ranks.
+    reduce-scatter          an all-to-all. Moves as many bytes as a ring; needs memory for a second copy of its input,
+                            and for its result
+    all-reduce, small       every rank gathers all inputs: W / 2 times the traffic of a ring of W ranks
+    all-reduce, large       a reduce-scatter and, in the wait, an all-gather of the sums. Moves as many bytes as a ring;
+                            needs memory for two more copies of its input
+
+An all-reduce is large if the inputs of all ranks take more than `MOST_GATHERED` bytes.
 """
 
 from __future__ import annotations

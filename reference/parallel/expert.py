@@ -1,9 +1,12 @@
 """Sends routed rows to the ranks of their experts, and back (expert parallelism).
 
-Rank i of the expert group has experts [i * L, (i + 1) * L). Rows to send are sorted by expert, so the rows for a rank
-are adjacent; ranks exchange counts first, so that each knows its split sizes. Received rows are ordered by sender, then
-expert. `dispatch` sorts them by expert (within an expert: by sender, then in the sender's order) for the grouped matrix
-product, and `combine` restores the order of senders before it sends the rows back.
+Rank i of the expert group has experts [i * L, (i + 1) * L).
+
+1. Rows to send are sorted by expert, so the rows for a rank are adjacent.
+2. Ranks exchange the numbers of rows, then the rows.
+3. `dispatch` sorts received rows by expert, for the grouped matrix product. Rows of an expert stay in the order of
+   their senders.
+4. `combine` restores the order by sender, and sends the results back.
 """
 
 # E experts in all, L local experts, W ranks of the expert group, R rows sent, P rows received, D row size,
@@ -56,10 +59,9 @@ class ExpertExchange:
         self.group = group
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
-        """Send `rows_RD` to the ranks of their experts. Rows are sorted by expert; `counts_E` (int64) has the number of
-        rows of each expert.
+        """Send each row of `rows_RD`, sorted by expert, to its expert. `counts_E` (int64) counts each expert's rows.
 
-        Returns the received rows sorted by local expert, the end of each local expert's rows (int32), and the route for
+        Returns the rows sorted by local expert, where each local expert's rows end (int32), and the route for
         `combine`.
         """
         num_local = counts_E.shape[0] // self.size
@@ -88,12 +90,12 @@ class ExpertExchange:
 
 
 class CapacityExchange:
-    """`ExpertExchange` with a limit: an expert accepts at most C of each rank's rows.
+    """Exchanges routed rows as `ExpertExchange`, but an expert accepts at most C of each rank's rows.
 
-    C is `capacity` times an expert's even share of a rank's rows, rounded up. Each rank has C slots for every expert:
-    it sends the expert's first C rows in order and drops the others, whose results are zeros. Unused slots hold zeros.
-    So no tensor's size depends on the data, and the host never waits for a count. A chunk has its own C, from its own
-    rows.
+    - C is `capacity` times an expert's even share of the rank's rows in this call, rounded up.
+    - Rows above C are dropped: their results are zeros. If there are fewer, zeros are sent.
+
+    So no tensor's size depends on the data, and the host never waits for a count.
     """
 
     limits_rows = True
@@ -105,11 +107,11 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """Send at most C rows of `rows_RD` to each expert. Rows are sorted by expert; `counts_E` (int64) has the number
-        of rows of each expert.
+        """Send at most C rows of `rows_RD`, sorted by expert, to each expert. `counts_E` (int64) counts each expert's
+        rows.
 
-        Returns the received slots, sorted by local expert, then sender, then slot; the end of each local expert's slots
-        (int32); and the state for `combine`.
+        Returns the slots by local expert, sender and slot, where each local expert's slots end (int32), and `combine`'s
+        state.
         """
         num_experts = counts_E.shape[0]
         # Rounded up, in integers.

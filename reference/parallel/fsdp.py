@@ -1,15 +1,14 @@
 """Fully sharded parameters: each of W ranks stores 1/W of a parameter, and all ranks gather it when a module reads it.
 
-A rank stores its rows of dim 0 of a parameter, in float32, padded with zero rows so that all ranks have the same shape
-(a single traced graph then fits every rank). When a module reads the parameter as its attribute:
+A shard has the rank's rows of dim 0, in float32. It is padded with zero rows, so that all ranks have the same shape and
+can run the same traced graph. When a module reads the parameter as its attribute:
 
     forward     casts the shard to the compute dtype and all-gathers it
     backward    casts the gradient to the reduce dtype, reduce-scatters it (a sum over ranks, in rank
                 order on gloo) and casts the rows to the parameter's dtype; if each tensor-parallel rank has
                 a part of the gradient, sums it over those ranks first
 
-Every rank of the group stores a replicated parameter whole: nothing is gathered, and an all-reduce sums its gradient
-over the group, in the reduce dtype and in rank order on gloo.
+Every rank of the group stores a replicated parameter whole. It is not gathered, and an all-reduce sums its gradient.
 
 A module whose forward runs twice gathers twice and reduces twice, as in SimpleFSDP (https://arxiv.org/abs/2411.00284).
 """
@@ -40,13 +39,14 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
 @dataclass(frozen=True)
 class Sharding:
-    """A parameter's layout. The `size` ranks of `group` shard `rows` rows of the parameter.
+    """A parameter's layout: the `size` ranks of `group` shard `rows` rows of it.
 
-    `part` is the part of the parameter that these ranks have, as arguments of `narrow`: (dim, first, extent). It is the
-    whole parameter, unless expert parallelism (dim 0) or tensor parallelism (dim 0 or 1) splits it. `compute` and
-    `reduce` are the dtypes of the gathered parameter and of the gradient's sum. `is_summed`: each rank of the tensor
-    group has the whole parameter, and its gradient is summed over that group. `copies`: the number of tensor ranks with
-    the same rows. `is_replicated`: every rank of `group` has all rows, and `size` is 1.
+    - `part`: the part of the parameter that these ranks have, as arguments of `narrow`: (dim, first, extent). It is the
+      whole parameter, unless expert or tensor parallelism splits it.
+    - `compute`, `reduce`: the dtypes of the gathered parameter and of the gradient's sum.
+    - `is_summed`: each rank of the tensor group has the whole parameter, and its gradient is summed over that group.
+    - `copies`: the number of tensor ranks with the same rows.
+    - `is_replicated`: every rank of `group` has all rows, and `size` is 1.
     """
 
     group: str
@@ -116,14 +116,17 @@ def fully_shard(
 ) -> None:
     """Replace every parameter of `model`, in place, by this rank's shard with its initial values.
 
-    Parameters below a module with an `exchange` (the routed experts) are split over the expert group, then sharded over
-    the expert-FSDP group. All others are sharded over the FSDP group. The parameters in `tensor_dims` are first split
-    over the tensor group along the given dim; if the dim is None, they stay whole and their gradients are summed over
-    the tensor group. A parameter in `replicated` is whole on every rank of the group that it would be sharded over. A
-    parameter of several modules is a single shard, with the initial values of its first name. `values_of` maps a
-    parameter's name to another name, whose initial values it gets. `spread` is that of `initial_values`. On the meta
-    device no values are made. Raises CaseError for a name in `replicated` that no parameter has, and for a parameter
-    for which its modules need different layouts.
+    - Routed experts are split over the expert group, then sharded over the expert-FSDP group. All other parameters are
+      sharded over the FSDP group.
+    - `tensor_dims`: parameters that are first split over the tensor group, and the dim. With None a parameter stays
+      whole, and its gradient is summed over the tensor group.
+    - `replicated`: parameters that are whole on each rank of the group over which they would be sharded.
+    - `values_of`: maps a parameter's name to another name, whose initial values it gets.
+    - `spread`: as for `initial_values`.
+
+    A parameter that several modules share becomes a single shard, with the initial values of its first name. On the
+    meta device no values are made. Raises CaseError for an unknown name in `replicated`, and for modules that need
+    different layouts of a shared parameter.
     """
     tied = _tied_parameters(model)
     shards: dict[str, tuple[Sharding, nn.Parameter]] = {}
@@ -178,7 +181,7 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
 def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:
     """This rank's part of a parameter that `group` splits evenly along `dim`, as (dim, first, extent) for `narrow`.
 
-    If `dim` is None the part is the whole parameter. Raises CaseError if the group's size does not divide the extent.
+    Without `dim` it is the whole parameter. Raises CaseError if the split is uneven.
     """
     if dim is None:
         return 0, 0, shape[0]

@@ -1,7 +1,7 @@
 """Defines the ranks of a case and their process groups, under names that are the same on every rank.
 
-A traced graph names its groups. A DeviceMesh makes names that differ from rank to rank, so ranks could not run the same
-graph. Here each group is named by its purpose, and every rank registers its own instance under that name.
+A traced graph contains the names of its groups. So each group is named by its purpose, unlike the groups of a
+DeviceMesh, whose names differ from rank to rank. Under a name, each rank registers the group that it is in:
 
     fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters (all ranks,
             unless tp > 1)
@@ -67,10 +67,13 @@ _boards: list[Board] = []
 class Mesh:
     """A rank's coordinates in the groups of a case.
 
-    Rank r has `ep` coordinate r % ep and `efsdp` coordinate r // ep. It has `tp` coordinate r % tp and `fsdp`
-    coordinate r // tp; ranks with the same `fsdp` coordinate read the same text. For example, with ep=2 and tp=1, rank
-    5 has `ep` coordinate 1, `efsdp` coordinate 2 and `fsdp` coordinate 5. In a pipeline, r is the rank's index among
-    the ranks that have the same stages. `device` is the device that the rank computes on.
+    Rank r has these coordinates; in a pipeline, r is its index among the ranks with the same stages:
+
+    - `ep`: r % ep, and `efsdp`: r // ep
+    - `tp`: r % tp, and `fsdp`: r // tp
+
+    For example, with ep=2 and tp=1, rank 5 has `ep` 1, `efsdp` 2 and `fsdp` 5. Ranks with the same `fsdp` coordinate
+    read the same text. `device` is the rank's device.
     """
 
     rank: int
@@ -124,12 +127,12 @@ def join_groups(
 ) -> None:
     """Start torch.distributed on this rank and register the mesh's groups under their names.
 
-    `backend` is "nccl" or "gloo". Collectives wait for at most `timeout` seconds. Groups sum in rank order: gloo copies
-    CUDA tensors through host memory (see `RankOrderGroup`), NCCL adds on the device (see `DeviceOrderGroup`) unless
-    `native` asks for NCCL's own sums. `memory` must be made before the ranks are forked: then the named groups on gloo
-    communicate through it, with the same bits; torch's default group still uses gloo. `disturb` is a fault: a function
-    that takes each named group and returns the group to use instead. The rank reports the collectives of named groups
-    on the `board`, if given.
+    - `backend`: "nccl" or "gloo". Groups sum in rank order (see `DeviceOrderGroup`, `RankOrderGroup`).
+    - `timeout`: the longest wait of a collective, in seconds.
+    - `native`: NCCL sums in its own order.
+    - `memory`: the named groups on gloo communicate through it, with the same bits. Make it before ranks are forked.
+    - `disturb`: a fault, as a function that takes each named group and returns the group to use instead.
+    - `board`: the rank reports the collectives of named groups on it.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -157,11 +160,10 @@ def join_groups(
 
 
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
-    """Make and register a group over each list of ranks in `partition`, unless the group exists. All ranks call this,
-    for the same groups in the same order.
+    """Make and register a group over each list of ranks in `partition`, unless the group exists.
 
-    On NCCL, `high_priority` runs the group's collectives on a high-priority stream. Raises ValueError if the group
-    exists with another partition, and if ranks in a list do not ascend, which torch would silently sort.
+    All ranks call this, for the same groups in the same order. On NCCL, `high_priority` is for the group's stream.
+    Raises ValueError if the group exists with another partition, and if ranks in a list do not ascend.
     """
     partition = [list(ranks) for ranks in partition]
     if name in joined_groups:

@@ -5,7 +5,7 @@
     position     the result of W ranks has W equal blocks; each block's sum begins at another rank and ascends from
                  there, as in a ring
 
-In "position", the order depends on an element's position in the message. So a gradient is added in another order in a
+In "position", an element's order depends on its place in the message. So a gradient is added in another order in a
 bucket than in a message of its own.
 """
 

@@ -1,9 +1,10 @@
 """A gloo process group that sums in ascending rank order.
 
-Gloo's own ring and halving algorithms choose the order of a sum by message size and group size, and take seven rounds
-of messages among eight ranks. Here every collective is an all-to-all, after which each rank adds the received parts in
-ascending rank order: the order is stated and independent of the message size, and a single round replaces seven
-(measured on 2 cores, 8 ranks: an all-gather 3.4 ms instead of 10, a reduce-scatter 4 ms instead of 16.5).
+Gloo itself chooses the order of a sum by message size and group size. Here every collective is an all-to-all, after
+which each rank adds the received parts in rank order.
+
+This is also faster, as a single round of messages suffices. With 8 ranks on 2 cores an all-gather takes 3.4 ms instead
+of 10, a reduce-scatter 4 ms instead of 16.5.
 
 CUDA tensors are copied through host memory, so ranks can share a GPU.
 """

@@ -1,9 +1,8 @@
 """Sums over ranks in ascending rank order by a Triton kernel: each part is read once, and the sum written once.
 
-Separate additions per rank would read and write the sum W - 1 times, and need memory for two sums. Each instance of the
-kernel adds its elements in registers, in the order ((r0 + r1) + r2) + ..., and rounds to the tensors' dtype after every
-addition, as torch does; it adds 16-bit floats in float32. It rounds to bfloat16 by arithmetic on bits, so that no
-compiler and no GPU decides how: to nearest, ties to even, and NaN to 0x7fc0.
+The order is ((r0 + r1) + r2) + .... Every addition rounds to the tensors' dtype, as in torch; 16-bit floats are added
+in float32. Rounding to bfloat16 is done by arithmetic on bits, so that no compiler and no GPU decides it: to nearest,
+ties to even, and NaN to 0x7fc0.
 """
 
 from __future__ import annotations
@@ -40,10 +39,10 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add one block of all parts: `block` adjacent elements, at this program's index among the blocks.
+    """Add one block of all ranks' parts: `block` adjacent elements, at this program's index.
 
-    `stride` is the number of elements from one part to the next. `kind` is 2 for bfloat16, whose elements are passed as
-    int16, 1 for float16, else 0.
+    - `stride`: the number of elements from part to part.
+    - `kind`: 2 for bfloat16 (passed as int16), 1 for float16, else 0.
     """
     # In 64 bits, as a tensor may have more than 2^31 elements.
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)

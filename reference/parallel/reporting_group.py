@@ -1,12 +1,12 @@
 """A process group that reports each collective before and after its launch, and before and after its wait.
 
-A rank that hangs in a collective is stuck in C++ or in the kernel. Its Python stack shows the line that waits, but not
-which collective it waits for. So the reports go to a board, a line of text per rank in shared memory
-(`harness.shared_memory.Board`). Another process reads it, and the stuck rank need not run any code.
+A rank that hangs in a collective cannot report it: its Python stack does not show which collective it waits for. So
+each rank writes its state beforehand to a board in shared memory, a line of text per rank
+(`harness.shared_memory.Board`). Another process reads the board.
 
-A report has the collective's number in its group, such as "waits for all_reduce 7 of group fsdp". On CUDA the host runs
-ahead of its device: its last launch may not have started. The numbers still help: all ranks of a group count its
-collectives alike, and the others wait for the rank with the lowest number.
+Example of a line: "waits for all_reduce 7 of group fsdp". The number counts the group's collectives, alike on all
+ranks. So the rank with the lowest number is the rank for which the others wait. On CUDA a launch may be reported before
+it has started on the device.
 """
 
 from __future__ import annotations

@@ -1,19 +1,15 @@
 """Splits the sequence among the ranks of a tensor group outside split layers (sequence parallelism).
 
-Each rank has adjacent tokens of every row. Residuals and norms are computed on a rank's own part of the sequence
-(https://arxiv.org/abs/2205.05198, section 4.2). A split layer gathers the ranks' parts of its input. At its end it adds
-the ranks' partial sums, and each rank keeps its own part of the result. So the two sums of a split layer (see `tensor`)
+Each rank has adjacent tokens of every row, and computes residuals and norms for them only
+(https://arxiv.org/abs/2205.05198, section 4.2). Attention and feed-forward are split as in `tensor`, but their sums
 become
 
     input      forward: all-gather       backward: reduce-scatter, the sum of the ranks' gradients
     output     forward: reduce-scatter   backward: all-gather
 
 Every rank computes the embeddings and the projection to logits for all tokens. After the embeddings a rank keeps its
-part, and before the projection the parts are gathered. No sum over ranks is needed there: it would count each token W
-times.
-
-Collectives join tensors along dim 0, so tensors are reshaped to have a dim of ranks before the batch. A rank reads the
-index of its part from a buffer, as all ranks must run the same code.
+own tokens; before the projection all tokens are gathered. Gradients are not summed over ranks there, as every rank
+already has them for all tokens.
 """
 
 # W ranks of the tensor group, B batch, S sequence, s a rank's part of it (S / W), D model dim

@@ -1,14 +1,13 @@
 """A process group for ranks on the same machine: they exchange data through shared memory and sum in rank order.
 
-A launch writes this rank's data into shared memory; a wait reads the data of the others. Both copy on the calling
-thread, so once all ranks have launched a collective, each can finish it alone. All ranks launch a group's collectives
-in the same order, as with any backend; groups are independent. A wait first finishes the group's earlier collectives. A
-launch first finishes the group's oldest collective if all slots are taken.
-
-A slot has a header and the message. A message that is too large for a slot is exchanged in pieces during the wait, each
-with an equal part for every rank; the launch copies it, so that later writes to the input do not change it. Headers
-name the rank's collective, its dtype and shape, and the number of bytes for each rank: ranks that disagree get an error
-that names both, while sockets would wait or mix up bytes.
+- A launch writes this rank's data into shared memory. A wait reads the data of the others. So once all ranks have
+  launched a collective, each can finish it alone.
+- All ranks launch a group's collectives in the same order, as with any backend. Groups are independent.
+- Shared memory is divided into slots, each for a collective. If all are taken, a launch first finishes the group's
+  oldest collective. A wait first finishes all earlier collectives of the group.
+- A message that is too large for a slot is copied by the launch, and exchanged in pieces during the wait.
+- A slot begins with a header: which collective the rank calls, its dtype and shape, and the bytes for each rank. If the
+  ranks disagree, they get an error that names both calls.
 
 Sums add the same parts in the same order as `RankOrderGroup`, so the bits are the same.
 """
@@ -207,9 +206,11 @@ class _Exchange(Work):
         )
 
     def _read_headers(self, first: int) -> list[Sequence[int]]:
-        """Return, for each rank, the number of bytes that it sends to every rank. `first` is the byte at which the
-        first rank's slot begins. Raises RuntimeError if ranks call different collectives, or if a rank sends this rank
-        another number of bytes than it expects."""
+        """Return, for each rank, the number of bytes that it sends to every rank.
+
+        `first` is the offset of the first rank's slot. Raises RuntimeError if ranks call different collectives or
+        disagree on the number of bytes.
+        """
         if self._are_headers_mine(first):
             return [self._sent] * self._group.num_ranks
         group, memory = self._group, self._group.memory.map

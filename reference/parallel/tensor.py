@@ -1,28 +1,29 @@
 """Shares layers among the ranks of a tensor group: attention and feed-forward (tensor parallelism).
 
-Weights that map into heads or hidden features are split by output (dim 0), weights that map out of them by input (dim
-1). So a rank computes whole heads and features, and a partial sum of the layer's output. Each layer needs two sums over
-the ranks (https://arxiv.org/abs/1909.08053, section 3):
+Each rank computes whole heads and whole hidden features. So weights that map into heads or features are split by output
+(dim 0), weights that map out of them by input (dim 1). A rank then has only a partial sum of the layer's output. Each
+layer needs two sums over the ranks (https://arxiv.org/abs/1909.08053, section 3):
 
     forward     the layer's output: the sum of the ranks' partial sums
     backward    the gradient of the layer's input: the sum of the gradients through each rank's own features
 
-Both sums use the tensor's dtype and, on gloo, rank order, so all ranks of a tensor group have equal bits outside split
-layers. Norms, embeddings and the output layer are replicated: on each rank they read the same input and get the same
-gradient, so their gradients agree without a sum.
+Both sums use the tensor's dtype and, on gloo, rank order. So all ranks of a tensor group have equal bits outside split
+layers.
 
-Some parameters within a split layer are whole on every rank: the projections to latents, norms over single heads, and
-routers. A rank computes only the part of such a gradient that comes from its own heads or tokens. So the gradient is
-summed over the tensor group, in the reduce dtype, before it is reduced over data ranks (see `fsdp`).
+- Norms, embeddings and the output layer are whole on every rank. Every rank computes the same gradient of them, so no
+  sum is needed.
+- Some parameters inside a split layer are also whole on every rank: projections to latents, norms over single heads,
+  routers. Each rank has only the part of their gradient that its own heads or tokens cause. These parts are summed over
+  the tensor group, before the gradient is reduced over data ranks (see `fsdp`).
+- With `Parallelism.sequence` a rank has only its own tokens outside split layers (see `sequence`). Then the gradients
+  of norms between layers are summed over the tensor group, too.
 
-A mixture of experts splits its shared experts by features and its tokens by rank. Every rank routes and counts all
-tokens, but sends only its own share to the experts: T / W adjacent tokens. So the ranks of the expert group, which may
-have several texts and several `tp` coordinates, never send a token twice. The result is a partial sum of the layer's
-output, zero for the tokens of other ranks. The shared experts' partial sum is added to it before the sum over the
-ranks. A rank reads the index of its share from a buffer, as all ranks must run the same code.
+In a mixture of experts the shared experts are split by features. For the routed experts the ranks divide the tokens:
 
-With `Parallelism.sequence` a rank has only its own tokens outside split layers (see `sequence`). Then the norms between
-layers also have gradients from those tokens only, which are summed over the tensor group as well.
+1. Every rank routes and counts all T tokens.
+2. Each of the W ranks sends only its own T / W adjacent tokens to the experts. So no token is sent twice.
+3. The result is zero for the tokens of other ranks. The partial sum of the shared experts is added to it.
+4. The sum over the ranks gives the layer's output.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
@@ -102,14 +103,18 @@ class SumOutput(torch.autograd.Function):
 def split_layers(
     model: nn.Module, mesh: Mesh, num_tokens: int, only: Collection[str] | None = None
 ) -> dict[str, int | None]:
-    """Change every attention and feed-forward layer of a decoder, in place: each rank computes its part of the layer,
-    and the layer's output is the sum over the tensor group.
+    """Change every attention and feed-forward layer of a decoder in place, so that the ranks of a tensor group share
+    it.
 
-    Returns the dim along which `fully_shard` must split each of the layers' parameters, by name; None for a parameter
-    that stays whole and whose gradient must be summed; empty without tensor parallelism. `num_tokens` is the number of
-    tokens in a call of a layer. With `only`, just the layers of these names are split; each tensor rank computes all
-    other layers whole. Raises CaseError for a layer that cannot be split evenly or at all, for a name in `only` that no
-    such layer has, and for a mixture of experts missing from `only`.
+    Each rank computes a part of the layer, and the parts are summed. Returns, by parameter name, the dim along which
+    `fully_shard` must split the parameter. None means that the parameter stays whole and its gradient must be summed.
+    Empty without tensor parallelism.
+
+    - `num_tokens`: the number of tokens in a call of a layer.
+    - `only`: just the layers of these names are split.
+
+    Raises CaseError for a layer that cannot be split evenly or at all, for an unknown name in `only`, and for a mixture
+    of experts missing from `only`.
     """
     size = mesh.size(TENSOR)
     if size == 1:

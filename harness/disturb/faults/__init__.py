@@ -1,8 +1,7 @@
 """Deliberate defects, injected into the candidate to check that they are detected.
 
-A fault is written `kind:field=value,field=value`, e.g. `flip-bit:rank=1,step=0,grad=norm.weight`, or as the name of an
-entry of the catalogue. An entry (see `entry`) states the defect, its source, and the call sites that blame may name. A
-fault that never applies is an error, since its run would show nothing.
+A fault is written like `flip-bit:rank=1,step=0,grad=norm.weight`, or as the name of an entry of the catalogue (see
+`entry`). A fault that never applies is an error.
 """
 
 from bitproof.harness.disturb.entry import Entry, Named, Site

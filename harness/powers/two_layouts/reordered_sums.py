@@ -1,14 +1,17 @@
 """Runs a system with its sums in other orders, to measure how far rounding alone changes its records.
 
-Another layout of ranks adds the same terms in other groups: tensor parallelism sums parts of a product over ranks, and
-data parallelism sums parts of the batch. So the terms of every matrix product and every sum of this thread are
-permuted, and divided into `parts`. Each part is computed in the operator's own dtype, and the parts are added in
-sequence. For example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). The system then amplifies
-or damps these changes; the change that remains in its records may as well be caused by another layout. Orders are drawn
-from a seed, so a run can be repeated.
+Another layout of ranks adds the same terms in other groups. Tensor parallelism sums parts of a product over ranks, data
+parallelism parts of the batch. This module imitates such a layout in a single run:
 
-Like scheduling stress (`disturb/stress.py`), a mode below autograd intercepts the calls of eager code, of backward and
-of users' systems. Fused operators (attention, norms, a compiled region) run unchanged, on changed inputs.
+1. The terms of every matrix product and every sum of this thread are permuted. A seed chooses the order.
+2. The terms are divided into `parts`. Each part is computed in the operator's own dtype.
+3. The parts are added in sequence.
+
+For example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). A change in the system's records is
+then as large as another layout may cause.
+
+The calls of eager code, of backward and of users' systems are changed. Fused operators (attention, norms, a compiled
+region) run unchanged, on changed inputs.
 """
 
 from __future__ import annotations
@@ -66,8 +69,10 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
 
 def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
-    """Whether a call multiplies two float matrices, its arguments `at` and `at + 1`, along an inner dim longer than 2:
-    shorter sums have one order only. Only a summand may precede them, as in `addmm`, and nothing may follow."""
+    """Whether a call multiplies two float matrices, its arguments `at` and `at + 1`, with sums of more than two terms.
+
+    They must be the last arguments.
+    """
     import torch
 
     factors = args[at : at + 2]

@@ -1,20 +1,21 @@
 """Runs a system in float64, to separate a small defect from rounding.
 
-Rounding in float64 is 2^29 times smaller than in float32. A candidate that computes something else, such as a norm with
-another eps, differs from the reference by as much as before. So a difference that remains in float64 is no rounding,
-however small it is.
+Rounding in float64 is 2^29 times smaller than in float32, but a wrong formula remains as wrong as before. So a
+difference that remains in float64 is no rounding, however small it is. Example: the effect on a gradient, relative to
+its norm,
 
-A mode below autograd sees every operator call, from before the system is made:
+    in float32    in float64
+    3e-7          3e-7          of another eps of a norm, 1e-6 in place of 1e-5
+    2e-7          4e-16         of another order of sums
 
-1. Each dtype that a call asks for (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does
-   the default dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
+Every operator call is changed, from before the system is made:
+
+1. Each dtype in a call (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does the default
+   dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
 2. Random numbers are drawn in float32 and then widened, so weights and masks are those of the plain run.
-3. A tensor that torch did not compute in this context (from a file, from NumPy, or from a module that was imported
-   before) is widened when it is read. Its numbers may have been rounded in one of the two systems only, which cannot be
-   known: `Widened.narrow` names the first such call. Numbers of few digits, such as 0, 1 and 0.5, were not rounded.
-
-Example: `LayerNorm(eps=1e-6)` in place of 1e-5 moves a gradient by 3e-7 of its norm, both in float32 and in float64.
-Other orders of sums move it by 2e-7 and by 4e-16.
+3. A tensor from elsewhere (a file, NumPy, a module imported before) is widened when it is read. Its numbers may already
+   have been rounded, in one of the two systems only. `Widened.narrow` names the first such call. Numbers of few digits,
+   such as 0, 1 and 0.5, do not count: they were not rounded.
 """
 
 from __future__ import annotations

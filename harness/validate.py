@@ -85,10 +85,10 @@ class That:
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class Whole:
-    """Marks a nested value that has an error class of its own, such as CaseError for a case.
+    """Marks a field whose value is an object with an error class of its own, `error`.
 
-    The value is read on its own, and the text of its error becomes part of the outer error, which names the value's
-    path. `noun` names the value in that error. Example: `Annotated[Case, Whole("a case", CaseError)]`.
+    The text of its error becomes part of the outer error, which calls the value `noun`. Example: `Annotated[Case,
+    Whole("a case", CaseError)]`.
     """
 
     noun: str
@@ -109,10 +109,10 @@ class Whole:
 
 
 def parse(text: str | bytes) -> Any:
-    """The values of a JSON text. Raises ValueError or RecursionError for a text that is invalid or nested too deep.
+    """Parse a JSON text.
 
-    JSON has no NaN and no infinity, and a repeated field of an object is ambiguous, so both are refused; so are more
-    than MOST_FIELDS fields.
+    Raises ValueError if it is invalid, or has NaN, infinity, a repeated field or more than MOST_FIELDS fields. Raises
+    RecursionError if it is nested too deep.
     """
     # Counted while parsing, since the objects of a hostile text would fill the memory before any later check.
     left = MOST_FIELDS

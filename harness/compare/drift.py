@@ -1,7 +1,6 @@
 """List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-Digests show which records differ; values show by how much. Each value is first compared with its digest. Recordings
-store the values of some tensors only, so an entry states for how many of its records the distance is known.
+Some values are not stored, so an entry has the number of its records whose distance is known.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Compare the records of two recordings rank by rank, and add up the results.
 
-Most ranks record alike: the same names at the same steps, with the same dtypes, shapes and special contents such as
-zeros. All facts that follow from these (gaps, counts, the order of computation) are computed for the first rank of each
-such group. For the other ranks only digests are compared, as whole columns. So a thousand ranks take seconds, and the
-memory of two. A rank that recorded differently is processed on its own.
-
-1. Pair the records of a rank; keep records without a partner.
-2. Check what the case requires: all kinds at each step, the same names at every step, digests of 32 hexadecimal digits.
+1. Pair the records of a rank, and keep records without a partner.
+2. Check that the case's required kinds are there at each step, with the same names, and that digests are well formed.
 3. Compare dtype and shape, then digests.
 4. Keep the differing records that were computed first.
+
+Most ranks have the same names, dtypes and shapes at the same steps. They form a group: gaps, counts and the order of
+computation are computed for its first rank only. For its other ranks, only digests are compared. So a thousand ranks
+take seconds.
 """
 
 from __future__ import annotations

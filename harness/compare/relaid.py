@@ -1,20 +1,23 @@
 """Convert a recording to another layout of tensors, to compare two systems that divide tensors differently.
 
-The first run of each system records the part of each tensor that a rank has. The boundaries of all these parts divide
-the tensor into cells, and a second run of each system records the digest of each cell. With these digests, the
-reference's records are converted to the candidate's layout, and paired with the candidate's records as usual. Nothing
-is gathered, and no process loads more than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two
-ranks, and rows 0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
+A cell is a part of a tensor that no rank of either system divides. For example, the reference has rows 0:4 and 4:8 on
+two ranks, and the candidate has rows 0:2, 2:4, 4:6 and 6:8 on four. Then the cells are 0:2, 2:4, 4:6 and 6:8.
+
+1. A first run of each system records the part of each tensor that a rank has.
+2. The boundaries of all parts divide the tensor into cells.
+3. A second run of each system records a digest for each cell.
+4. The reference's records are converted to the candidate's layout with these digests.
+5. The converted records are paired with the candidate's records as usual.
+
+No tensor is gathered, so no process loads more than a rank's own part. Rules:
 
 - If a cell on a rank of the candidate has other bits than in the reference, that rank differs in the tensor.
 - A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
-  the candidate differs from a rank of the reference, and `replicas` names the tensor.
-- A plain tensor, which is no DTensor, counts as whole. If the candidate has as many ranks as the reference, and each
-  has the same part as in the reference, records pair rank by rank, and plain tensors may differ between ranks.
+  the candidate differs, and the result names the tensor.
+- A plain tensor, which is no DTensor, counts as whole.
+- If both systems have equally many ranks, and each has the same part in both, records pair rank by rank. Then plain
+  tensors may differ between ranks.
 - A cell that one system lacks is a gap in the evidence.
-
-Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
-memory; a layout that does not change from step to step is stored once.
 """
 
 from __future__ import annotations
@@ -62,12 +65,12 @@ PartLayouts = Mapping[int, PartLayout]
 
 @dataclass(frozen=True)
 class Relaid:
-    """The reference's recording in the candidate's layout, and the problems of the conversion.
+    """The reference's recording in the candidate's layout of tensors, and the problems of the conversion.
 
-    - `across`: the tensors that are compared by cells.
+    - `across`: the tensors that are compared cell by cell.
     - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors whose replicas differ: ranks of one system have the same part, with different bits.
-    - `apart`: the sentences about these tensors.
+    - `parted`: the tensors of which several ranks of a system have the same part, with different bits.
+    - `apart`: sentences about the tensors in `parted`.
     """
 
     recording: Recording

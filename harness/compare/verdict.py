@@ -1,13 +1,15 @@
 """Compare two recordings of a case, and combine all findings into its verdict.
 
-EQUAL needs complete evidence: at every step, on every rank, at least a loss, a gradient, a parameter and an optimizer
-state, the same names at every step, all of them in both recordings, and every digest the same. Any gap makes the
-verdict UNVERIFIED, even if the present records agree or differ. So does agreement that is no evidence, such as tensors
-of zeros (`vacuity.py`), if nothing differs. CLOSE needs the same evidence, some bits that differ, a case that states a
-bound, and the values of every tensor, measured to be within it.
+- EQUAL: complete evidence, and every digest is the same. Complete evidence is a loss, a gradient, a parameter and an
+  optimizer state on every rank at every step. Names are the same at every step and in both recordings.
+- UNVERIFIED: any gap in the evidence, even if the other records agree or differ. So is agreement that is no evidence,
+  such as tensors of zeros (`vacuity.py`), if nothing differs.
+- CLOSE: complete evidence, some bits that differ, and the values of every tensor within the case's bound.
 
-1. Refuse recordings that were not made from this case (`same_case.py`), or of systems that chunked other modules.
-2. Pair records; name the gaps.
+Steps:
+
+1. Refuse recordings of another case (`same_case.py`), or of systems that run other modules in chunks.
+2. Pair records, and name the gaps.
 3. Compare dtype and shape, then digests.
 4. Find the first divergence in the order in which a step computes.
 

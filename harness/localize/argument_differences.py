@@ -101,10 +101,9 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """The first output of a compiled graph whose value the reference lacks, as text with the call that computes it.
+    """The first output of the compiled graph `call` that the reference never computed, as text.
 
-    `call` runs the graph. For example, "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is no such output,
-    or if the log does not say which call computes it.
+    Example: "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is none, or if its computing call is unknown.
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)

@@ -66,8 +66,8 @@ def way_between(
 ) -> list[Site]:
     """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is no path.
 
-    A path goes from a call to a call that reads its output, and at a collective also to the calls of other ranks. A
-    path through values that differ is preferred.
+    Each call reads an output of the previous call, or is another rank's part of its collective. Paths of differing
+    calls are preferred.
     """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
@@ -127,9 +127,10 @@ def links_of(
 
 
 def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """Choose `MAX_LINKS` of the positions `kept` in `way`: the first two, the last, and the largest changes of place.
+    """Choose `MAX_LINKS` of the positions `kept` in the path `way`, to be shown.
 
-    A change is between a call and the call before it. A change of rank is larger than a change of module or direction.
+    The first two and the last come first. Then follow calls on another rank than the call before, then those in another
+    module or direction.
     """
 
     def is_elsewhere(i: int) -> int:

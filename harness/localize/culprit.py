@@ -52,10 +52,10 @@ HOW_ITSELF: dict[How, str] = HOW | {
 
 
 class Link(NamedTuple):
-    """A call in the chain from the culprit to a record.
+    """A call in the chain of calls from the blamed call to a record.
 
-    `left_out` is the number of calls that the chain leaves out just before it. `reference` and `candidate` are the
-    call's indices in the two systems' logs; None if a system has no matching call.
+    The chain omits `left_out` calls just before it. `reference` and `candidate` are its indices in the two systems'
+    logs, None where it is missing.
     """
 
     call: Call

@@ -143,9 +143,9 @@ class NoiseSearch(Search):
 
 
 def _remark(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report: two replays first differ at `replayed`; the call to blame is in step `blamed_step`.
+    """A sentence for the report: the record at which two replays first differ, and the step of the call to blame.
 
-    None if the recordings first differ at the same record (`recorded`), and the call is in its step or unknown.
+    None if it is the record at which the recordings differ, and the call is in the same step or unknown.
     """
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None

@@ -184,10 +184,9 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Look for an earlier exchange of values that explains why the unmatched calls `mine` and `due` differ.
+        """Search for the cause if two right values were exchanged before the calls `mine` and `due`.
 
-        Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. Returns
-        whether a cause is found.
+        `mine` is the candidate's call, and `due` the reference's call in its place. Returns whether a cause is found.
         """
         # Go back through calls of the same operators, although they do not match.
         log = self.logs[rank]
@@ -203,11 +202,9 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search the calls before a call with a match; if none of them is wrong, the call itself is the cause.
+        """Search for a cause before a call. If there is none and the call is wrong, the call itself is the cause.
 
-        For a collective, the calls before it on all ranks are searched.
-
-        Returns whether a cause is found.
+        For a collective, the inputs of all its ranks are searched. Returns whether a cause is found.
         """
         log, due = self.logs[rank], self.logs[rank].matching_call(mine)
         if due is None:

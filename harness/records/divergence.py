@@ -134,16 +134,16 @@ class Verification:
 class BlamedCall:
     """The operator call to blame for a difference, such as the first with equal inputs and different outputs.
 
-    - `how`: says what is wrong with the call.
-    - `ranks`, `rank`: all ranks on which it is wrong, and the rank that is shown, usually the lowest of these.
-    - `source`: its source line. `output`: how its output differs; both are None if unknown.
+    - `how`: the defect in words.
+    - `ranks`, `rank`: all ranks on which the call is wrong, and the rank that is shown.
+    - `source`: its source line, None if unknown.
+    - `output`: how its output differs, None if unknown.
     - `micro_batch`: counts from 1, if a step has several.
-    - `part`: the part of an update that runs the call: an optimizer's class, "clipping", "loss scaling"; in a mixture
-      of experts "dispatch", "compute" or "combine".
-    - `chain`: the calls from this call to the differing record; each reads an output of the previous one.
-    - `expected`, `found`: the defect in a few words each: `eps=1e-05` and `eps=0.001`, or `mul.Tensor of layers.0
-      (forward)` and `no such call`.
-    - `verification`: the result of exchanging the call's values; None if none was exchanged.
+    - `part`: in an update, the optimizer's class, "clipping" or "loss scaling". In a mixture of experts, "dispatch",
+      "compute" or "combine".
+    - `chain`: the calls from this call to the differing record. Each reads an output of the previous one.
+    - `expected`, `found`: the defect as two short texts, such as `eps=1e-05` and `eps=0.001`.
+    - `verification`: the result of running again with the other system's values; None if that was not done.
     """
 
     operator: str

@@ -72,10 +72,10 @@ def share_in_words(part: int, whole: int) -> str:
 class Score:
     """Totals of the outcomes of injected faults.
 
-    `places`, `operators` and `ranks` are pairs: the number of faults whose place, operator or rank was blamed
-    correctly, and the number of faults for which this can be decided.
-
-    `unjudged` counts the outcomes that could not be judged. `ended_early`: the run stopped before the last fault.
+    - `places`, `operators`, `ranks`: two numbers each. First the faults for which the blamed place, operator or rank is
+      right, then those for which this can be decided.
+    - `unjudged`: the number of outcomes that could not be judged.
+    - `ended_early`: the run stopped before the last fault.
     """
 
     __pydantic_config__ = GROWING

@@ -42,11 +42,13 @@ class Verdict(enum.StrEnum):
 
 
 class BaselineStatus(enum.StrEnum):
-    """A system's recording compared with its baseline, an earlier recording of the same system on the same case.
+    """How a system's recording compares with its baseline, an earlier recording of the same system and case.
 
-    EQUAL and DRIFTED need a baseline from the same environment, which is everything that can change a bit, except the
-    code. With a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and
-    NO BASELINE if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
+    - EQUAL, DRIFTED: no record differs, or some do. The baseline is from the same environment.
+    - NOT COMPARABLE: the baseline is from another environment, such as another version of torch.
+    - NO BASELINE: there is none.
+    - MISSING: replaces the previous two if the command demands a baseline of this environment.
+    - UNVERIFIED: evidence is missing.
     """
 
     EQUAL = "EQUAL"
@@ -209,12 +211,12 @@ class Drift:
 
 @dataclass(frozen=True, kw_only=True)
 class BaselineResult:
-    """A system's recording compared with its baselines.
+    """A system's recording compared with its baseline, an earlier recording.
 
-    - `path`: the folder of the baseline, or None if there is no baseline.
-    - `reasons`: the reasons why the status is not EQUAL.
+    - `path`: the folder of the baseline, None if there is none.
+    - `reasons`: why the status is not EQUAL.
     - `compared`, `mismatched`: numbers of records.
-    - `tensors_drifted`: the number of tensors that differ. `drift` has entries for the first few of them.
+    - `tensors_drifted`: the number of tensors that differ; `drift` describes the first few.
     - `call`: the first operator call whose output differs from the baseline's, if known.
     """
 
@@ -312,10 +314,9 @@ class CaseResult(CaseFindings):
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences, no baseline drifted and no check objects.
+        """Whether the case has its expected verdict and differences, no baseline drifted, and no check objects.
 
-        Exactly the kinds that the case lists must differ, and by no more than its bound. A case that expects CLOSE
-        lists no kinds, and EQUAL satisfies it, as it is within any bound.
+        Exactly the expected kinds must differ, within the case's bound. EQUAL also satisfies a case that expects CLOSE.
         """
         has_objection = any(map(self.sides_with, _OBJECTIONS)) or any(self.objections())
         return self.agrees_as_expected and not has_objection

@@ -217,11 +217,11 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 
 
 def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
-    """Other calls with the blamed call's defect: at other places, in other directions, and on other ranks.
+    """Other calls with the blamed call's defect, on any rank and in any direction.
 
-    If the blamed call has a match, they are the calls with the same wrong argument. If its defect is that it reads a
-    wrong one of several right values ("reads"), calls of its operator at its place that read right values are added. If
-    it is extra or missing, they are extra or missing calls with the same operator and arguments.
+    - If both systems make the blamed call: the calls with the same wrong argument. If it reads a wrong one of several
+      right values ("reads"), also calls at its place that read right values.
+    - If only one system makes it: the other calls of its operator and arguments that only this system makes.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):

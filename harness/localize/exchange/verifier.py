@@ -87,11 +87,10 @@ class Cause:
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
-        """Whether a call that was found later has this cause's defect: the same wrong argument, module or source line.
+        """Whether a call that was found later belongs to this cause: it has the same defect.
 
-        For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
-        with a wrong optimizer setting have the same defect if they share such a setting, wherever they are. `reads` are
-        further values that the call reads, through other missing calls.
+        Example: a wrong forward call and the backward call of the same module. `reads` has digests that count as
+        further inputs of the later call.
         """
         # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
         # lines are compared.

@@ -56,10 +56,10 @@ GENERATORS = 0
 
 
 class _Inputs(NamedTuple):
-    """The inputs of a call: their digests, and the indices of the calls that produced them, as in `Call`.
+    """The inputs of a call: their digests, and the indices of the calls that produced them.
 
-    `unwritten` are the positions of inputs that are uninitialized memory of this step; `outside` are the positions of
-    inputs that were written outside torch's operators, such as by NumPy.
+    `unwritten` and `outside` have the positions of inputs that are uninitialized memory, and that were written outside
+    torch's operators, as by NumPy.
     """
 
     digests: tuple[str, ...]

@@ -40,10 +40,10 @@ class CandidateLog(IndexedLog):
         return self._matching.mine[index]
 
     def differs(self, index: int) -> bool:
-        """Whether a call is wrong: its outputs differ from its matching call's.
+        """Whether a call's output is wrong: it differs from that of the reference's matching call.
 
-        An extra call is wrong if one of its outputs is nowhere in the reference. A view is right if its outputs are
-        among its matching call's. A collective that is never waited for is wrong.
+        Without a match, an output is wrong if the reference has it nowhere. A collective that is never waited for is
+        wrong.
         """
         # A collective without a wait comes before its outputs are compared, as it has none.
         call, other = self.log[index], self.matching_call(index)
@@ -134,10 +134,10 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """The defect of a call that reads, directly or through views, an input that no call wrote; else None.
+        """Whether a call reads uninitialized memory ("unwritten"), or memory that no operator wrote ("outside").
 
-        The defect is "unwritten" if the input is uninitialized memory, and "outside" if it was written outside torch's
-        operators, such as by NumPy. Inputs with a value among `known` do not count.
+        NumPy, for example, writes outside torch's operators. None for all other calls. Reads through views count, but
+        inputs with digests in `known` do not.
         """
         for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
             if value in known:

@@ -100,10 +100,10 @@ class Exchanges:
         keeps: bool = False,
         is_input: bool = False,
     ) -> Tensor:
-        """Make the planned exchange, if any, of a call's input or output `tensor`, and return the resulting tensor.
+        """`tensor`, or the other system's value if the plan replaces this input or output of a call.
 
-        Returns `tensor` itself if none is planned or made. With `keeps`, the other system's value goes into new memory,
-        and the memory of `tensor` stays unchanged, unless the planned exchange is in place.
+        `position` counts among the call's outputs, or with `is_input` among its inputs. With `keeps`, the value gets
+        new memory, unless the plan says in place.
         """
         planned = self._planned.get((call, is_input, position))
         if planned is None:

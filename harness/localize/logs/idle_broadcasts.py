@@ -62,10 +62,9 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The indices of a `copy_` that writes an unchanged part of a bucket back, and of the views that select this part.
+    """The indices of a `copy_` from a broadcast that changed nothing, and of the views that select the copied part.
 
-    `index` is the copy's. The bucket is the output of a broadcast in `idle`, which changed no memory. Empty if `index`
-    is no such copy.
+    `index` is the `copy_`, and `idle` has such broadcasts. Empty if `index` is no such copy.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

@@ -138,9 +138,11 @@ def read(
 ) -> T:
     """Convert JSON values to an object of `cls`, a dataclass or another type.
 
-    Raises `error`, with the path of the first invalid field, its value, and the expected value. `name` begins the path,
-    such as "report" in `report.cases[0].steps`; `damaged`, if given, replaces the reason. Errors from the constructors
-    of the dataclasses, such as CaseError, pass through.
+    Raises `error` with the path of the first invalid field, its value, and the expected value. Also raises errors of
+    the dataclasses' constructors.
+
+    - `name`: the beginning of the path, such as "report" in `report.cases[0].steps`.
+    - `damaged`: the reason to state instead of the found problem.
     """
     from pydantic import ValidationError
 

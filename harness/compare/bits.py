@@ -195,8 +195,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors as bytes, in slices of at most SLICE elements.
 
-    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice is
-    uint8 of shape [elements, bytes per element], on the reference's device.
+    Yields a slice's first index, the reference's slice, and the candidate's. Slices are uint8 of shape [elements, bytes
+    per element], on the reference's device.
     """
     from bitproof.harness.capture.digest import octets
 

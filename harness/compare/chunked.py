@@ -19,10 +19,10 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """The number of calls in chunks per step, by module, if all ranks agree on it; None if no module runs in chunks.
+    """The number of calls in chunks per step, by module; None if no module runs in chunks.
 
-    `by_rank` has the numbers of each rank. In a pipeline, only the `stage_ranks` ranks of each stage must agree, on the
-    stage's modules. Raises RecordingError, naming the first rank that differs.
+    `by_rank` has each rank's numbers. Raises RecordingError if ranks differ. With `stage_ranks`, only ranks of the same
+    pipeline stage must agree.
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):

@@ -1,12 +1,13 @@
 """Measure how close two recordings are in value, for CLOSE cases and for DIFFERENT cases that state a bound.
 
-The bits have been compared already. Here every recorded tensor's values are read, rank by rank. Their digests are
-compared with the recorded digests, so that the measured values are the recorded values.
+The stored values of every tensor are read rank by rank, and checked against the recorded digests.
 
-- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Squares are added in
-  sequence in row-major order. Example: r = [3, 4] and c = [3, 5] have the error 1 / 5.
-- An element that is NaN in both tensors, or the same infinity in both, adds nothing to an error. A NaN or an infinity
-  in a single tensor of the two makes the error infinite. So does a difference from a reference of zeros.
+- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Example: r = [3, 4] and
+  c = [3, 5] have the error 1 / 5.
+- Squares are added in sequence in row-major order.
+- An element that is NaN in both tensors, or the same infinity in both, adds nothing.
+- A NaN or an infinity in a single tensor of the two makes the error infinite. So does a difference from a reference of
+  zeros.
 - The error of tensors that are not floating point is 0 if they agree in bits, and otherwise infinite.
 """
 

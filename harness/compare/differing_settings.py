@@ -59,10 +59,9 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings in which the two systems' optimizers differ at `step`, whether set then or in an earlier step.
+    """The settings in which the two systems' optimizers differ at `step`, whether set then or earlier.
 
-    `reference` and `candidate` have each rank's facts about its system. A setting that the other optimizer lacks is not
-    compared.
+    `reference` and `candidate` have each rank's facts. A setting that only one optimizer has does not count.
     """
     # Parameters with the same difference are collected in one entry: by optimizer, setting, and both values.
     sides = [_settings_at(side, step) for side in (reference, candidate)]

@@ -33,11 +33,11 @@ _NUM_NAMED = 5
 class OneSided:
     """Buffers that only one system has, and optimizer settings that only one system's steps change.
 
-    - `side`: the role of the system with the buffers, or None if there are none.
-    - `names`, `changed`: the names of all these buffers, and of those that steps change.
-    - `settings`: by role, the names of the settings that only this system's steps change.
-    - `compared`: the roles whose settings count against the verdict, because the other system would have recorded such
-      changes, too.
+    - `side`: the system with the buffers, None if there are none.
+    - `names`, `changed`: all these buffers, and those that steps change.
+    - `settings`: for each system, the settings that only its steps change.
+    - `compared`: the systems whose `settings` count against the verdict: the other system would have recorded such
+      changes.
     """
 
     side: Role | None = None

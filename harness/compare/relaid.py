@@ -69,7 +69,7 @@ class Relaid:
 
     - `across`: the tensors that are compared cell by cell.
     - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors of which several ranks of a system have the same part, with different bits.
+    - `parted`: the tensors whose same part has different bits on several ranks of a system.
     - `apart`: sentences about the tensors in `parted`.
     """
 
@@ -219,12 +219,13 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells in both systems, collected rank by rank. In pairs, the reference is first.
+    """A tensor's cells, which are parts that no rank divides, collected rank by rank. Pairs have the reference first.
 
     - `first`: the reference's first record of the tensor.
-    - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ; empty if the layout is
+    - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ. Empty if the layout is
       unknown.
-    - `has`, `placed`: for each system, how many ranks have a part, and on how many the part has placements.
+    - `has`: on how many ranks each system has a part.
+    - `placed`: on how many ranks this part is of a DTensor.
     """
 
     tensor: LogicalTensor

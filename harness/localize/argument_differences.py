@@ -40,10 +40,9 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
-    """The producers of the last differing input as two texts: in the candidate, and in the reference.
+    """The sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
 
-    For example, "the output of mm ..." and "an input of the step". None if no input differs, or if the two calls do not
-    match and have no input in common.
+    For example, "the output of mm ..." and "an input of the step". None if the calls are equal or unrelated.
     """
     # The partner need not match: it may be the call that an extra call replaces. Then a common input is required, since
     # otherwise all inputs differ and none of them says anything.

@@ -38,10 +38,11 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame for the first differing tensor for which one is found; None if none is found for any tensor.
+    """The call to blame for the first tensor for which a call is found; None if there is no such tensor.
 
-    `reference` and `candidate` have a log for each rank; a `ReferenceLog` is a log that is indexed already. The search
-    begins with the tensor `first` (its rank and its two digests), if given, and continues in the order of `differing`.
+    - `reference`, `candidate`: a log for each rank. A `ReferenceLog` is indexed already.
+    - `differing`: the tensors to search, in this order.
+    - `first`: the tensor to search before these: its rank and its two digests.
     """
     return culprit_in(ready_logs(reference, candidate), differing, first)
 
@@ -69,10 +70,9 @@ def culprit_in(
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """All calls that may be to blame for a differing tensor, the likeliest first.
+    """All calls that may be to blame for the first tensor for which there are any, the likeliest first.
 
-    The tensors are searched in the order of `culprit_in`, until calls are found for one of them. Empty if no call is
-    found for any tensor.
+    The tensor `first` is searched before those of `differing`. Empty if there are none.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     # The record `first` comes first, and is not searched twice.

@@ -48,12 +48,11 @@ class Parting(NamedTuple):
 
 
 class Walk:
-    """A walk back through both logs from differing records.
+    """A walk back from differing records through the logs of both systems.
 
-    `found` has the possible causes, each with a weight; 0 is the likeliest.
-
-    - `replaced`: for an extra call, by rank and index, the reference's call that it replaces.
-    - `readers`: for a call, by rank and index, the call with a match from which the walk reached it.
+    - `found`: the possible causes, each with a weight; 0 is the likeliest.
+    - `replaced`: for an extra call, by rank and index, the reference's call in its place.
+    - `readers`: for a call, by rank and index, the reader from which the walk reached it.
     """
 
     def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:
@@ -120,10 +119,9 @@ class Walk:
         return known
 
     def _explain_value(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` where the reference has the output of call `due`.
+        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
 
-        `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
-        is found.
+        `reader` is the pair of calls that read these outputs, None for a record. Returns whether a cause is found.
         """
         log = self.logs[rank]
         if reader is not None:

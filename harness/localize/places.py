@@ -178,10 +178,10 @@ class Places:
         return around if around in made_by else module
 
     def _is_direction_unknown(self) -> bool:
-        """Whether the direction of a call outside autograd is unknown.
+        """Whether a call that autograd does not follow may be of forward or of backward.
 
-        A graph may compute gradients without autograd, so such a call may be of forward or of backward. Then later
-        calls outside all modules are unknown too, until a module of the model runs with autograd.
+        A graph may compute gradients without autograd. Then later calls are unknown too, until a module runs with
+        autograd.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False
@@ -262,10 +262,10 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Context in which hooks keep the stack of running modules; a module leaves it after its own hooks.
+        """Context in which hooks follow the running modules of the model.
 
-        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
-        code is split where modules begin and end.
+        Compiled code is split where modules begin and end. With `stays_whole`, all its calls belong to the compiled
+        module.
         """
         # The splits are made by hooks that are hidden from Dynamo (`_unseen`): it would trace global hooks.
         self._late = hooks = list[RemovableHandle]()

@@ -84,10 +84,10 @@ class Search:
     verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
-        """`first`, completed with its differing bits and, if one is found, the call to blame.
+        """`first`, completed with its differing bits and, if found, the call to blame.
 
-        If only a later record is explained by a call, that record's divergence is returned, and a remark says so.
-        Raises UnrepeatableError if a system differs from itself, and the errors of a replay, such as RankError.
+        If only a later record has a call to blame, returns that record's divergence. Raises UnrepeatableError if a
+        system differs from its recording, and errors of replays.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
         # The replay must reproduce its recording: otherwise the logged calls do not explain the recorded difference.

@@ -43,8 +43,8 @@ class TensorDifference:
 class ChainLink:
     """A call on the path from the blamed call to the differing record.
 
-    `left_out` is the number of calls that the path leaves out just before this call. `elements_differing`, `elements`
-    and `max_ulp` describe the difference in the call's output, if the other system has a matching call.
+    The path omits `left_out` calls just before it. `elements_differing`, `elements` and `max_ulp` describe its output,
+    if the other system has a matching call.
     """
 
     __pydantic_config__ = GROWING

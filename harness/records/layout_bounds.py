@@ -27,7 +27,7 @@ class LayoutRow:
     - `bound`: None if the tensor had to be equal, or is `apart`.
     - `error`: None if it is not finite.
     - `rank`: the first rank of the candidate on which the tensor differs.
-    - `apart`: in one of the two systems, several ranks have the same part of the tensor, but not with the same bits.
+    - `apart`: whether, within one system, several ranks have the same part with different bits.
     """
 
     __pydantic_config__ = GROWING

@@ -38,11 +38,12 @@ class PlacedTensor:
 class Placed:
     """A solution of the placement problem: its cost in microseconds per step, and the bytes that a rank needs.
 
-    - `bound`: the largest number of bytes that a rank may use. `least`: the smallest bound for which there is a
-      solution.
-    - `gap`: the relative gap between the solution's cost and the solver's proven lower limit.
-    - `beside`: by name, the cost and the bytes of plans written by hand.
-    - `nodes`, `edges`: the size of the placement problem. `variables`, `constraints`: the size of its linear program.
+    - `bound`: the largest number of bytes that a rank may use.
+    - `least`: the smallest bound that has a solution.
+    - `gap`: the relative gap between the cost and the solver's proven lower limit.
+    - `beside`: cost and bytes of plans written by hand, by name.
+    - `nodes`, `edges`: the size of the placement problem.
+    - `variables`, `constraints`: the size of its linear program.
     - `sha256`: identifies the plan; every rank reports it.
     """
 

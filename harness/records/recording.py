@@ -59,17 +59,16 @@ class Key(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A tensor of a recording: its digest, and facts that describe a difference without reading values.
+    """A tensor of a recording: its digest, and facts that describe a difference without the tensor's values.
 
-    - `digest`: 32 hexadecimal digits over dtype, shape and every byte in order.
-    - `value`: the hexadecimal float of a loss, else None.
-    - `content`: "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero" if all are zero,
-      of either sign; else None, as in older recordings.
-    - `placements`: None for a plain tensor. For a DTensor all fields describe the rank's own part, and `placements`
-      names that part, such as "Shard(dim=0) of [8, 4] over [2]".
-    - `box`: this part of the logical tensor, as the text of a `records.layout.Box`; None if it is unknown or the tensor
-      is plain.
-    - `cells`: the digests of the part's cells in order, if the run requests them.
+    - `digest`: 32 hexadecimal digits over dtype, shape and all bytes.
+    - `value`: a loss as a hexadecimal float, else None.
+    - `content`: "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero" if all are zero.
+      Else None, as in older recordings.
+    - `placements`: None for a plain tensor. A DTensor's record describes the rank's own part, and this names the part,
+      such as "Shard(dim=0) of [8, 4] over [2]".
+    - `box`: the indices of this part, as the text of a `records.layout.Box`. None if unknown, or for a plain tensor.
+    - `cells`: digests of pieces of the part, for a comparison with another layout, if requested.
     """
 
     digest: str
@@ -207,33 +206,31 @@ class Manifest:
     Run:
 
     - `case`: the case as written.
-    - `stress`: the settings of a run with random sleeps; None for a plain run.
-    - `values`: the patterns of the tensors whose values are kept. They change no bit.
-    - `collectives`: the ranks' transport. It changes no bit, as all sums are in rank order, except for "native": there
-      NCCL chooses the order.
+    - `stress`: the settings of a run with random sleeps, None for a plain run.
+    - `values`: patterns of the tensors whose values are kept.
+    - `collectives`: how the ranks exchange data. All sums are in rank order, except for "native", where NCCL chooses.
 
     Code and machine:
 
     - `sources`: the sha256 of bitproof's own files. `sources`, `machine`, `commit` and `environment` are the same on
       every rank.
-    - `determinism`: the switches that were set before the system was made.
-    - `switches`: their values at three moments: before the system was made, after that, and after the last step.
+    - `determinism`: torch's switches that were set before the system was made.
+    - `switches`: their values before the system was made, after that, and after the last step.
 
     Ranks:
 
-    - `ranks`: by rank, the system's own facts, such as its data's sha256.
-    - `chunked`: for a system that chunks, how often a step runs each module in chunks.
-    - `alone`: the ranks that ran no collective with another rank in any step, though their system does not declare them
-      independent.
-    - `compiled`: the effect of torch.compile on each rank's code; None if nothing was to be compiled.
+    - `ranks`: for each rank, the system's own facts, such as its data's sha256.
+    - `chunked`: how often a step runs each module in chunks, if the system chunks.
+    - `alone`: the ranks that ran no collective with another rank, unless their system declares them independent.
+    - `compiled`: the effect of torch.compile on each rank's code, None if nothing was to be compiled.
     - `unshown`: state of a user's system that steps changed and no record contains.
     - `shows_every_buffer`: whether every buffer of the system's models has records.
-    - `meetings`: the sums and exchanges over ranks, if the run requests them.
+    - `meetings`: the sums and exchanges over ranks, if requested.
 
     Files:
 
-    - `calls`: the logs stored with a baseline. `accepted`: the reason why the baseline was accepted. Neither affects
-      the recording.
+    - `calls`: the operator logs stored with a baseline.
+    - `accepted`: why the baseline was accepted.
     - The sha256 sums of the folder's files: known once these are written.
 
     Fields that may be None are newer than the first recordings.

@@ -46,8 +46,8 @@ class BaselineStatus(enum.StrEnum):
 
     - EQUAL, DRIFTED: no record differs, or some do. The baseline is from the same environment.
     - NOT COMPARABLE: the baseline is from another environment, such as another version of torch.
-    - NO BASELINE: there is none.
-    - MISSING: replaces the previous two if the command demands a baseline of this environment.
+    - NO BASELINE: there is no baseline.
+    - MISSING: in place of the previous two, if the command demands a baseline of this environment.
     - UNVERIFIED: evidence is missing.
     """
 

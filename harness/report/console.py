@@ -1,7 +1,6 @@
 """Coloured output: rich's console, changed to print untrusted text without interpreting it.
 
-rich writes escape sequences itself, so its output cannot pass the filter of `runtime/output`. Instead, each piece of
-text that rich renders is filtered here by the same rule. Markup and emoji names have no effect.
+Each piece of text is filtered by the rule of `runtime/output`. Markup and emoji names have no effect.
 """
 
 from __future__ import annotations

@@ -209,10 +209,9 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
+    """The blamed call as text: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
 
-    If the differing tensor equals another record of the reference bit for bit, a clause states that, even without a
-    blamed call. If an exchange of values did not verify the call, a clause states the reason.
+    Also states if the tensor equals another record of the reference, and why the blame is not verified.
     """
     if divergence is None:
         return ""

@@ -117,10 +117,10 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether `culprit` and this cause are an extra call and a missing call that read the same value.
+        """Whether this cause and `culprit` are an extra and a missing call that share an input.
 
-        For example, the reference reduces a gradient over the ranks; the candidate first adds another gradient to it,
-        and reduces their sum.
+        Together they are a single defect. For example, the reference reduces a gradient; the candidate first adds
+        another gradient, then reduces the sum.
         """
         direction = culprit.call.place.direction
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
@@ -567,9 +567,9 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 
 
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
-    """The index of the first call whose output differs between two runs of the candidate; None if there is none.
+    """The index of the first call whose output differs between two runs of the candidate; None if none differs.
 
-    The comparison ends at the first call with an exchanged value, and at a collective that differs. Views do not count.
+    Calls after an index in `exchanged` or after a differing collective are not compared. Views do not count.
     """
     # Calls after an exchanged value differ because of it, and a collective may receive such a value from another rank.
     # A view may show freed or uninitialized memory that no call reads.

@@ -1,7 +1,6 @@
 """Log every operator call of a step, eager or graph, with the digests of its inputs and outputs.
 
-A dispatch mode sees each call below autograd, as tracing does, so eager calls and graph nodes have the same operators.
-For example, `F.linear` is `addmm` in both. `places` finds the place of a call.
+Calls are seen below autograd, so `F.linear` is `addmm` in eager code and in graphs.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Replace outputs and inputs of calls with values of the other system, while a rank's calls are logged.
 
-1. An output is overwritten in its memory: after the call, or after a collective's wait.
-2. An output that shares memory with an argument, such as a view, is returned in new memory of the same strides: the
-   shared memory stays unchanged.
-3. An input is replaced for this call alone, by new memory, or overwritten in its memory, for all later readers.
+- An output is overwritten in its memory, after the call or after a collective's wait.
+- An output that shares memory with an argument, such as a view, becomes a new tensor. The shared memory stays
+  unchanged.
+- An input becomes a new tensor for this call alone. Or its memory is overwritten, for all later readers.
 
-No exchange is made if the value has another dtype or shape or cannot be read, or if a call of another operator is at
-this index; `made` has the reason.
+Nothing is replaced if the value has another dtype or shape, or if the call is of another operator than planned. Then
+`made` has the reason.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ _ONE_WAY = {"send", *RECEIVES}
 class JoinedLogs:
     """The logs of all ranks, with the calls of each collective matched.
 
-    Ranks launch the collectives of a group in the same order, so the n-th calls of all ranks of a group are one
-    collective. If a log does not state the group, all ranks that make the same call at the same place take part.
+    The n-th collectives of a group belong together on all its ranks. Without a stated group, so do equal calls at the
+    same place.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:

@@ -36,11 +36,11 @@ RECORD = "record"
 
 
 class ValueSite(NamedTuple):
-    """The site of a value: an output of a rank's operator call or, with `is_input`, an input of it.
+    """The place of a value: an output of a rank's operator call or, with `is_input`, an input of it.
 
-    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Negative
-    positions -1, -2, ... are the call's aliases: other tensors that share the memory that the call wrote. For example,
-    `xor_` flips an element of a gradient through a view; then the gradient is an alias.
+    - `call`: the call's index in the step.
+    - `position`: the index among the call's outputs or inputs. Negative for another tensor that shares the written
+      memory. For example, `xor_` through a view also changes the whole gradient, at -1.
     """
 
     rank: int

@@ -17,10 +17,10 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """The losses of both systems as polylines in a box.
+    """The losses of both systems as two lines in a picture.
 
-    `low` and `high` are the lowest and the highest loss, `first` and `last` the first and the last step. `apart` is the
-    x coordinate of the first step at which the losses differ, or None.
+    `low` and `high` are the lowest and highest loss, `first` and `last` the outer steps. `apart` is the x coordinate of
+    the first difference, or None.
     """
 
     width: int

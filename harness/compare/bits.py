@@ -1,7 +1,6 @@
 """Describe how two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
 
-Bits decide, never values: -0.0 differs from 0.0, and a NaN equals only a NaN of the same payload. `torch.equal` of
-floats follows neither rule, so only bytes are compared. torch is imported inside the functions.
+Only bytes are compared, never values: -0.0 differs from 0.0, and a NaN equals a NaN of the same bits.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 class BitDifference:
     """How two tensors of the same dtype and shape differ, bit for bit.
 
-    `histogram` counts elements by their distance (`records.BUCKETS`); it and `max_ulp` are None for a dtype without
-    ULPs. `first_index` and the bits are None if nothing differs. `samples` are the first elements that differ: index,
-    bits of the reference, bits of the candidate.
+    - `histogram`: the number of elements by distance (`records.BUCKETS`). It and `max_ulp` are None for a dtype without
+      ULPs.
+    - `first_index`, the bits: None if nothing differs.
+    - `samples`: the first differing elements, each with index, bits of the reference, and bits of the candidate.
     """
 
     elements: int
@@ -135,7 +135,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
     """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, a bucket for each of `BUCKETS`.
 
-    For a dtype without ULPs, equal elements count as distance 0, and all others are in the last bucket, "unlike".
+    For a dtype without ULPs, elements count as distance 0 or as "unlike", the last bucket.
     """
     import torch
 

@@ -31,10 +31,9 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Measure the relative errors of all tensors at `step`, or at all steps, and count the tensors beyond `bound`.
+    """Measure the relative errors of all tensors at `step`, or at all steps, and count those beyond `bound`.
 
-    `reference` and `candidate` are folders of recordings with values. Raises RecordingError if a record or a value is
-    missing; only buffers may be in a single recording.
+    Takes the folders of two recordings with values. Raises RecordingError if anything but a buffer is missing.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}

@@ -1,7 +1,6 @@
 """Compare the settings of two trainers' optimizers, if the trainers' bits differ.
 
-Records show which tensors an optimizer changed, not why. If settings differ, the cause is often a single number of a
-parameter group:
+The cause is often a single setting, which no record shows:
 
     AdamW has weight_decay 0.1 where the reference has 0.0, for blocks.0.ln1.weight and 23 more parameters
 """

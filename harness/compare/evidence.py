@@ -68,12 +68,12 @@ class DifferingPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """A group of ranks whose records are alike in all fields but digests, and facts that hold for each of these ranks.
+    """A group of ranks whose records are alike in all fields but digests, and facts that hold for each of them.
 
-    - `reference` and `candidate`: the rows of the group's first rank.
+    - `reference`, `candidate`: the rows of the group's first rank. Each row is a record.
     - `keys`: the key of each of the reference's rows.
     - `partners`: for each of these rows, the index of the candidate's row with the same key.
-    - `computed`: the indices of the rows, in the order in which a step computes them.
+    - `computed`: the indices of the rows in the order of computation.
     - `kinds`: a number for each row, equal for rows of the same step and kind.
     - `tensors`: a number for each row, equal for rows of the same kind and name.
     - `compared`: the number of rows of each kind.
@@ -158,10 +158,10 @@ class Evidence:
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Add the records of some ranks. Returns False if anything but digests is wrong with these records.
+        """Add the records of some ranks. Returns False if anything but digests is wrong with them.
 
-        For example, a record is there twice or has no partner; partners differ in dtype, shape or placements; the case
-        does not have the step, rank or kind; a digest is malformed; or a name is missing at a step.
+        For example, a record has no partner, or partners differ in dtype. Or the case does not have the step, rank or
+        kind.
         """
         alignment = align(reference.items(), candidate.items())
         # The lengths show at the end whether these records added a problem.

@@ -94,10 +94,9 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ for no other reason than that some ranks lack a gradient or an optimizer state.
+    """Whether layouts differ only because some ranks lack a gradient or an optimizer state.
 
-    If so, calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another
-    rank updates it for all.
+    Then calls can still be matched rank by rank. For example, a rank leaves a parameter out of its update.
     """
     across = [] if case.reference_parallelism is not None else [*_differing_layouts(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
@@ -277,10 +276,10 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The reference's tensor in the layout of `record`, the candidate's record on this rank.
+        """The reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
 
-        It is `record` itself if all cells of the part agree, or else a copy of it with another digest; None if the
-        reference lacks a cell.
+        It is `record` itself if all bits agree, else a copy with another digest. None if the reference lacks a piece of
+        it.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -307,10 +306,9 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """The cells into which `cuts` divide a rank's part of a tensor; None if the cuts do not fit the part.
+    """The cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or the part is unknown.
 
-    `box` is the text of the part's index range. If it is None, the part is a whole plain tensor of shape `shape`; if
-    both are None, the part is unknown, and the result is None.
+    `box` is the text of the part's indices. If it is None, the part is a whole tensor of shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
@@ -341,9 +339,8 @@ def _differing_layouts(
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
 
-    True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks.
-    If a rank's part has no elements in one of the systems, that rank is not compared. For example, FSDP2's gradient of
-    a sharded parameter may be None on a rank: then the records pair, and differ.
+    False for a tensor that only one system has, but always True without equally many ranks (`have_as_many`). Ranks
+    whose part is empty do not count.
     """
     if not have_as_many:
         return True

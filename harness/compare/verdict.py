@@ -158,11 +158,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """The judgement after each system's second run was compared with its first; `repeats` has these comparisons.
+    """The judgement, updated by `repeats`: comparisons of each system's second run with its first.
 
-    If a second run lacks evidence, the case is UNVERIFIED. If a system differs from itself, the case is
-    NONDETERMINISTIC, with the first divergence of the system from itself. `comparison` compares the two systems with
-    each other: if it lacks evidence, the case stays UNVERIFIED.
+    - A second run lacks evidence: UNVERIFIED.
+    - A system differs from itself: NONDETERMINISTIC, with that first divergence. But the case stays UNVERIFIED if
+      `comparison`, of the two systems, lacks evidence.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

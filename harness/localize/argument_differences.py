@@ -25,11 +25,10 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """The last input in which a call and its partner differ, as text that names its producer in each system.
+    """The last input in which two calls differ, as text that names its source in each system.
 
-    `index` is the call's index in the candidate's log, and `partner` the partner's index in the reference's log. For
-    example, "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, if no
-    call of the step produced the input in either system, or if the two calls do not match and have no input in common.
+    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, or if
+    both sources are from before the step.
     """
     sources = input_sources(log, index, partner)
     if sources is None:
@@ -42,7 +41,8 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
     """The sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
 
-    For example, "the output of mm ..." and "an input of the step". None if the calls are equal or unrelated.
+    For example, "the output of mm ..." and "an input of the step". None if no input differs, or the calls are
+    unrelated.
     """
     # The partner need not match: it may be the call that an extra call replaces. Then a common input is required, since
     # otherwise all inputs differ and none of them says anything.

@@ -1,9 +1,10 @@
-"""Find the call to blame for a differing record: follow it back through both logs to the calls that differ first.
+"""Find the call to blame for a differing record: follow it back through both logs to the first differing calls.
 
-Each call on the way is compared with the reference's call of the same origin (operator, module and direction; see
-`matching` and `paired_walk`). The earliest call that differs is to blame. Calls of different ranks have only a partial
-order: each rank has its own order, and a collective's launches on all ranks are before its results (`joined_logs`). The
-blamed call is a candidate for a cause, which `exchange` then verifies.
+1. Each call on the way is compared with the matching call of the reference: same operator, module and direction
+   (`matching`, `paired_walk`).
+2. The earliest call that differs is to blame. Calls of several ranks are ordered by the collectives that join them
+   (`joined_logs`).
+3. The blamed call is only a candidate for the cause, which `exchange` then verifies.
 
 docs/explanation/causes.md describes this with examples.
 """
@@ -140,10 +141,9 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """Give an extra call the place of the reference's call that it replaces.
+    """Give an extra call the place of the reference's call that it replaces, or else of its reader.
 
-    If it replaces none, and belongs to no module and no direction, it gets the place of the call that reads its output.
-    For example, `state["step"] += 1` between two steps belongs to the optimizer's update that reads the step count.
+    The latter only if it has no place: `state["step"] += 1` belongs to the update that reads the step count.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

@@ -1,9 +1,9 @@
-"""The chain of calls from the culprit to the reported record: each reads the output of the call before.
+"""The chain of calls from the blamed call to the reported record: each reads the output of the call before.
 
 1. It is a shortest path through values that differ or, if there is none, through any values.
-2. It crosses from rank to rank only at collectives.
-3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
-   take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
+2. It goes from rank to rank only at collectives.
+3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls on another rank or in another module
+   than the call before take precedence.
 4. Each call is compared with its matching call in the other system.
 """
 
@@ -31,8 +31,8 @@ def with_chain(
 ) -> Culprit:
     """The culprit with `chain`: the calls that lead from it to a record.
 
-    The record is on rank `rank`, and `pair` has its digests in the reference and in the candidate. `mine` and `known`
-    are the candidate's and the reference's logs. If the culprit is a missing call, the chain has the reference's calls.
+    `pair` has the record's digests in the reference and the candidate. `mine` and `known` are the logs of the candidate
+    and the reference. For a missing call, the chain has the reference's calls.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -96,10 +96,10 @@ def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """`place`, the place of the path's first call, with "backward" in place of "update" if a later call is backward.
+    """`place`, that of the path's first call, with "backward" for "update" if a later call is backward.
 
-    A call outside autograd is taken for one of the update, even if backward reads its output later. For example,
-    gradients are scaled between micro-batches, or a pipeline stage sends a gradient to the stage before.
+    A call outside autograd counts as of the update. But gradients may be scaled between micro-batches, and then read by
+    backward.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")

@@ -11,12 +11,13 @@
     an optimizer's step           "update", except in its closure
     outside `gradients`           "update", if the system shows a function of that name, which computes gradients
 
-If a system has no function `gradients`, it does not show where its update begins. Then a call after a backward is of
-the update if it reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. When it runs,
-no backward and no module's forward may be running, except a forward within which that backward ran.
+Without a function `gradients`, it is not known where the update begins. Then a call after a backward is of the update:
 
-The direction is unknown within a graph that the system does not show, and for calls outside all modules that autograd
-does not follow. Such calls are matched by their values.
+- if it reads a gradient, autograd does not follow it, or it writes to a module's buffer,
+- and if no backward and no module's forward is running. A forward within which that backward ran does not count.
+
+The direction is unknown within a graph that the system does not show. So it is for calls outside all modules that
+autograd does not follow. Such calls are matched by their values.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ _FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)
 class Places:
     """Finds the place of the running call, by hooks and by attributes that the recorder and the graph runner set.
 
-    `modules` returns a system's modules by name. `running_chunk` returns the chunk that the system reports to be
-    running, and `running_half` the direction and micro-batch; each returns None if nothing is reported. In a graph,
-    `node` is the running node.
+    - `modules`: returns a system's modules by name.
+    - `running_chunk`: returns the chunk that the system reports to be running, or None.
+    - `running_half`: returns the direction and micro-batch that a pipeline reports to be running, or None.
+    - `node`: the running node of a graph.
     """
 
     def __init__(
@@ -245,10 +247,10 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """The part of the update or of a mixture of experts to which the running call belongs; None for other calls.
+        """The part of the update, or of a mixture of experts, to which the running call belongs; None for others.
 
-        In an update it is the optimizer's class, "clipping" or "loss scaling". In a mixture of experts it is the part
-        that its code or its graph's node names, such as "dispatch".
+        An update's part is the optimizer's class, "clipping" or "loss scaling". An expert's part is, for example,
+        "dispatch".
         """
         if self.node is not None or (place.direction != "update" and (place[:2] != ("", "forward") or self._part)):
             return self._part
@@ -378,11 +380,10 @@ class Places:
 
 
 def settled(calls: Sequence[Call]) -> list[Call]:
-    """A step's calls with corrections that can be made only when the step has ended.
+    """A step's calls, with corrections that need the whole step.
 
-    - In a step of a single micro-batch, calls have no micro-batch number.
-    - Calls outside all modules that follow backward and lead to the update belong to the update, for example those that
-      compute a new expert bias.
+    Calls of a single micro-batch get no number. Calls outside all modules, after backward, that the update reads become
+    part of the update.
     """
     found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):

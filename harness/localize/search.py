@@ -65,12 +65,13 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """A search for the cause of the first difference of two recordings. Replays write archives into `folder`.
+    """A search for the cause of the first difference of two recordings, by running both systems again.
 
-    - `remarks`: sentences for the report, such as why bits could not be fetched; the search adds to them.
-    - `is_logged`: the first replays' archives exist already, from runs that reproduced the recordings.
-    - `shows_bits`: also fetch the differing bits of tensors; without it, only the call is searched for.
-    - `verifies`: verify the culprit by exchanging values at it (see `exchange`).
+    - `folder`: the replays write their values there.
+    - `remarks`: sentences for the report, to which the search adds.
+    - `is_logged`: earlier runs, equal to the recordings, have logged the step already.
+    - `shows_bits`: also fetch the differing bits of tensors.
+    - `verifies`: verify the blamed call by exchanging its values.
     """
 
     recordings: dict[Role, Recording]
@@ -241,8 +242,8 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        The culprit's difference comes first. An entry is None for a call without a match, for a call that agrees, and
-        for an output that the replay did not reproduce.
+        The culprit's is first. None for a call without a match, for equal outputs, and for an output that a replay did
+        not repeat.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.

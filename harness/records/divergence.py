@@ -90,14 +90,12 @@ class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
     - `tensors`: the number of records of the step on all ranks.
-    - `differing`, `remaining`: the numbers of these records that differed before, and that still differ with all
-      exchanges.
-    - `accounts`: the number of records that became equal when the output of this call alone was exchanged.
-    - `reverse`: whether the reference computes the candidate's step, if the candidate's value replaces the reference's
-      at this call; None if that did not run.
-    - `calls`, `calls_left_out`: further calls of the same cause, and the number of those that are not listed.
+    - `differing`, `remaining`: how many of these differed before, and still differ with all exchanges.
+    - `accounts`: how many became equal by exchanging this cause's values alone.
+    - `reverse`: whether the reference computes the candidate's step with the candidate's values; None if not tried.
+    - `calls`, `calls_left_out`: further calls of the same cause, and the number of calls that are not listed.
     - `causes`: independent causes.
-    - `reason`: names the missing evidence.
+    - `reason`: the missing evidence.
     - `runs`: the number of runs with exchanged values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
@@ -173,13 +171,13 @@ NO_CALL = (
 
 @dataclass(kw_only=True)
 class Divergence:
-    """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
+    """The first record that differs between two systems, how its tensor differs, and the call to blame.
 
     - `pass_`: the first pass that changes bits, if a search found it.
-    - `between`: None if a candidate diverges from a reference. If a system diverges from itself, the system, as in
-      "reference against itself"; then "reference" and "candidate" in the other fields are its first and second run.
-    - `holds`: the only other record of the reference, such as "grad b", that equals the candidate's tensor bit for bit:
-      two tensors were exchanged, or one was stored twice.
+    - `between`: if a system differs from itself, its name, as in "reference against itself". Then "reference" and
+      "candidate" in the other fields are its first and second run.
+    - `holds`: the reference's only other record with the candidate's bits, such as "grad b". Perhaps two tensors were
+      exchanged.
     """
 
     step: int

@@ -21,12 +21,13 @@ FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "u
 class FaultOutcome:
     """The outcome of putting a fault into a case.
 
-    - `is_fault`: False for an equivalent, which is a rewrite that keeps every bit.
+    - `is_fault`: False for a rewrite that keeps every bit, and must not be reported.
     - `says`: the description of the fault.
-    - `first`: the first record that differs. `call`: the blamed call.
-    - `place_right`, `operator_right`, `rank_right`: whether the blamed call matches a place that the fault changed;
-      None if the catalogue expects no place, or if no call was blamed.
-    - `reason`: why a fault survived, changed nothing or was not judged, or how a run failed.
+    - `first`: the first record that differs.
+    - `call`: the blamed call.
+    - `place_right`, `operator_right`, `rank_right`: whether the blamed call has a place, operator and rank that the
+      fault changed. None if no place is expected, or no call was blamed.
+    - `reason`: why a fault was not found or not judged, or how a run failed.
     """
 
     __pydantic_config__ = GROWING

@@ -87,15 +87,16 @@ class InFloat64:
 class LayoutBounds:
     """Bounds and errors of two systems with different layouts.
 
-    - `across`: the number of tensors of a step that were compared by cells.
-    - `exact`: the number of tensors that had to be equal in every bit: those before the phase `regrouped_from` of the
-      first step. Up to this phase both systems compute the same sums; if it is None, they do so in all phases.
+    - `across`: the number of tensors of a step that were compared in pieces.
+    - `exact`: the number of tensors that had to be equal in every bit.
     - `regrouped`: the number of tensors that may differ by rounding, within bounds.
-    - `samples`: the number of runs of the reference with reordered sums, from which the bounds were computed.
+    - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. Tensors of earlier
+      phases of the first step are `exact`.
+    - `samples`: the number of runs of the reference with reordered sums. They give the bounds.
     - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
     - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
     - `near`: the number of tensors within their bound that differ by more than rounding usually does.
-    - `rows`: the tensors that are beyond, in the order of computation, then the tensors that used most of their bound.
+    - `rows`: the tensors in `beyond`, in the order of computation, then those that used most of their bound.
     - `in_float64`: a second test, only for systems that are within their bounds.
     """
 

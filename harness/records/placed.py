@@ -14,14 +14,13 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTensor:
-    """The placement of a parameter on the mesh. The parameters of the same name in all layers of a kind are one entry.
+    """The placement of a parameter on the mesh. Parameters of the same name in all layers of a kind are one entry.
 
-    - `data`, `tensor`: the placements on the two axes of the mesh. R is whole on each rank; S0 and S1 are sharded along
-      dim 0 and 1.
-    - `copies`: the number of such parameters in the model. `cost` and `bytes` are totals over all copies.
-    - `cost`: the time in microseconds per step for gathering the parameter and for summing its gradient over data
-      ranks.
-    - `bytes`: a rank's memory for its values, gradient, optimizer state and a gathered copy.
+    - `data`, `tensor`: the placements on the two axes of the mesh. R: whole on each rank. S0, S1: sharded along dim 0
+      or 1.
+    - `copies`: the number of such parameters in the model. `cost` and `bytes` are totals over them.
+    - `cost`: microseconds per step for gathering the parameter and summing its gradient over data ranks.
+    - `bytes`: a rank's memory for values, gradient, optimizer state and a gathered copy.
     """
 
     __pydantic_config__ = GROWING

@@ -21,8 +21,7 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 def needs_one_rank(kind: str, case: Case) -> bool:
     """Whether one rank per step is enough to record a kind.
 
-    This holds only for losses: in a pipeline, only ranks of the last stage have a loss, and a user's system may return
-    its loss on a single rank.
+    True only for losses, in a pipeline and in a user's system: other ranks may have no loss.
     """
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
@@ -170,7 +169,8 @@ class Meeting:
 
     - "sum": a collective that adds over ranks.
     - "exchange": a collective that sends rows from rank to rank.
-    - "scale": a multiplication or division that rounds a sum over ranks, or the terms of the sum.
+    - "scale": a multiplication or division that rounds a sum over ranks, or its terms. Powers of two round nothing, and
+      are left out.
     - "backward": the number of backward passes in a step.
     - "parts": the number of parts that are added up to a gradient.
 
@@ -178,15 +178,11 @@ class Meeting:
 
     - `phase`: "forward", "backward", "clip" (from backward to the first recorded gradient) or "update".
     - `ranks`: the ranks of the collective's group, such as "0,1".
-    - `operator`: a collective's name, such as "allreduce_". For a scaling, the factor, and whether it applies "before"
-      or "after" the sum.
-    - `backwards`: for "backward" and "parts", the number itself. Otherwise the number of a step's backward passes in
-      which the operation ran.
-    - `elements`: the size of a sum over more than two ranks. In such a sum, the order of the terms depends on an
-      element's index.
-
-    Factors that are powers of two round nothing, and are left out. For example, a mean over 3 ranks divides the sum by
-    3 = 2 * 1.5, so its scaling is "after /1.5".
+    - `operator`: a collective's name, such as "allreduce_". For a scaling, the factor, and whether it is "before" or
+      "after" the sum. A mean over 3 ranks is "after /1.5", since 3 = 2 * 1.5.
+    - `backwards`: for "backward" and "parts", the number itself. Otherwise the number of backward passes with this
+      operation.
+    - `elements`: the size of a sum over more than two ranks, since it decides the order of the terms.
     """
 
     __pydantic_config__ = GROWING

@@ -240,15 +240,16 @@ class CaseFindings:
     """The fields that a case's result shares with its entry in report.json.
 
     - `error`: a failure's whole text, including the rank's traceback.
-    - `memory`: by role, the peak of allocated device memory during the steps, in MiB; None on a CPU.
-    - `differing`: the first MAX_DIFFERING keys that differ, in the order of computation.
-    - `differing_left_out`: the number of further keys.
-    - `baseline`: by role, the comparison of a system with its baseline.
+    - `memory`: by system, the peak of allocated device memory in MiB; None on a CPU.
+    - `differing`, `differing_left_out`: the first MAX_DIFFERING keys that differ, and the number of further keys.
+    - `baseline`: by system, the comparison with its baseline.
     - `kept_graph`: whether the graph is from an earlier run; None if there was no graph.
-    - `partition`: the sizes of a partitioned graph. `artifact`: the precompiled step. `placed`: the solved placements.
-    - `throughput`: by role, the speed of a system in its first run.
+    - `partition`: the sizes of a partitioned graph.
+    - `artifact`: the precompiled step.
+    - `placed`: the solved placements.
+    - `throughput`: by system, the speed of its first run.
     - `layouts`: the bounds for two systems with different layouts of tensors.
-    - `sums_over_ranks`: by role, how the ranks added, in words, if a built-in system ran on several ranks.
+    - `sums_over_ranks`: by built-in system of several ranks, how the ranks added, in words.
     - `checks`: each check's finding by the check's name.
     """
 
@@ -273,13 +274,13 @@ class CaseFindings:
 class CaseResult(CaseFindings):
     """The result of a case.
 
-    - `control`: by role, the verdict of comparing two runs of the same system; None if it ran once.
-    - `stress`: by role, the verdict of comparing a plain run of a system with one that has random sleeps and other
-      values in uninitialized memory.
+    - `control`: by system, the verdict of comparing two of its runs; None if it ran once.
+    - `stress`: by system, the verdict of comparing it with a run that has random sleeps and other uninitialized memory.
     - `logs`: paths within the run folder.
-    - `options`: if the case was merged from another run, that run's options, unless they equal the report's.
+    - `options`: the options of the run that the case was merged from, unless they equal the report's.
     - `remarks`: sentences that qualify the evidence.
-    - `collectives`: the ranks' transport, "shared" for shared memory. `backend`: the backend of torch's default group.
+    - `collectives`: the ranks' transport, "shared" for shared memory.
+    - `backend`: the backend of torch's default group.
     """
 
     case: Case

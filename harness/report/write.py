@@ -102,10 +102,9 @@ def discard_if_bare(run_dir: Path) -> None:
 def finish_run(
     report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
 ) -> int:
-    """Write a report that was printed already, and print its path, or the reason why it could not be written.
+    """Write a report that was printed already, and print its path, or why it could not be written.
 
-    Returns the command's exit status: `status`, or a worse status if nothing was written. `shown` is the name of the
-    file whose path is printed. `more` has further files by name.
+    Returns `status`, or a worse exit status if writing failed. The printed path is of the file `shown`.
     """
     try:
         write_run(report, run_dir, more)

@@ -44,11 +44,11 @@ MAX_NEW_CALLS = 12
 
 
 class Swap(NamedTuple):
-    """An exchange: at `site`, a value of a system is replaced by a value of the other.
+    """An exchange: a value of a system is replaced by a value of the other.
 
-    `value` is the site in the other system whose value is inserted, and `wanted` the digest of that value. `found` is
-    the digest of the replaced value. If `reads` is given, the exchange only takes place if the call's inputs have these
-    digests when it runs.
+    - `site`, `found`: the site and the digest of the replaced value.
+    - `value`, `wanted`: the site and the digest of the inserted value, in the other system.
+    - `reads`: exchange only if the call's inputs have these digests when it runs; None for any inputs.
     """
 
     site: ValueSite
@@ -64,8 +64,7 @@ class Swap(NamedTuple):
 class WrongCall:
     """A wrong call, with its exchanges in the candidate and the reverse exchanges in the reference.
 
-    `is_lead` is True for the blamed call, on each rank on which it is blamed, and False for another call with the same
-    defect.
+    `is_lead` is True for the blamed call on each of its ranks, and False for another call with the same defect.
     """
 
     rank: int
@@ -117,11 +116,12 @@ def plan_of(
     blocked: Collection[ValueSite] = (),
     arguments: WrongArguments | None = None,
 ) -> ExchangePlan:
-    """All exchanges for a cause. `differing` has, by rank, the digests of the records that differ.
+    """All exchanges of values between the two systems for a cause.
 
-    `blocked` are sites at which the two systems' values have different dtypes or shapes, so that these values cannot be
-    exchanged; the outputs of the calls that read them are exchanged instead. `arguments` finds further calls with the
-    same wrong argument or optimizer setting.
+    - `differing`: for each rank, the digests of the records that differ.
+    - `blocked`: sites whose values cannot be exchanged, because dtype or shape differ. The outputs of their readers are
+      exchanged instead.
+    - `arguments`: finds further calls with the same wrong argument or optimizer setting.
     """
     # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
     # the receiving call. `right` has, by site, the values that these exchanges insert.
@@ -300,12 +300,11 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange for a missing call, with the inputs that the call at `swap.site` must read; None if they are unknown.
+    """An exchange for a missing call, made only if the call at `swap.site` reads right inputs; None if unknown.
 
-    - If the exchange replaces an input of a reader of the missing call: the inputs of the reader's matching call, but
-      the missing call's own first input, `given[0]`, in place of its output.
-    - If the exchange replaces an output: the inputs of the call's matching call, or its own if it has none. The
-      reference must have all of them.
+    - If it replaces an input of a reader: the inputs of the reader's matching call, but `given[0]` in place of the
+      missing output. `given` are the inputs of the missing call.
+    - If it replaces an output: the inputs of the matching call, or the call's own. The reference must have all of them.
     """
     other = log.matching_call(swap.site.call)
     if not swap.site.is_input:
@@ -500,10 +499,9 @@ class _Readers:
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
-        """Whether a call's outputs can be exchanged with its matching call's: number, dtypes and shapes are equal.
+        """Whether a call's outputs can be exchanged with its match's: they have equal number, dtypes and shapes.
 
-        For example, a `broadcast` may match a `send`, which has no output. Then the values are exchanged at the calls
-        that read them.
+        For example, a `send` has no output, though a `broadcast` may match it.
         """
         is_alike = len(self.log.log[mine].outputs) == len(self.log.reference.log[theirs].outputs)
         return is_alike and not self.is_blocked(mine)
@@ -666,11 +664,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Exchanges in the candidate and in the reference, for records of a missing call's output.
+        """Exchanges in the candidate, and in the reference, for records of a missing call's output.
 
-        For example, the missing call adds a gradient over ranks; in the candidate the gradient's record is that call's
-        input. So the call that computed this input gets the missing output as its own. Both lists are empty if a call
-        of the reference reads this input too, or if the input is wrong.
+        Example: a missing `all_reduce` of a gradient. In the candidate, the call that computed the gradient gets the
+        reduced gradient as its output. Empty if that is not possible.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:

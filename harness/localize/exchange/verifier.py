@@ -1,18 +1,18 @@
 """Verify a cause by exchange: run the step again with the other system's value where the blamed call is wrong.
 
-1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records of the step
-   then equal the reference's, nothing else is wrong.
-2. If some records still differ, the exchange stays, and the log of that run is searched for the next call to blame: the
-   backward call of the same cause, or an independent cause. At most `MAX_ROUNDS` runs.
-3. If there are several causes, the step runs without each of them: a cause that is not needed is dropped.
+Example: `mul` scales by 0.25, and by 0.125 in the reference. With the reference's output of `mul`, all 44 tensors of
+the step are equal. With the candidate's, the reference computes the candidate's 44 tensors. So the cause is verified.
+
+1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records then equal
+   the reference's, nothing else is wrong.
+2. Otherwise the next call to blame is searched in the log of that run, and exchanged as well. It belongs to the same
+   cause, such as a backward call, or is another cause. At most `MAX_ROUNDS` runs.
+3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped.
 4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
    these values explain the whole difference.
 
 A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Nothing is verified
 if a run does not repeat the values of the run before, up to the exchange.
-
-Example: `mul` scales by 0.25, the reference by 0.125. With the reference's output of `mul`, all 44 tensors of the step
-are equal; with the candidate's, the reference computes the candidate's 44 tensors: verified.
 """
 
 from __future__ import annotations
@@ -193,8 +193,8 @@ class Verifier:
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is the first possible cause among `culprit` and `others`. If the step also becomes right without its
-        exchanges, the cause is a call that the search found later.
+        The cause is the first of `culprit` and `others` that can be one. If its exchanges are not needed, the cause is
+        another call that the search found.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -497,11 +497,10 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether a call without a match only selects or copies right values, such as an element of a tensor, or a bucket.
+    """Whether an extra call only selects or copies right values, such as an element of a tensor, or a bucket.
 
-    The reference may lack its output although the output is right. For example, a pass inserts `select g 0` before an
-    extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` may take the wrong part if
-    the reference has a `slice g` that the candidate lacks.
+    Then its output is right, although the reference may lack it. False if it may select the wrong part: a selection of
+    the reference is missing.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):

@@ -99,8 +99,7 @@ def maker_of(
 ) -> int | None:
     """The index of the call that computed an input; None if none of `calls` did.
 
-    The input is at `position` of the call at `index`. If it is a view, the result is the call that computed the viewed
-    tensor. `given` returns the producers of a call's inputs.
+    The input is at `position` of the call at `index`. Views are followed back. `given` returns a call's producers.
     """
     while True:
         # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before

@@ -76,8 +76,7 @@ class CandidateLog(IndexedLog):
     def _may_have_read(self, index: int, call: Call) -> bool:
         """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.
 
-        True if the call's numbers differ from its matching call's. For example, a wrong step count reaches Adam's bias
-        correction. Both calls must be of the update.
+        Both calls must be of the update, and this call's numbers must differ from its match's.
         """
         # The log cannot follow a number through Python, so this is a guess. It is limited to the update, because a
         # forward reads many numbers, such as counts of rows.
@@ -88,10 +87,9 @@ class CandidateLog(IndexedLog):
         return directions == {"update"} and call.scalars != self.reference.log[other].scalars
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The call that produced a record's value `digest` in the candidate; None if no call did.
+        """The candidate's call that produced a record's value `digest`; None if no call did.
 
-        Several calls may have produced that value, such as the gradients of zeros of all experts without rows. Then the
-        result is the call that matches the producer of `wanted`, the record's value in the reference, or else the last.
+        Of several such calls, the match of the call that produced the reference's value `wanted`, or else the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
@@ -169,13 +167,11 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether each output of a call is a value of the reference, or is taken apart into such values by its readers.
+        """Whether a call's outputs are right: values of the reference, or joined from such values that readers take out
+        again.
 
-        If so, this call is right, and a call that reads its output is wrong. For example, an extra `clone` makes a
-        right value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and
-        the parts that are taken out of it are right gradients.
-
-        False for calls that make constants and for in-place calls.
+        For example, an extra `all_reduce` sums a bucket, and its readers take right gradients out. False for constants
+        and in-place calls.
         """
         # Constants are no evidence, since zeros are everywhere; and an in-place call also overwrites a value.
         call, name = self.log[index], name_of(self.log[index])

@@ -44,7 +44,7 @@ class Exchanges:
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
         """The tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each replaces.
 
-        `call` is the call's index. `read` are its inputs, and `written` the tensors that it writes in place.
+        `read` are the call's inputs, and `written` the tensors that it writes in place.
         """
         if (call, True) not in self._calls:
             return {}
@@ -72,8 +72,7 @@ class Exchanges:
     ) -> dict[int, Any]:
         """The tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
 
-        `call` is the call's index. `given` are its arguments, `written` the tensors that it wrote in place, and `reads`
-        the digests of its inputs.
+        `given` are the call's arguments, `written` those that it wrote in place, and `reads` the digests of its inputs.
         """
         if (call, False) not in self._calls:
             return {}

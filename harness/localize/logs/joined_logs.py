@@ -1,7 +1,6 @@
 """Order the calls of all ranks: each rank's calls in its own order, a collective's launches before its results.
 
-Indices in the logs of different ranks cannot be compared. For example, call 7 of rank 0 comes before call 3 of rank 1
-if call 3 reads the result of a collective that rank 0 launched after call 7.
+For example, call 7 of rank 0 is before call 3 of rank 1 if call 3 reads what rank 0 sent after call 7.
 """
 
 from __future__ import annotations

@@ -200,10 +200,9 @@ class Matching:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """For each call, the number of complete steps before it. A new step begins with a forward after an update.
+    """For each call, the number of complete steps before it. A step begins with a forward after an update.
 
-    Only calls of the same step match by origin. Otherwise an extra call could match a call of the next step that
-    computes the same value, such as the second increase of a counter.
+    Otherwise an extra call could match a call of the next step, such as the second increase of a counter.
     """
     found, step, is_updating = list[int](), 0, False
     for call in calls:

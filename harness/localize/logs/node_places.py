@@ -84,9 +84,9 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A common place for several nodes: the place of the first backward node or, if there is none, of the first node.
+    """A common place for several nodes: that of the first backward node or, if there is none, of the first node.
 
-    The chunk is `chunk` or, if that is None, the chunk of all nodes; None if they differ.
+    Its chunk is `chunk` or else the nodes' own; None if these differ.
     """
     if not nodes:
         return Place(None, None, chunk)

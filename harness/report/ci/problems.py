@@ -1,7 +1,6 @@
 """List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, a system that differs from its baseline or has none, or the objection of a check. It
-has the file and line of the blamed call, if these are known.
+An objection is an unexpected case, a system that drifted from its baseline or has none, or a check's objection.
 """
 
 from __future__ import annotations
@@ -37,10 +36,11 @@ _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class Objection:
-    """An unexpected result. `rule` is a key of RULES; `path` and `line` locate the blamed call, if known.
+    """An unexpected result, for a code host.
 
-    `fingerprint` is the same for the same problem in any run, so that a code host recognizes it. It does not depend on
-    line numbers, folders or run ids.
+    - `rule`: a key of RULES.
+    - `fingerprint`: the same for the same problem in any run; independent of line numbers, folders and run ids.
+    - `path`, `line`: the place of the blamed call, if known.
     """
 
     rule: str

@@ -323,8 +323,8 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
     """Yield the contradictions in the list of differing keys.
 
-    Each must be a key of the case. With the keys that are left out, there must be as many as records that differ; of
-    each kind, no more than records of this kind that differ.
+    Each key must be of the case. Listed and left-out keys must be as many as the records that differ. No kind may have
+    more keys than such records.
     """
     places = [
         (kind, int(step), rank)

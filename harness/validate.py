@@ -1,11 +1,8 @@
 """Read untrusted JSON into dataclasses, and name the first wrong field in the error.
 
-A dataclass that is read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or
-`GROWING`. If a field has conditions beyond its type, its annotation has them as `That`.
-
-pydantic does the work. It is loaded at the first read, as its import takes 0.1 s and more; only this module imports it.
-A field that is a tuple is a plain tuple, not a NamedTuple: pydantic has no strict mode for these, and would accept
-`true` for a number.
+Such a dataclass has a class attribute: `__pydantic_config__ = STRICT` or `GROWING`. Conditions beyond a field's type
+are in its annotation, as `That`. A field that is a tuple must be no NamedTuple: pydantic would accept `true` for a
+number there. pydantic is imported at the first read.
 """
 
 from __future__ import annotations
@@ -218,7 +215,7 @@ def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
 def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
     """The question "did you mean FIELD?" for an unknown field; None if no field is like it.
 
-    FIELD is the field of the same name in a nested object, such as `case.steps`, or else a field with a similar name.
+    FIELD is the same name in a nested object, such as `case.steps`, or else a similar name.
     """
     # A setting in the wrong object is the commoner mistake, and its name is right, so nested objects come first.
     *parents, unknown = path

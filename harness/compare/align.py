@@ -1,7 +1,6 @@
 """Pair the records of two recordings by their full key, and report every record without a partner.
 
-Two records are partners if they have the same step, rank, kind and name. Nothing else pairs them: no prefix of a name,
-no position, no best match.
+Partners have the same step, rank, kind and name. No prefix of a name, position or best match counts.
 """
 
 from __future__ import annotations

@@ -106,8 +106,8 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
     """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
-    The distance of two numbers is the difference of their positions in IEEE 754's totalOrder: -NaN < -inf < ... < -0.0
-    < 0.0 < ... < inf < NaN, with NaNs ordered by payload. Example: -0.0 and 0.0 have the distance 1.
+    It counts positions in IEEE 754's totalOrder: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN. Example: -0.0 and
+    0.0 have the distance 1.
     """
     import torch
 
@@ -210,8 +210,8 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors in slices of at most SLICE elements.
 
-    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice has the
-    tensors' dtype and the shape [elements], and is on the reference's device.
+    Yields a slice's first index, the reference's slice, and the candidate's. Slices have the tensors' dtype, the shape
+    [elements], and the reference's device.
     """
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]

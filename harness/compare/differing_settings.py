@@ -28,8 +28,7 @@ class DifferingSetting(NamedTuple):
 
     - `found`, `expected`: the candidate's value, and the reference's. If the optimizers' classes differ, `name` is
       empty, and these are the classes.
-    - `mine`, `theirs`: all settings of the candidate, and of the reference, for the first of the parameters, as far as
-      they are numbers.
+    - `mine`, `theirs`: all numeric settings of the candidate, and of the reference, for the first parameter.
 
     Example: `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
     """

@@ -102,8 +102,8 @@ class Evidence:
     - `compared`, `mismatched`: the number of records by kind.
     - `first`: the differing record that was computed first.
     - `kinds`: the kinds that differ at each step.
-    - `shown`: the facts that decide whether agreement is evidence. For example, equal tensors of zeros are none.
-    - `one_sided`: the buffers and settings that only one system has, which are no gaps. It is set at the end, from
+    - `shown`: whether agreement is evidence. Equal tensors of zeros, for example, are none.
+    - `one_sided`: buffers and settings that only one system has, which are no gaps. Set at the end, from
       `unpaired_state`.
     """
 
@@ -160,8 +160,7 @@ class Evidence:
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
         """Add the records of some ranks. Returns False if anything but digests is wrong with them.
 
-        For example, a record has no partner, or partners differ in dtype. Or the case does not have the step, rank or
-        kind.
+        For example, a record has no partner, partners differ in dtype, or the case does not have the step.
         """
         alignment = align(reference.items(), candidate.items())
         # The lengths show at the end whether these records added a problem.

@@ -103,9 +103,9 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or an optimizer state, and its layouts differ only in that some ranks lack it.
+    """Whether a tensor is a gradient or an optimizer state that only some ranks lack, with otherwise equal layouts.
 
-    Each rank that has the tensor in both systems must have the same part of it in both.
+    `here` and `there` are the tensor's layouts in the two systems, by rank.
     """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
@@ -174,10 +174,10 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records, as they would be if the reference had the candidate's layout.
+        """The reference's records of a rank, as if it had the candidate's layout.
 
-        A tensor that is compared by cells has the candidate's record, with another digest if the reference's bits
-        differ. Any other tensor has the reference's own record. Records that only the reference has follow.
+        A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
+        are the reference's own.
         """
         # In the candidate's order. A record that only the candidate has is left out, and shows as extra.
         own, found = self._reference.records_of(rank), dict[Key, Record]()
@@ -278,8 +278,7 @@ class _Cells:
     def as_in(self, rank: int, record: Record) -> Record | None:
         """The reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
 
-        It is `record` itself if all bits agree, else a copy with another digest. None if the reference lacks a piece of
-        it.
+        It is `record`, with another digest if bits differ. None if the reference lacks a piece of it.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -308,7 +307,7 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
     """The cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or the part is unknown.
 
-    `box` is the text of the part's indices. If it is None, the part is a whole tensor of shape `shape`.
+    `box` is the part as text; None for a whole tensor of shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
@@ -339,8 +338,7 @@ def _differing_layouts(
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
 
-    False for a tensor that only one system has, but always True without equally many ranks (`have_as_many`). Ranks
-    whose part is empty do not count.
+    True without equally many ranks (`have_as_many`), else False for a tensor of one system. Empty parts do not count.
     """
     if not have_as_many:
         return True

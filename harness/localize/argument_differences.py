@@ -27,8 +27,7 @@ def argument_differences(call: Call, partner: Call) -> str:
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
     """The last input in which two calls differ, as text that names its source in each system.
 
-    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, or if
-    both sources are from before the step.
+    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if there is none.
     """
     sources = input_sources(log, index, partner)
     if sources is None:
@@ -41,8 +40,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
     """The sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
 
-    For example, "the output of mm ..." and "an input of the step". None if no input differs, or the calls are
-    unrelated.
+    Example: "the output of mm ..." and "an input of the step". None without such an input, or for unrelated calls.
     """
     # The partner need not match: it may be the call that an extra call replaces. Then a common input is required, since
     # otherwise all inputs differ and none of them says anything.
@@ -67,9 +65,8 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
     """The call that produced an input, as text; "an input of the step" if no call of the step produced it.
 
-    The input is at `position` among the inputs of the call at `index`. If it is a view, the text names the producer of
-    the viewed tensor. If it is a copy, the text also names the producer of the copied value: "the output of clone ...,
-    a copy of the output of mm ...".
+    Views are followed to the viewed tensor. A copy's source is named too: "the output of clone ..., a copy of the
+    output of mm ...".
     """
     made = maker_of(side.log, side.given, index, position)
     if made is None:
@@ -84,10 +81,9 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """If `missing` belongs to a call over lists, such as `_foreach_add_`: how many tensors the candidate's lists have.
+    """How many tensors the candidate's lists have, if `missing` is a call of a list operator such as `_foreach_add_`.
 
-    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls, and if the candidate's lists have
-    none or all of the tensors.
+    For example, "3 of the reference's 4 tensors in its lists". Empty if none or all are there.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""

@@ -31,8 +31,8 @@ def with_chain(
 ) -> Culprit:
     """The culprit with `chain`: the calls that lead from it to a record.
 
-    `pair` has the record's digests in the reference and the candidate. `mine` and `known` are the logs of the candidate
-    and the reference. For a missing call, the chain has the reference's calls.
+    `pair` has the record's two digests, `mine` and `known` are the logs of candidate and reference. A missing call's
+    chain has the reference's calls.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -64,10 +64,9 @@ def way_between(
     givers: Callable[[Site], Iterable[int]],
     differs: Callable[[Site], bool],
 ) -> list[Site]:
-    """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is no path.
+    """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
 
-    Each call reads an output of the previous call, or is another rank's part of its collective. Paths of differing
-    calls are preferred.
+    Each reads an output of the call before, or is of the same collective. Paths of differing calls are preferred.
     """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):

@@ -126,7 +126,7 @@ class Walk:
     def _explain_value(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
         """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
 
-        `reader` is the pair of calls that read these outputs, None for a record. Returns whether a cause is found.
+        `reader` is the pair of calls that read them, None for a record. Returns whether a cause is found.
         """
         log = self.logs[rank]
         if reader is not None:
@@ -207,7 +207,7 @@ class Walk:
     def _call(self, rank: int, mine: int) -> bool:
         """Search for a cause before a call. If there is none and the call is wrong, the call itself is the cause.
 
-        For a collective, the inputs of all its ranks are searched. Returns whether a cause is found.
+        For a collective, all its ranks are searched. Returns whether a cause is found.
         """
         log, due = self.logs[rank], self.logs[rank].matching_call(mine)
         if due is None:
@@ -273,8 +273,7 @@ class Walk:
     def _differing_inputs(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
         """Yield each input in which two calls differ: both producers, and the candidate's digest.
 
-        `mine` is the candidate's call, and `due` the reference's; so is the order of the producers. A producer is None
-        if it is no call of the step.
+        `mine` is the candidate's call, and `due` the reference's. A producer is None if it is no call of the step.
         """
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
@@ -302,10 +301,10 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if an input or a record has the output of the extra call `mine` in place of `due`'s.
+        """Search for the cause if a reader has the output of the extra call `mine` in place of `due`'s.
 
-        `here` is the candidate's match of `due`. `reader` is the pair of calls with this input, None for a record.
-        Returns whether a cause is found.
+        `here` is the match of `due`. `reader` is a pair of calls, or None for a record. Returns whether a cause is
+        found.
         """
         # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference
         # reads in its place, so it was inserted there, and is a cause itself.
@@ -397,8 +396,8 @@ class Walk:
     def _packer(self, rank: int, mine: int) -> int | None:
         """The call to blame if extra calls that join values end with `mine`.
 
-        It is the collective of the joined values or, without one, the first call that joins. None if `mine` is that
-        collective, or no call joins.
+        It is the collective of the joined values or, without one, the first call that joins. None if that is `mine`
+        itself.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()

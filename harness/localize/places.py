@@ -114,10 +114,10 @@ class Places:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[Place, str | None, str | None]:
-        """The place of the running call of the operator `name`, the name of its graph node, and the user's line.
+        """The place of the running call, the name of its graph node, and the user's line. The last two are None if
+        unknown.
 
-        The node's name and the line are None if unknown. `tensors` are the call's arguments. `follows`: the call reads
-        an output of a call of backward or of an update.
+        `name` is the call's operator. `follows`: the call reads an output of backward or of an update.
         """
         # From the surest source to the least sure: a graph's node, a pipeline's report, a running optimizer, autograd's
         # node, and last what is running around the call.
@@ -169,10 +169,10 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """The innermost module, from `module` outwards, in which this call ran in forward; `module` if there is none.
+        """The innermost module around `module` that ran this call in forward; `module` itself if there is none.
 
-        `made_by` has the modules in which the same operator was called from the same line in forward. Example: backward
-        is at layers.0.mlp.act, but recomputes a line of the forward of layers.0.mlp: the result is layers.0.mlp.
+        `made_by` has the modules that ran this operator and line in forward. For example, backward at layers.0.mlp.act
+        recomputes a line of layers.0.mlp.
         """
         around = module
         while around and around not in made_by:

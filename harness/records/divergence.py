@@ -25,7 +25,7 @@ class TensorDifference:
     - `reference_type`, `candidate_type`: dtype and shape, such as `bfloat16[10, 100]`.
     - `reference_bits`, `candidate_bits`: the bits of the first differing element.
     - `samples`: the first few differing elements.
-    - `histogram`: the number of elements by their distance in ULPs; None for a dtype without ULPs.
+    - `histogram`: the number of elements by distance in ULPs; None for a dtype without ULPs.
     """
 
     elements_differing: int | None = None
@@ -67,8 +67,8 @@ class ChainLink:
 class OtherCause:
     """A further cause of a difference, found in a run with the reference's values in place of the first cause's.
 
-    `call` is a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts. `accounts`
-    is the number of tensors that became equal when the reference's values replaced this call's values as well.
+    - `call`: a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts.
+    - `accounts`: the number of tensors that became equal by replacing this call's values as well.
     """
 
     __pydantic_config__ = GROWING

@@ -153,8 +153,9 @@ class Score:
 class FaultsFound:
     """The outcomes of a call of `bitproof faults`, or of several calls that each continued the previous one.
 
-    `problem` says why the last call ended early. `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
-    identifies the code that ran, as in `runtime.sources`.
+    - `problem`: why the last call ended early.
+    - `cpu_seconds`: the CPU time of all calls on all cores.
+    - `own_digest`: identifies the code that ran.
     """
 
     __pydantic_config__ = GROWING

@@ -56,14 +56,12 @@ class LayoutRow:
 class InFloat64:
     """The result for the same two systems in float64, where rounding errors are 2^29 times smaller than in float32.
 
-    - `beyond`: the number of tensors that still differ, by far more than reordered sums change them in float64.
-    - `rows`: these tensors in the order of computation; if there are none, the tensors that used most of their bound.
+    - `beyond`: the number of tensors that still differ, by far more than reordered sums change them.
+    - `rows`: these tensors in the order of computation; if none, the tensors that used most of their bound.
     - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
-      which no call of torch had computed. Perhaps only one of the systems has rounded this tensor, so a difference may
-      be rounding.
-    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain that
-      ratio.
-    - `failed`: the reason why there are no runs in float64.
+      which no call of torch had computed. A difference may then be rounding.
+    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain that.
+    - `failed`: why there are no runs in float64.
     """
 
     __pydantic_config__ = GROWING

@@ -115,12 +115,13 @@ class GraphIdentity:
 class TorchCompile:
     """The work of torch.compile on a rank's code, if any compiled code was called.
 
-    - `frames`: the number of frames of Python code that it tried to capture. `captured`: how many of them it captured.
+    - `frames`, `captured`: how many frames of Python code it tried to capture, and how many it captured.
     - `graphs`, `operators`: the number of captured graphs, and of their calls in total.
     - `backends`: the backends for which it captured.
-    - `breaks`: the number of graph breaks. `recompiles`: the number of compiled frames whose guards failed later.
-    - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason for the first graph break, for
-      the first recompile, and for the first frame that it could not compile.
+    - `breaks`: the number of graph breaks.
+    - `recompiles`: the number of compiled frames whose guards failed later.
+    - `first_break`, `first_recompile`, `first_failure`: torch's reason for the first of each, as a line. A failure is a
+      frame that it could not compile.
     """
 
     __pydantic_config__ = GROWING

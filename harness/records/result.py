@@ -63,15 +63,13 @@ class BaselineStatus(enum.StrEnum):
 class Closeness:
     """The distance between two systems, measured over every element of every recorded tensor.
 
-    If the case expects DIFFERENT, only the tensors of the first differing step are measured.
-
-    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity in one system only, a
-    reference of zeros, or integers that differ.
+    If the case expects DIFFERENT, only the first differing step is measured. A tensor's error is |r - c| / |r|, None if
+    that is not finite.
 
     - `largest`: the tensor with the largest error.
     - `first_beyond`: the first tensor, in the order of computation, that is beyond the bound.
-    - `histogram`: for each kind, the number of elements by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ...,
-      and "unlike" for elements without a distance.
+    - `histogram`: for each kind, the number of elements by distance in ULPs: "0", "1", "2", "3-4", ..., and "unlike"
+      for elements without a distance.
     """
 
     bound: float
@@ -117,12 +115,12 @@ STAGES = "stages"
 
 @dataclass(frozen=True)
 class PassReport:
-    """A pass that ran: its seconds without verification, the number of nodes before and after, and its own facts.
+    """A pass that ran: its seconds without verification, and the number of nodes before and after.
 
-    - `settings`: the settings that determine its effect, as JSON values. A recording's manifest has them as well.
+    - `settings`: the settings that determine its effect, as JSON values.
     - `changed`: for each operator whose count changed, the number of calls before and after.
-    - `facts`: the pass's own facts. In a pipeline a pass runs on the graph of each stage: then `facts` has the facts of
-      all stages, in order, and all numbers are sums over stages.
+    - `facts`: the pass's own facts. In a pipeline, a list with those of each stage; then all numbers are sums over
+      stages.
     """
 
     __pydantic_config__ = GROWING
@@ -146,13 +144,15 @@ class PassReport:
 class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
-    `passes` has the time of each pass by name. `reference` and `candidate` are the times of the two systems' first
-    runs, including recording. Four parts have a time for each system, by role:
+    - `passes`: the time of each pass by name.
+    - `reference`, `candidate`: the two systems' first runs, including recording.
+
+    These have a time for each system:
 
     - `control`: a second run.
     - `stress`: a run with random sleeps and other values in uninitialized memory.
     - `start_ranks`: the start of the ranks.
-    - `record`: the part of the first run that recording took.
+    - `record`: recording in the first run.
     """
 
     __pydantic_config__ = GROWING
@@ -183,12 +183,11 @@ class CaseSeconds:
 class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    - `records`: the number of records that differ. `step`, `rank`: the step and the rank of the first of them.
-    - `measured`: the number of differing records whose values both recordings have. The following fields describe
-      these.
-    - `elements`, `elements_differing`, `histogram`: totals; the histogram counts differing elements.
+    - `records`, `step`, `rank`: the number of records that differ, and the place of the first.
+    - `measured`: the number of these whose values both recordings have. The following fields describe only these.
+    - `elements`, `elements_differing`, `histogram`: totals. The histogram counts differing elements.
     - `max_ulp`: the largest distance.
-    - `reference_bits`, `candidate_bits`: the bits of the first differing element of the first measured record.
+    - `reference_bits`, `candidate_bits`: the bits of the first differing element.
     """
 
     __pydantic_config__ = GROWING
@@ -359,9 +358,9 @@ class CaseResult(CaseFindings):
 class Event:
     """A sign of a case's progress.
 
-    - `event`: "prepare" and "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has
-      ended; steps count from 0.
-    - `arm`: the run of `system` that the event is about: "first", "control", "stress", "replay1" and so on.
+    - `event`: "prepare" and "prepared" are about a graph, "start" about ranks. At "step", `step` of `steps` has ended,
+      from 0.
+    - `arm`: the run of `system`: "first", "control", "stress", "replay1" and so on.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

@@ -69,8 +69,7 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
-    Example: `DIFFERENT (grad), candidate DRIFTED`. Objections are: a difference beyond the bound, a system that drifted
-    from its baseline or has none, an unverified baseline, and a check that objects or could not judge.
+    Example: `DIFFERENT (grad), candidate DRIFTED`. Objections are about the bound, baselines and checks.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""

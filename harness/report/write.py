@@ -117,10 +117,10 @@ def finish_run(
 
 
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write every form of the report, and the texts of `more` by file name, into `run_dir`; then link `latest` to it.
+    """Write every form of the report into `run_dir`, and link `latest` to it.
 
-    If a file cannot be written, none is left and RecordingError is raised. Raises UsageError if `latest` exists and is
-    not a link.
+    `more` has further texts by file name. Raises RecordingError, and leaves no file, if one cannot be written. Raises
+    UsageError if `latest` is no link.
     """
     try:
         # All forms are rendered before the first is written, so that an error in a form leaves no half of a report.

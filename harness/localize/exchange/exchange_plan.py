@@ -1,19 +1,14 @@
 """Plan the exchanges for a cause: which values of one system replace values of the other, and at which calls.
 
-"New" calls are those that only the candidate makes.
-
-1. If the blamed call has a matching call, their outputs are exchanged, on every rank on which it is blamed.
-2. If it is new, each call that reads its output is matched with a call of the reference. The output is replaced by the
-   value that this matching call reads. In the reference, the matching call reads the candidate's value instead. A
-   reader may be new as well; then its own readers are matched.
-3. If only the reference makes it, the calls that match its readers read its output, and the reverse.
-4. If it reads a wrong value from before the step, all calls that read this value, directly or through views, read the
-   reference's value instead. So a wrong parameter is a single cause, although forward, backward and the optimizer read
-   it.
-5. All other calls with the same wrong argument, forward or backward, on any rank, have their outputs exchanged too.
-   Such an exchange takes place only if the call reads the inputs of its matching call when it runs, so it cannot hide
-   another defect before the call. Calls of an update whose numbers come from the same wrong optimizer setting (see
-   `wrong_setting`) have the same wrong argument.
+1. Both systems make the blamed call: their outputs are exchanged, on every rank on which it is blamed.
+2. Only the candidate makes it, as an extra call: its readers read the value that their matching calls read. In the
+   reference, these matching calls read the candidate's value. If a reader is extra too, its own readers are used.
+3. Only the reference makes it: as in 2, with the systems' roles changed.
+4. It reads a wrong value from before the step, such as a wrong parameter. Then all calls that read this value read the
+   reference's value instead. So forward, backward and the optimizer are a single cause.
+5. All other calls with the same wrong argument, on any rank, have their outputs exchanged too. Such an exchange only
+   takes place if the call reads right inputs, so it cannot hide another defect. Calls of an update with numbers of the
+   same wrong setting have the same wrong argument (`wrong_setting`).
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -177,10 +172,10 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """For a send: the rank of the receiving call, and its index in the candidate's and in the reference's log.
+    """The call that receives a send's message: its rank, and its index in both systems' logs.
 
-    A send has no output that could be exchanged, so the received message is exchanged instead. If the receiving calls
-    are not found, returns the arguments unchanged.
+    `mine` and `theirs` are the send's indices in the candidate's and the reference's log. Returns the arguments `rank`,
+    `mine`, `theirs` if there is no such call.
     """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [
@@ -472,8 +467,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """Plans exchanges at the calls that read a wrong call's output, in both logs of a rank.
 
-    `pairs` are the digests (reference, candidate) of the rank's records that differ. `passed` are the candidate's calls
-    that are exchanged at their readers. If several paths lead to the same call, the shortest counts.
+    - `pairs`: the digests (reference, candidate) of the rank's records that differ.
+    - `passed`: the candidate's calls whose readers are exchanged instead.
     """
 
     def __init__(
@@ -666,8 +661,8 @@ class _Readers:
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
         """Exchanges in the candidate, and in the reference, for records of a missing call's output.
 
-        Example: a missing `all_reduce` of a gradient. In the candidate, the call that computed the gradient gets the
-        reduced gradient as its output. Empty if that is not possible.
+        Example: `all_reduce` is missing. The call that computed the local gradient then outputs the reduced gradient.
+        Empty if that is impossible.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
@@ -720,8 +715,7 @@ def _output_with(call: Call, value: str) -> int | None:
 def _position_there(call: Call, partner: Call, position: int) -> int:
     """The position of a call's input among the inputs of its matching call, which has equally many.
 
-    It differs from `position` only if an operator such as `add` reads its two tensors in the other order: `B` of
-    `mul B x` corresponds to `A` of `mul x A`.
+    Differs from `position` only for operators such as `mul`, whose two inputs may be in the other order.
     """
     if len(call.inputs) == 2 and name_of(call) in COMMUTATIVE:
         is_turned = call.inputs[1 - position] == partner.inputs[position] != call.inputs[position]

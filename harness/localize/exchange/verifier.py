@@ -89,8 +89,8 @@ class Cause:
     def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
         """Whether a call that was found later belongs to this cause: it has the same defect.
 
-        Example: a wrong forward call and the backward call of the same module. `reads` has digests that count as
-        further inputs of the later call.
+        Example: a module's wrong forward call and its backward call. `reads` has digests of further inputs of the later
+        call.
         """
         # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
         # lines are compared.
@@ -119,8 +119,8 @@ class Cause:
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
         """Whether this cause and `culprit` are an extra and a missing call that share an input.
 
-        Together they are a single defect. For example, the reference reduces a gradient; the candidate first adds
-        another gradient, then reduces the sum.
+        They are a single defect. For example, the candidate adds another gradient to a gradient before both systems
+        reduce it.
         """
         direction = culprit.call.place.direction
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
@@ -165,11 +165,12 @@ class ExchangedRun:
 
 @dataclass
 class Verifier:
-    """Verifies the causes of a difference at `step`.
+    """Verifies the causes of a difference at `step`, by running the systems with each other's values.
 
-    `logs` has each system's calls, by rank, as its first replay logged them, and `folder` the archives of these
-    replays. `ready` is the result of `ready_logs` for the same logs, if it is known already. `settings` are the
-    optimizer settings that differ.
+    - `logs`: each system's calls, by rank, of its first replay.
+    - `folder`: the archives of these replays.
+    - `ready`: the result of `ready_logs` for `logs`, if known.
+    - `settings`: the optimizer settings that differ.
     """
 
     recordings: Mapping[Role, Recording]
@@ -193,8 +194,8 @@ class Verifier:
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is the first of `culprit` and `others` that can be one. If its exchanges are not needed, the cause is
-        another call that the search found.
+        The cause is the first possible of `culprit` and `others`, unless another call found later makes the step right
+        alone.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -219,10 +220,10 @@ class Verifier:
         return found, verification
 
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
-        """Exchange the causes in turn, until the step is right or no cause is left.
+        """Exchange the values of the causes in turn, until the step is right or no cause is left.
 
-        Returns the causes, the reason why the search ended early ("" if the step is right), and the last valid run. If
-        a call of `culprits` cannot be a cause, the next is tried.
+        Returns the causes, why the search ended early or "", and the last valid run. The first possible cause of
+        `culprits` is used.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -497,10 +498,9 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether an extra call only selects or copies right values, such as an element of a tensor, or a bucket.
+    """Whether an extra call only selects or copies right values, such as an element of a tensor.
 
-    Then its output is right, although the reference may lack it. False if it may select the wrong part: a selection of
-    the reference is missing.
+    Then its output is right, although the reference lacks it. False if a selection is missing: this may be a wrong one.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):

@@ -29,8 +29,7 @@ def wrong_settings(
 ) -> tuple[DifferingSetting, ...]:
     """The `settings` that explain why a call of an update differs from the reference's; empty if none does.
 
-    For example, SGD calls `add` only for a weight decay above 0. `call` or `partner` is None for a missing call. `step`
-    counts from 0.
+    For example, a weight decay explains a missing call: `call` or `partner` is None. `step` counts from 0.
     """
     known = call or partner
     if known is None or known.place.direction != "update":
@@ -53,11 +52,13 @@ def wrong_settings(
 def _explaining_settings(
     pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
 ) -> Collection[str]:
-    """The names of the settings that explain why the two systems have different numbers, such as -0.01 and -0.1.
+    """The names of the settings that explain a pair of different numbers, such as -0.01 and -0.1.
 
-    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` holds
-    all settings of its optimizer in both systems, and `own` are those that differ. A setting explains the numbers if a
-    formula results in each system's number with that system's settings, and its result changes with this setting.
+    - `pair`: the candidate's and the reference's number as text, None if that system lacks the call.
+    - `setting`: has all settings of its optimizer in both systems.
+    - `own`: the settings that differ.
+
+    A setting explains them if a formula depends on it, and gives each number from that system's settings.
     """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)

@@ -85,15 +85,14 @@ class _Reading(NamedTuple):
 class CallRecorder(TorchDispatchMode):
     """A dispatch mode that logs calls into `calls`.
 
-    - `place` finds the running call's module and direction and, in a graph, its node.
-    - `keep`: inputs and outputs to copy into `kept`. `spare`: a budget in bytes for copies of other outputs; each
-      output that still fits is copied.
+    - `place`: finds the running call's module, direction and graph node.
+    - `keep`: inputs and outputs to copy into `kept`.
+    - `spare`: a number of bytes for copies of other outputs, kept while they fit.
     - `only_keeps`: copy values and count calls, without digests and places.
-    - `exchanges`: values of the other system to insert before or after a call; the log shows the inserted values.
+    - `exchanges`: values of the other system to insert before or after a call. The log shows these.
 
-    A higher-order operator is one call. A call over lists of tensors is logged as a call for each index of the lists. A
-    random call has its generator's state as its last input, and the next state as its last output. Calls that bitproof
-    itself makes, for example to take a digest, are not logged.
+    A higher-order operator is one call. A call over lists of tensors is logged as a call per index. A random call has
+    its generator's state as last input and last output. Calls by bitproof itself are not logged.
     """
 
     supports_higher_order_operators = True

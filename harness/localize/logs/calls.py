@@ -24,9 +24,9 @@ CLIPPING = "clipping"
 
 
 class Place(NamedTuple):
-    """The place of a call in a step, such as layers.3.mlp, backward, chunk 1. It stays the same if a pass moves a call.
+    """The place of a call in a step, such as layers.3.mlp, backward, chunk 1.
 
-    - `module`: the fully qualified name, "" for the root, None for a call that no module owns.
+    - `module`: its name, "" for the root, None for a call outside modules.
     - `direction`: "forward", "backward", "update" for everything after the gradients, or None if unknown.
     - `chunk`: 0 or 1, or None for a call that runs once.
     """

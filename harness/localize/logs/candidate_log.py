@@ -57,8 +57,8 @@ class CandidateLog(IndexedLog):
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
-        The producer is None if no call wrote the input and its value is right: then it is from before the step. If the
-        call may use a wrong number that another call read out of a tensor, that call is appended.
+        None for a right value from before the step. If the call may use a number that another call read out, that call
+        follows.
         """
         producers = call.producers or (None,) * len(call.inputs)
         # If the log states producers, a right value without one needs no search: it is from before the step. A wrong
@@ -167,11 +167,10 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether a call's outputs are right: values of the reference, or joined from such values that readers take out
-        again.
+        """Whether a call's outputs are right: values of the reference, or taken apart into such values by readers.
 
-        For example, an extra `all_reduce` sums a bucket, and its readers take right gradients out. False for constants
-        and in-place calls.
+        For example, an extra `all_reduce` sums a bucket, from which right gradients are taken. False for constants and
+        in-place calls.
         """
         # Constants are no evidence, since zeros are everywhere; and an in-place call also overwrites a value.
         call, name = self.log[index], name_of(self.log[index])

@@ -72,7 +72,7 @@ class Exchanges:
     ) -> dict[int, Any]:
         """The tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
 
-        `given` are the call's arguments, `written` those that it wrote in place, and `reads` the digests of its inputs.
+        `given` are the call's arguments, `written` those written in place, `reads` the digests of its inputs.
         """
         if (call, False) not in self._calls:
             return {}
@@ -101,8 +101,8 @@ class Exchanges:
     ) -> Tensor:
         """`tensor`, or the other system's value if the plan replaces this input or output of a call.
 
-        `position` counts among the call's outputs, or with `is_input` among its inputs. With `keeps`, the value gets
-        new memory, unless the plan says in place.
+        `position` counts among outputs, or with `is_input` among inputs. With `keeps`, the memory of `tensor` stays
+        unchanged, unless planned otherwise.
         """
         planned = self._planned.get((call, is_input, position))
         if planned is None:

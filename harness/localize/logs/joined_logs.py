@@ -108,8 +108,8 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        The length is never less than at the previous call on the same rank. If the call reads the result of a
-        collective, it is at least 1 more than at that collective.
+        It is never less than at the previous call of the rank, and more than at a collective whose result the call
+        reads.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

@@ -1,7 +1,7 @@
-"""A replay: a run up to a given step, whose ranks each write an archive.
+"""A replay: a run up to a given step that logs operator calls and keeps values.
 
-A rank's archive has the log of its operator calls, the digests of its records, and the requested values. Imports no
-torch before a value is read.
+Each rank writes an archive with its log, the digests of its records, and the values. torch is imported only to read
+values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Write a comment for a pull request in Markdown: changes since another run, or the unexpected cases.
 
-With the report of another run, the comment has a row for each case that is new, gone, or changed in outcome or cause.
-Without such a report, it has a row for each case that is not as expected.
+Changes are cases that are new, gone, or have another outcome or cause. Without another run's report, the unexpected
+cases are listed.
 """
 
 from __future__ import annotations

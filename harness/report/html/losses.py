@@ -38,9 +38,10 @@ class Chart:
 class LossBlock:
     """The losses of rank 0: a sentence, rows and, with at least two steps and a finite loss, a chart.
 
-    `rows` has a tuple for each step: its number, its loss, the bits in both systems, and whether these agree. `growth`
-    has a tuple for each step, beginning at the first step whose losses differ: its number, the distance in ULPs of
-    float32, and a bar's length in percent. `left_out` is the number of steps without a row.
+    - `rows`: for each step its number, its loss, both systems' bits, and whether these agree.
+    - `growth`: for each step from the first difference: its number, the distance in ULPs of float32, and a bar's length
+      in percent.
+    - `left_out`: the number of steps without a row.
     """
 
     sentence: str

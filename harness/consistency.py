@@ -24,7 +24,8 @@ Differences:
 
 - DIFFERENT and CLOSE have a first divergence, and name the kinds that differ.
 - The first divergence is within the case and of a kind that differs. At most all its elements differ.
-- The differing keys, listed or left out, are as many as the records that differ. This also limits each kind.
+- The differing keys, listed or left out, are as many as the records that differ.
+- No kind has more differing keys than records that differ.
 - A cause is "verified" only by two experiments. With the reference's values in place of the candidate's wrong values,
   no record of the step differs. With the wrong values in the reference, it computes the candidate's step.
 

@@ -69,7 +69,7 @@ class Relaid:
 
     - `across`: the tensors that are compared cell by cell.
     - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors whose same part has different bits on several ranks of a system.
+    - `parted`: the tensors with a part that several ranks of a system have, but not with the same bits.
     - `apart`: sentences about the tensors in `parted`.
     """
 

@@ -1,12 +1,11 @@
 """Find agreement that is no evidence: empty or zero tensors, ranks without collectives, code that was not compiled.
 
-Two systems that both lost every value agree in every bit. Such agreement is vacuous. It is:
+Two systems that both lost every value agree in every bit. Such agreement is called vacuous. There are three kinds:
 
-- a tensor without elements, or without a finite element,
-- a gradient or a parameter that is all zeros,
-- ranks that ran no collective: each trained a model alone, so the parallelism was not tested. A system may declare that
+- A tensor without elements, without a finite element, or a gradient or parameter that is all zeros.
+- Ranks that ran no collective: each trained a model alone, so the parallelism was not tested. A system may declare that
   its ranks are independent.
-- code from which torch.compile captured nothing: eager was compared with eager.
+- Compiled code of which torch.compile captured nothing: eager was compared with eager.
 
 At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous. A remark names
 tensors that are vacuous at all steps, such as the gradient of an expert without tokens. A difference is never vacuous.

@@ -161,8 +161,8 @@ def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repea
     """The judgement, updated by `repeats`: comparisons of each system's second run with its first.
 
     - A second run lacks evidence: UNVERIFIED.
-    - A system differs from itself: NONDETERMINISTIC, with that first divergence. But the case stays UNVERIFIED if
-      `comparison`, of the two systems, lacks evidence.
+    - A system differs from itself: NONDETERMINISTIC, with this first divergence. But an UNVERIFIED case stays
+      UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

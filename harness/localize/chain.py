@@ -66,7 +66,7 @@ def way_between(
 ) -> list[Site]:
     """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
 
-    Each reads an output of the call before, or is of the same collective. Paths of differing calls are preferred.
+    Each call reads an output of the previous one, or is of the same collective. Differing calls are preferred.
     """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
@@ -95,10 +95,10 @@ def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """`place`, that of the path's first call, with "backward" for "update" if a later call is backward.
+    """`place`, with "backward" in place of "update" if a later call of the path `way` is backward.
 
-    A call outside autograd counts as of the update. But gradients may be scaled between micro-batches, and then read by
-    backward.
+    A call outside autograd counts as of the update. But gradients that are scaled between micro-batches are then read
+    by backward.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")

@@ -31,7 +31,7 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """A search for the call that makes a system differ from itself. `role` is the system's role.
+    """A search for the call that makes a system, `role`, differ from itself.
 
     "Reference" and "candidate" are two runs of this system. With `stressed`, the second has random sleeps and other
     values in uninitialized memory.
@@ -120,7 +120,7 @@ class NoiseSearch(Search):
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
         """The difference in the culprit's output between two more replays of its step; None if it does not recur.
 
-        `begin` is the index at which the log of this step begins. The call must have equal inputs in all replays.
+        The call must have equal inputs in all replays. `begin` is the index of the step's first call.
         """
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):

@@ -9,13 +9,13 @@ matching calls to the producers of each input that differs, as long as these mat
 It ends at a cause:
 
 1. Equal inputs and a different output: the call computes a wrong value ("computes").
-2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. If it has none, the
+2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. Without any, the
    extra call is the cause ("adds").
-3. The reference's producer has no match, and the candidate lacks its output: the call, or one before it, is missing
+3. The reference's producer has no match, and the candidate lacks its output: this call, or one before it, is missing
    ("lacks").
-4. Both producers are right, but do not match. Then the call reads the wrong one of several right values ("reads"). Or
-   no call of the step computed it ("inherits"), inputs have another order ("exchanges"), or the record has another
-   tensor's value ("misplaces").
+4. Both producers are right, but do not match: the call reads the wrong one of several right values ("reads"). Variants:
+   no call of the step computed that value ("inherits"), the inputs have another order ("exchanges"), or a record has
+   another tensor's value ("misplaces").
 
 Two special cases:
 
@@ -301,9 +301,9 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if a reader has the output of the extra call `mine` in place of `due`'s.
+        """Search for the cause if the output of the extra call `mine` is read in place of `due`'s.
 
-        `here` is the match of `due`. `reader` is a pair of calls, or None for a record. Returns whether a cause is
+        `here` is the match of `due`. `reader` is the pair of readers, None for a record. Returns whether a cause is
         found.
         """
         # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference

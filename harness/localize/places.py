@@ -114,8 +114,7 @@ class Places:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[Place, str | None, str | None]:
-        """The place of the running call, the name of its graph node, and the user's line. The last two are None if
-        unknown.
+        """The place of the running call, the name of its graph node, and the user's line; the last two may be None.
 
         `name` is the call's operator. `follows`: the call reads an output of backward or of an update.
         """
@@ -171,8 +170,7 @@ class Places:
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
         """The innermost module around `module` that ran this call in forward; `module` itself if there is none.
 
-        `made_by` has the modules that ran this operator and line in forward. For example, backward at layers.0.mlp.act
-        recomputes a line of layers.0.mlp.
+        `made_by` has the modules that did. For example, backward at layers.0.mlp.act recomputes a line of layers.0.mlp.
         """
         around = module
         while around and around not in made_by:
@@ -249,7 +247,7 @@ class Places:
     def part_of(self, place: Place) -> str | None:
         """The part of the update, or of a mixture of experts, to which the running call belongs; None for others.
 
-        An update's part is the optimizer's class, "clipping" or "loss scaling". An expert's part is, for example,
+        In an update: the optimizer's class, "clipping" or "loss scaling". In a mixture of experts: for example
         "dispatch".
         """
         if self.node is not None or (place.direction != "update" and (place[:2] != ("", "forward") or self._part)):

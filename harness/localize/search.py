@@ -1,9 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
-1. A first replay of each system logs every call of that step, and keeps the first differing record. It is left out if
-   an earlier run has logged the step.
+1. A replay of each system logs every call of that step. It is left out if an earlier run has logged the step.
 2. If the blamed call reads a value from an earlier step, another replay logs all steps.
-3. A second replay fetches the outputs of the calls from the blamed call to the record.
+3. A last replay fetches the outputs of the calls from the blamed call to the record.
 """
 
 from __future__ import annotations
@@ -242,8 +241,8 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """For each call of the culprit's chain, the difference in its output; empty if none differs.
 
-        The culprit's is first. None for a call without a match, for equal outputs, and for one that a replay did not
-        repeat.
+        The culprit's is first. None for a call without a match, for equal outputs, and for an output that did not
+        recur.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.
@@ -312,8 +311,7 @@ def _describe(key: Key) -> str:
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
     """Kind and name of the reference's only record that equals the candidate's differing record `key` bit for bit.
 
-    For example, "grad b" for grad a, if two gradients were exchanged. Only records of the same step, rank and kind
-    count.
+    For example, "grad b" for grad a, if two gradients were exchanged. Kind, step and rank are those of `key`.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

@@ -274,7 +274,7 @@ class CaseResult(CaseFindings):
     """The result of a case.
 
     - `control`: by system, the verdict of comparing two of its runs; None if it ran once.
-    - `stress`: by system, the verdict of comparing it with a run that has random sleeps and other uninitialized memory.
+    - `stress`: as `control`, but the second run has random sleeps and other values in uninitialized memory.
     - `logs`: paths within the run folder.
     - `options`: the options of the run that the case was merged from, unless they equal the report's.
     - `remarks`: sentences that qualify the evidence.

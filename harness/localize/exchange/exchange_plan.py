@@ -1,14 +1,14 @@
 """Plan the exchanges for a cause: which values of one system replace values of the other, and at which calls.
 
 1. Both systems make the blamed call: their outputs are exchanged, on every rank on which it is blamed.
-2. Only the candidate makes it, as an extra call: its readers read the value that their matching calls read. In the
-   reference, these matching calls read the candidate's value. If a reader is extra too, its own readers are used.
+2. Only the candidate makes it, as an extra call: its readers get the values that their matching calls read. In the
+   reference, these matching calls get the candidate's value. If a reader is extra too, its own readers are used.
 3. Only the reference makes it: as in 2, with the systems' roles changed.
-4. It reads a wrong value from before the step, such as a wrong parameter. Then all calls that read this value read the
-   reference's value instead. So forward, backward and the optimizer are a single cause.
+4. It reads a wrong value from before the step: all calls that read this value get the reference's value. So a wrong
+   parameter is a single cause, although forward, backward and the optimizer read it.
 5. All other calls with the same wrong argument, on any rank, have their outputs exchanged too. Such an exchange only
-   takes place if the call reads right inputs, so it cannot hide another defect. Calls of an update with numbers of the
-   same wrong setting have the same wrong argument (`wrong_setting`).
+   takes place if the call reads right inputs, so it cannot hide another defect. For an update, the same wrong optimizer
+   setting counts as the same argument (`wrong_setting`).
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -174,8 +174,8 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
     """The call that receives a send's message: its rank, and its index in both systems' logs.
 
-    `mine` and `theirs` are the send's indices in the candidate's and the reference's log. Returns the arguments `rank`,
-    `mine`, `theirs` if there is no such call.
+    `mine` and `theirs` are the send's indices in the candidate's and the reference's log. The send's own if none is
+    found.
     """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [

@@ -222,8 +222,8 @@ class Verifier:
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
         """Exchange the values of the causes in turn, until the step is right or no cause is left.
 
-        Returns the causes, why the search ended early or "", and the last valid run. The first possible cause of
-        `culprits` is used.
+        Returns the causes, why the search ended early or "", and the last valid run. The first possible of `culprits`
+        is tried first.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -500,7 +500,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 def _only_moves(log: CandidateLog, index: int) -> bool:
     """Whether an extra call only selects or copies right values, such as an element of a tensor.
 
-    Then its output is right, although the reference lacks it. False if a selection is missing: this may be a wrong one.
+    Then its output is right. False if the candidate lacks a selection that the reference makes: this may be a wrong
+    one.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
@@ -568,7 +569,7 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
     """The index of the first call whose output differs between two runs of the candidate; None if none differs.
 
-    Calls after an index in `exchanged` or after a differing collective are not compared. Views do not count.
+    The comparison ends at a differing call of `exchanged`, and at a differing collective. Views do not count.
     """
     # Calls after an exchanged value differ because of it, and a collective may receive such a value from another rank.
     # A view may show freed or uninitialized memory that no call reads.

@@ -5,8 +5,8 @@
   unchanged.
 - An input becomes a new tensor for this call alone. Or its memory is overwritten, for all later readers.
 
-Nothing is replaced if the value has another dtype or shape, or if the call is of another operator than planned. Then
-`made` has the reason.
+Nothing is replaced if the value cannot be read or has another dtype or shape, or if the call is of another operator
+than planned. Then `made` has the reason.
 """
 
 from __future__ import annotations

@@ -108,8 +108,7 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        It is never less than at the previous call of the rank, and more than at a collective whose result the call
-        reads.
+        It never decreases within a rank, and is larger than that of a collective whose result the call reads.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

@@ -34,8 +34,8 @@ RECOMPUTED = "_recomputed"
 class Matching:
     """The matching calls of a rank's log in the candidate and in the reference.
 
-    `theirs` has, for each call of the candidate, the index of its match or None; `mine` is the inverse. A call that is
-    computed again has the match of the original.
+    `theirs` has, for each call of the candidate, the index of its match or None; `mine` is the inverse. Recomputed
+    calls share a match.
     """
 
     def __init__(self, candidate: Sequence[Call], reference: Sequence[Call]) -> None:

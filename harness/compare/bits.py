@@ -106,8 +106,7 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
     """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
-    It counts positions in IEEE 754's totalOrder: -NaN < -inf < ... < -0.0 < 0.0 < ... < inf < NaN. Example: -0.0 and
-    0.0 have the distance 1.
+    It counts steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0 have the distance 1.
     """
     import torch
 

@@ -5,7 +5,7 @@ Two systems that both lost every value agree in every bit. Such agreement is cal
 - A tensor without elements, without a finite element, or a gradient or parameter that is all zeros.
 - Ranks that ran no collective: each trained a model alone, so the parallelism was not tested. A system may declare that
   its ranks are independent.
-- Compiled code of which torch.compile captured nothing: eager was compared with eager.
+- Code from which torch.compile captured nothing: eager was compared with eager.
 
 At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous. A remark names
 tensors that are vacuous at all steps, such as the gradient of an expert without tokens. A difference is never vacuous.

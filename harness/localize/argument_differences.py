@@ -40,7 +40,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
     """The sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
 
-    Example: "the output of mm ..." and "an input of the step". None if none differs, or for unrelated calls.
+    Example: "the output of mm ..." and "an input of the step". None for equal inputs or unrelated calls.
     """
     # The partner need not match: it may be the call that an extra call replaces. Then a common input is required, since
     # otherwise all inputs differ and none of them says anything.
@@ -63,7 +63,7 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 
 
 def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
-    """The call that produced an input, as text; "an input of the step" if no call of the step produced it.
+    """The call that produced an input, as text; "an input of the step" if no call of the step did.
 
     Views are followed back. A copy's source is added: "the output of clone ..., a copy of the output of mm ...".
     """

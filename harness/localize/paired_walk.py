@@ -303,8 +303,7 @@ class Walk:
     ) -> bool:
         """Search for the cause if the output of the extra call `mine` is read in place of `due`'s.
 
-        `here` is the match of `due`. `reader` is the pair of readers, None for a record. Returns whether a cause is
-        found.
+        `here` matches `due`. `reader` is the pair of readers, None for a record. Returns whether a cause is found.
         """
         # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference
         # reads in its place, so it was inserted there, and is a cause itself.

@@ -116,7 +116,7 @@ class Places:
     ) -> tuple[Place, str | None, str | None]:
         """The place of the running call, the name of its graph node, and the user's line; the last two may be None.
 
-        `name` is the call's operator. `follows`: the call reads an output of backward or of an update.
+        `name` is the call's operator. With `follows`, the call reads an output of backward or update.
         """
         # From the surest source to the least sure: a graph's node, a pipeline's report, a running optimizer, autograd's
         # node, and last what is running around the call.

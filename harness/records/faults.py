@@ -153,9 +153,8 @@ class Score:
 class FaultsFound:
     """The outcomes of a call of `bitproof faults`, or of several calls that each continued the previous one.
 
-    - `problem`: why the last call ended early.
-    - `cpu_seconds`: the CPU time of all calls on all cores.
-    - `own_digest`: identifies the code that ran.
+    `problem` is why the last call ended early, `cpu_seconds` the CPU time on all cores. `own_digest` identifies the
+    code.
     """
 
     __pydantic_config__ = GROWING

@@ -358,8 +358,7 @@ class CaseResult(CaseFindings):
 class Event:
     """A sign of a case's progress.
 
-    - `event`: "prepare" and "prepared" are about a graph, "start" about ranks. At "step", `step` of `steps` has ended,
-      from 0.
+    - `event`: "prepare" and "prepared" are about a graph, "start" about ranks. At "step", `step` of `steps` has ended.
     - `arm`: the run of `system`: "first", "control", "stress", "replay1" and so on.
     """
 

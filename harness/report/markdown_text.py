@@ -1,7 +1,7 @@
 """Escape untrusted text for Markdown. Every Markdown form of a report uses these functions.
 
-Characters that could start HTML, links, pictures, code, emphasis, formulas or table cells are escaped. GitHub
-interprets some even then, such as the `@` of `@user`. These are put into a `<span>` tag.
+Escaped are characters that could start HTML, links, pictures, code, emphasis or table cells. Characters that GitHub
+interprets even then, such as `@`, are put into a `<span>`.
 """
 
 from __future__ import annotations

@@ -467,8 +467,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """Plans exchanges at the calls that read a wrong call's output, in both logs of a rank.
 
-    - `pairs`: the digests (reference, candidate) of the rank's records that differ.
-    - `passed`: the candidate's calls whose readers are exchanged instead.
+    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose readers are exchanged
+    instead.
     """
 
     def __init__(

@@ -222,8 +222,7 @@ class Verifier:
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
         """Exchange the values of the causes in turn, until the step is right or no cause is left.
 
-        Returns the causes, why the search ended early or "", and the last valid run. The first possible of `culprits`
-        is tried first.
+        Returns the causes, why the search ended early or "", and the last valid run. `culprits` are tried in order.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -500,8 +499,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 def _only_moves(log: CandidateLog, index: int) -> bool:
     """Whether an extra call only selects or copies right values, such as an element of a tensor.
 
-    Then its output is right. False if the candidate lacks a selection that the reference makes: this may be a wrong
-    one.
+    Then its output is right. False if a selection that the reference makes is missing: this may be a wrong one.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):

@@ -1,6 +1,6 @@
 """Split a call over lists of tensors, such as `_foreach_mul_` or a fused optimizer, into a call per index.
 
-So the search for a cause follows a differing parameter to its own inputs, not to those of all parameters.
+So the search for a cause follows a differing parameter to its own inputs, not to all inputs.
 """
 
 from __future__ import annotations

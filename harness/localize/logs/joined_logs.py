@@ -1,6 +1,6 @@
 """Order the calls of all ranks: each rank's calls in its own order, a collective's launches before its results.
 
-For example, call 7 of rank 0 is before call 3 of rank 1 if call 3 reads what rank 0 sent after call 7.
+For example, a send of rank 0 comes before the call of rank 1 that reads the message.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A replay: a run up to a given step that logs operator calls and keeps values.
 
-Each rank writes an archive with its log, the digests of its records, and the values. torch is imported only to read
-values.
+Each rank writes an archive with its log, its records' digests, and the values. torch is imported only to read values.
 """
 
 from __future__ import annotations

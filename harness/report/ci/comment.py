@@ -1,7 +1,6 @@
 """Write a comment for a pull request in Markdown: changes since another run, or the unexpected cases.
 
-Changes are cases that are new, gone, or have another outcome or cause. Without another run's report, the unexpected
-cases are listed.
+A case has changed if it is new, gone, or has another outcome or cause.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ class Objection:
     """An unexpected result, for a code host.
 
     - `rule`: a key of RULES.
-    - `fingerprint`: the same for the same problem in any run; independent of line numbers, folders and run ids.
+    - `fingerprint`: the same for the same problem in any run, even if lines move.
     - `path`, `line`: the place of the blamed call, if known.
     """
 

@@ -65,7 +65,7 @@ class Apart:
 
     - `of`: names the tensor, such as "The blamed call's output".
     - `bars`: for each bar of a histogram the bucket, its count, and the length in percent.
-    - `samples`: rows about differing elements.
+    - `samples`: the first differing elements.
     """
 
     of: str

@@ -19,7 +19,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 class Chart:
     """The losses of both systems as two lines in a picture.
 
-    `low` and `high` are the lowest and highest loss, `first` and `last` the steps at both ends. `apart` is the x
+    `low` and `high` are the lowest and highest loss, `first` and `last` the first and last step. `apart` is the x
     coordinate of the first difference, or None.
     """
 

@@ -27,7 +27,7 @@ Differences:
 - The differing keys, listed or left out, are as many as the records that differ.
 - No kind has more differing keys than records that differ.
 - A cause is "verified" only by two experiments. With the reference's values in place of the candidate's wrong values,
-  no record of the step differs. With the wrong values in the reference, it computes the candidate's step.
+  no record of the step differs. With the wrong values inserted there, the reference computes the candidate's step.
 
 The report:
 
@@ -324,8 +324,8 @@ def _unfounded_baselines(result: CaseResult) -> Iterator[Contradiction]:
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
     """Yield the contradictions in the list of differing keys.
 
-    Each key must be of the case. Listed and left-out keys must be as many as the records that differ. No kind may have
-    more keys than such records.
+    Each key must be of the case. All keys, with those left out, must be as many as the records that differ. No kind may
+    have more.
     """
     places = [
         (kind, int(step), rank)

@@ -64,6 +64,7 @@ def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
 
     if tensor_type(reference) != tensor_type(candidate):
         return False
+    # As bytes: for `torch.equal`, -0.0 equals 0.0, and a NaN does not equal itself.
     return all(torch.equal(left, right) for _, left, right in _slices(reference, candidate))
 
 

@@ -2,9 +2,9 @@
 
 - EQUAL: complete evidence, and every digest is the same. Complete evidence is a loss, a gradient, a parameter and an
   optimizer state on every rank at every step. Names are the same at every step and in both recordings.
-- UNVERIFIED: any gap in the evidence, even if the other records agree or differ. So is agreement that is no evidence,
-  such as tensors of zeros (`vacuity.py`), if nothing differs.
 - CLOSE: complete evidence, some bits that differ, and the values of every tensor within the case's bound.
+- UNVERIFIED: any gap in the evidence, even if the other records agree or differ. If nothing differs, also agreement
+  that is no evidence, such as tensors of zeros (`vacuity.py`).
 
 Steps:
 

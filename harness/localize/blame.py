@@ -141,9 +141,10 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """Give an extra call the place of the reference's call that it replaces, or else of its reader.
+    """Give a call that only the candidate makes the place of the reference's call that it replaces.
 
-    The latter only if it has no place: `state["step"] += 1` belongs to the update that reads the step count.
+    Otherwise, if it has no place, that of its reader: `state["step"] += 1` belongs to the update that reads the step
+    count.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

@@ -29,10 +29,10 @@ Pair = tuple[str, str]
 def with_chain(
     culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
 ) -> Culprit:
-    """The culprit with `chain`: the calls that lead from it to a record.
+    """`culprit`, the call to blame, with `chain`: the calls that lead from it to a record.
 
-    `pair` has the record's two digests, `mine` and `known` are the logs of candidate and reference. A missing call's
-    chain has the reference's calls.
+    `pair` has the record's two digests, `mine` and `known` the logs of candidate and reference. A missing call's chain
+    has the reference's calls.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -128,8 +128,8 @@ def links_of(
 def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
     """Choose `MAX_LINKS` of the positions `kept` in the path `way`, to be shown.
 
-    The first two and the last come first. Then follow calls on another rank than the call before, then those in another
-    module or direction.
+    Always the first two and the last. Then calls on another rank than the call before take precedence, then those in
+    another module or direction.
     """
 
     def is_elsewhere(i: int) -> int:

@@ -55,7 +55,7 @@ class Link(NamedTuple):
     """A call in the chain of calls from the blamed call to a record.
 
     The chain omits `left_out` calls just before it. `reference` and `candidate` are its indices in the two systems'
-    logs, None where it is missing.
+    logs; None if that system lacks it.
     """
 
     call: Call
@@ -113,8 +113,8 @@ def call_of(
 ) -> BlamedCall:
     """The blamed call in the form that reports store.
 
-    `wording` has the text of each defect. `changed` has the difference in the output of each call in the chain, the
-    blamed call's first, or None.
+    - `wording`: the text of each defect.
+    - `changed`: for each call in the chain, the difference in its output or None. The blamed call's is first.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     # The texts speak of the reference. With another wording, both sides are runs of the same system.

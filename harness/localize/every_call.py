@@ -3,8 +3,8 @@
 1. Both systems run once more, with every call logged. Their records must equal those of the first runs.
 2. Each output of the candidate must be a value that the reference had in the same step on the same rank. Calls that
    only join or divide such values are exempt (`unmatched_calls`).
-3. If an output is not, both systems run again. If a call's output varies between two runs of a system, the case is
-   UNVERIFIED. Otherwise it is DIFFERENT, and the first such call is blamed.
+3. If some output is no such value, both systems run again. If its call's output varies between two runs of a system,
+   the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first such call is blamed.
 
 For example, only this finds a wrong value that is rounded to bfloat16 before it reaches a record. In the case's counts,
 a call is a record of kind `activation`.

@@ -118,7 +118,7 @@ class NoiseSearch(Search):
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
-        """The difference in the culprit's output between two more replays of its step; None if it does not recur.
+        """The difference in the blamed call's output between two more replays of its step; None if it does not recur.
 
         The call must have equal inputs in all replays. `begin` is the index of the step's first call.
         """

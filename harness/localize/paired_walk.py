@@ -187,7 +187,7 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Search for the cause if two right values were exchanged before the calls `mine` and `due`.
+        """Search for the cause if two right values were exchanged somewhere before the calls `mine` and `due`.
 
         `mine` is the candidate's call, and `due` the reference's call in its place. Returns whether a cause is found.
         """
@@ -393,10 +393,10 @@ class Walk:
         return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """The call to blame if extra calls that join values end with `mine`.
+        """The call to blame if calls that only the candidate makes join values, up to the call `mine`.
 
-        It is the collective of the joined values or, without one, the first call that joins. None if that is `mine`
-        itself.
+        It is a collective of the joined values or, without one, the first call that joins. None if `mine` is that
+        collective.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()

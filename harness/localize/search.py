@@ -239,10 +239,9 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """For each call of the culprit's chain, the difference in its output; empty if none differs.
+        """For each call from the blamed call to the record, the difference in its output; empty if none differs.
 
-        The culprit's is first. None for a call without a match, for equal outputs, and for an output that did not
-        recur.
+        None for a call without a match, for equal outputs, and for an output that did not recur.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.

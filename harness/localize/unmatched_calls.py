@@ -54,7 +54,7 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     """Compare a rank's logs of a step: find the candidate's calls with an output that the reference has nowhere.
 
-    Calls that only view or join the reference's values are listed separately, unless the reference makes them too.
+    Listed apart are calls that only view or join the reference's values, and that the reference does not make.
     """
     # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}

@@ -34,6 +34,7 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render text without unsafe characters. The only links are those to source files on this machine."""
+        # Filtered here, since the filter of `runtime/output` would remove the escape sequences that rich writes.
         # Control segments are rich's own, such as those that move the cursor for a progress bar.
         for segment in super().render(renderable, options):
             if segment.control:

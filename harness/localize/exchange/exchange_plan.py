@@ -114,8 +114,8 @@ def plan_of(
     """All exchanges of values between the two systems for a cause.
 
     - `differing`: for each rank, the digests of the records that differ.
-    - `blocked`: sites whose values cannot be exchanged, because dtype or shape differ. The outputs of their readers are
-      exchanged instead.
+    - `blocked`: sites whose values cannot be exchanged, because their dtypes or shapes differ. The outputs of their
+      readers are exchanged instead.
     - `arguments`: finds further calls with the same wrong argument or optimizer setting.
     """
     # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
@@ -214,9 +214,10 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
     """Other calls with the blamed call's defect, on any rank and in any direction.
 
-    - If both systems make the blamed call: the calls with the same wrong argument. If it reads a wrong one of several
+    - If both systems make the blamed call: the calls with the same wrong argument. If it reads the wrong one of several
       right values ("reads"), also calls at its place that read right values.
-    - If only one system makes it: the other calls of its operator and arguments that only this system makes.
+    - If only one system makes it: calls of its operator and arguments, and their backward calls, that only this system
+      makes.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
@@ -297,9 +298,11 @@ def _only_if_right(
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
     """An exchange for a missing call, made only if the call at `swap.site` reads right inputs; None if unknown.
 
-    - If it replaces an input of a reader: the inputs of the reader's matching call, but `given[0]` in place of the
-      missing output. `given` are the inputs of the missing call.
-    - If it replaces an output: the inputs of the matching call, or the call's own. The reference must have all of them.
+    The right inputs are, if the exchange replaces
+
+    - an input of a reader: the inputs of the reader's matching call, but `given[0]` in place of the missing output.
+      `given` are the inputs of the missing call.
+    - an output: the inputs of the matching call, or the call's own. The reference must have all of them.
     """
     other = log.matching_call(swap.site.call)
     if not swap.site.is_input:
@@ -494,7 +497,7 @@ class _Readers:
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
-        """Whether a call's outputs can be exchanged with its match's: they have equal number, dtypes and shapes.
+        """Whether a call's outputs can be exchanged with those of its match: number, dtypes and shapes are equal.
 
         For example, a `send` has no output, though a `broadcast` may match it.
         """

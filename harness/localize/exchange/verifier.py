@@ -119,8 +119,8 @@ class Cause:
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
         """Whether this cause and `culprit` are an extra and a missing call that share an input.
 
-        They are a single defect. For example, the candidate adds another gradient to a gradient before both systems
-        reduce it.
+        For example, the reference reduces a gradient. The candidate first adds another gradient to it, and reduces the
+        sum.
         """
         direction = culprit.call.place.direction
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:

@@ -6,7 +6,7 @@ such an idle broadcast changes nothing. Example, on both ranks:
     broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads p from before the step
 
 - An idle broadcast is logged without outputs. Its readers read the broadcast's input instead.
-- If several buffers are joined, sent and copied back, a copy of an unchanged part has no outputs either.
+- If several buffers are joined, sent and copied back, a copy that writes back an unchanged part has no outputs either.
 """
 
 from __future__ import annotations

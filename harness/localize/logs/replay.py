@@ -139,13 +139,13 @@ class LoggedStep:
 
 @dataclass
 class StepTrace:
-    """The content of the file that a rank writes in a replay.
+    """The content of the file that a rank writes in a replay, which is another run of a system.
 
     - `calls`: the operator calls of all logged steps.
     - `steps`: for each logged step, its number and the number of its calls.
     - `records`: the records of all steps.
     - `values`: the requested values by name.
-    - `spare`: further outputs that were kept because memory was left.
+    - `spare`: further outputs, kept as long as they fitted into a budget of bytes.
     """
 
     calls: list[Call] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Pair the records of two recordings by their full key, and report every record without a partner.
 
-Partners have the same step, rank, kind and name. No prefix of a name, position or best match counts.
+Partners have the same step, rank, kind and name. Nothing else counts: no prefix of a name, no position.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class OneSided:
     - `side`: the system with the buffers, None if there are none.
     - `names`, `changed`: all these buffers, and those that steps change.
     - `settings`: for each system, the settings that only its steps change.
-    - `compared`: the systems whose `settings` count against the verdict: the other system would have recorded such
+    - `compared`: the systems whose `settings` count against the verdict. The other system would have recorded such
       changes.
     """
 

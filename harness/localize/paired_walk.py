@@ -126,7 +126,7 @@ class Walk:
     def _explain_value(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
         """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
 
-        `reader` is the pair of calls that read them, None for a record. Returns whether a cause is found.
+        `reader` is the pair of calls that read these outputs; None for a record. Returns whether a cause is found.
         """
         log = self.logs[rank]
         if reader is not None:
@@ -273,7 +273,7 @@ class Walk:
     def _differing_inputs(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
         """Yield each input in which two calls differ: both producers, and the candidate's digest.
 
-        `mine` is the candidate's call, and `due` the reference's. A producer is None if it is no call of the step.
+        `mine` is the candidate's call, and `due` the reference's. A producer is a call of the step, or None.
         """
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs

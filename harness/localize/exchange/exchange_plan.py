@@ -665,7 +665,7 @@ class _Readers:
         """Exchanges in the candidate, and in the reference, for records of a missing call's output.
 
         Example: `all_reduce` is missing. The call that computed the local gradient then outputs the reduced gradient.
-        Empty if that is impossible.
+        Empty if another reader needs the local gradient.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:

@@ -1,4 +1,4 @@
-"""Find the wrong optimizer settings that explain the wrong numbers of a call of an update.
+"""Find the wrong optimizer settings that explain the wrong numbers of a call of an optimizer.
 
 A setting reaches several calls, in each as another number. With AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
 gets `-lr / (1 - beta1**t)`. All these wrong numbers are a single defect.
@@ -27,7 +27,7 @@ _MAX_LENGTH = 4000
 def wrong_settings(
     call: Call | None, partner: Call | None, settings: Sequence[DifferingSetting], step: int
 ) -> tuple[DifferingSetting, ...]:
-    """The `settings` that explain why a call of an update differs from the reference's; empty if none does.
+    """The `settings` that explain why a call of an optimizer differs from the reference's; empty if none does.
 
     For example, a weight decay explains a missing call: `call` or `partner` is None. `step` counts from 0.
     """

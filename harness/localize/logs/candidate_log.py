@@ -75,7 +75,7 @@ class CandidateLog(IndexedLog):
     def _may_have_read(self, index: int, call: Call) -> bool:
         """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.
 
-        Both calls must be of the update, and this call's numbers must differ from its match's.
+        Both calls must be of the optimizer's update, and this call's numbers must differ from its match's.
         """
         # The log cannot follow a number through Python, so this is a guess. It is limited to the update, because a
         # forward reads many numbers, such as counts of rows.
@@ -88,7 +88,7 @@ class CandidateLog(IndexedLog):
     def giver(self, wanted: str, digest: str) -> int | None:
         """The candidate's call that produced a record's value `digest`; None if no call did.
 
-        Of several such calls, the match of the call that produced the reference's value `wanted`, or else the last.
+        If several did, the call that matches the producer of the reference's value, `wanted`, or else the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:

@@ -114,9 +114,9 @@ class Matching:
                 self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
-        """Whether a call is a collective of several tensors that were joined.
+        """Whether a call is a collective of values that were joined or copied into a bucket.
 
-        It matches no collective of a single tensor. `side` is 0 for the candidate, and 1 for the reference.
+        Such a call matches no collective of a single value. `side` is 0 for the candidate, and 1 for the reference.
         """
         calls = self.calls[side]
         makers = (calls[i] for i in calls[index].producers if i is not None)

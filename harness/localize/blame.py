@@ -143,8 +143,7 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
     """Give a call that only the candidate makes the place of the reference's call that it replaces.
 
-    Otherwise, if it has no place, that of its reader: `state["step"] += 1` belongs to the update that reads the step
-    count.
+    If it replaces none and has no place, it gets its reader's: `state["step"] += 1` belongs to the update.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

@@ -32,7 +32,7 @@ def with_chain(
     """`culprit`, the call to blame, with `chain`: the calls that lead from it to a record.
 
     `pair` has the record's two digests, `mine` and `known` the logs of candidate and reference. A missing call's chain
-    has the reference's calls.
+    is the reference's.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -97,8 +97,8 @@ def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
     """`place`, with "backward" in place of "update" if a later call of the path `way` is backward.
 
-    A call outside autograd counts as of the optimizer's update. But gradients that are scaled between micro-batches are
-    then read by backward.
+    A call outside autograd counts as of the update. But gradients scaled between micro-batches are then read by
+    backward.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")

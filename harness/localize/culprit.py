@@ -54,8 +54,8 @@ HOW_ITSELF: dict[How, str] = HOW | {
 class Link(NamedTuple):
     """A call in the chain of calls from the blamed call to a record.
 
-    The chain omits `left_out` calls just before it. `reference` and `candidate` are its indices in the two systems'
-    logs; None if that system lacks it.
+    The chain omits `left_out` calls just before it. `reference` and `candidate` are its indices in the systems' logs;
+    None if a system lacks it.
     """
 
     call: Call

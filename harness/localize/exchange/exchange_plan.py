@@ -664,8 +664,8 @@ class _Readers:
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
         """Exchanges in the candidate, and in the reference, for records of a missing call's output.
 
-        Example: `all_reduce` is missing. The call that computed the local gradient then outputs the reduced gradient.
-        Empty if another reader needs the local gradient.
+        Example: `all_reduce` is missing. The call that computed the local gradient then outputs the reduced one. Empty
+        if another reader needs the local gradient.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:

@@ -57,7 +57,7 @@ class CandidateLog(IndexedLog):
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
-        None for a right value from before the step. An earlier call that read out a number may be added.
+        None for a right value from before the step. A call that read out a number may follow.
         """
         producers = call.producers or (None,) * len(call.inputs)
         # If the log states producers, a right value without one needs no search: it is from before the step. A wrong

@@ -139,13 +139,12 @@ class LoggedStep:
 
 @dataclass
 class StepTrace:
-    """The content of the file that a rank writes in a replay, which is another run of a system.
+    """The content of the file that a rank writes in a replay, another run of a system.
 
-    - `calls`: the operator calls of all logged steps.
-    - `steps`: for each logged step, its number and the number of its calls.
+    - `calls`, `steps`: the calls of all logged steps, and for each step its number and its number of calls.
     - `records`: the records of all steps.
     - `values`: the requested values by name.
-    - `spare`: further outputs, kept as long as they fitted into a budget of bytes.
+    - `spare`: further outputs, as many as fitted into a budget of bytes.
     """
 
     calls: list[Call] = field(default_factory=list)

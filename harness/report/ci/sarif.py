@@ -1,7 +1,6 @@
 """Write report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
-A result has the blamed call's file and line, and a fingerprint for later runs. Untrusted texts are escaped, and never
-used as addresses.
+A result has the blamed call's file and line, and a fingerprint for later runs. Untrusted texts are escaped.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 class Chart:
     """The losses of both systems as two lines in a picture.
 
-    `low` and `high` are the lowest and highest loss, `first` and `last` the first and last step. `apart` is the x
-    coordinate of the first difference, or None.
+    `low` and `high` are the lowest and highest loss, `first` and `last` the outer steps. `apart` is the x coordinate of
+    the first difference, or None.
     """
 
     width: int

@@ -395,7 +395,8 @@ class Walk:
     def _packer(self, rank: int, mine: int) -> int | None:
         """The call to blame if calls that only the candidate makes join values, up to the call `mine`.
 
-        It is a collective of these values or else the first call that joins. None if `mine` is that collective.
+        It is a collective of these values or else the first call that joins. None if `mine` is that collective, or none
+        joins.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()

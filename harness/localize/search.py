@@ -1,8 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
 1. A replay of each system logs every call of that step. It is left out if an earlier run has logged the step.
-2. If the blamed call reads a value from an earlier step, another replay logs all steps.
-3. A last replay fetches the outputs of the calls from the blamed call to the record.
+2. A second replay fetches the outputs of the calls from the blamed call to the record.
+3. If the blamed call reads a value from an earlier step, a replay logs all steps instead of 2.
 """
 
 from __future__ import annotations

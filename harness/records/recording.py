@@ -120,8 +120,8 @@ class TorchCompile:
     - `backends`: the backends for which it captured.
     - `breaks`: the number of graph breaks.
     - `recompiles`: the number of compiled frames whose guards failed later.
-    - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason for the first graph break, for
-      the first recompile, and for the first frame that it could not compile.
+    - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason. A failure is a frame that it
+      could not compile.
     """
 
     __pydantic_config__ = GROWING

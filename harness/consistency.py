@@ -1,37 +1,37 @@
 """Check that a case's result supports its verdict, with the same rules for results judged here and read from disk.
 
-A verdict that contradicts its own numbers is worse than none. The rules follow from how verdicts are made.
+A verdict that contradicts its own numbers is worse than none. Some terms: a control is a plain second run of a system.
+A run under stress has random sleeps. A baseline is an earlier recording.
 
 Counts of a judged case:
 
-- It ran its steps on its ranks: each system has one loss per step on rank 0, and a record of each required kind at
-  every step on every rank, equally many at each step.
-- Both systems have equally many losses. As many losses were compared as rank 0 has, plus at least one for each other
-  rank and step.
+- Each system has one loss per step on rank 0, and both systems have equally many losses.
+- Each required kind of record is present at every step on every rank, equally often at each step.
+- As many losses were compared as rank 0 has, plus at least one for each other rank and step.
 - In built-in systems all ranks have equally many records, and each parameter has a gradient.
 
 Verdicts:
 
-- EQUAL and CLOSE have no error. EQUAL has equal losses and nothing that differs. CLOSE has values within the case's
-  bound.
+- EQUAL and CLOSE have no error.
+- EQUAL has equal losses and nothing that differs.
+- CLOSE has values within the case's bound.
 - DIFFERENT has records that differ, of the kinds that it lists.
-- In an EQUAL, CLOSE or DIFFERENT case, no system differs from itself: neither its control (a plain second run) nor its
-  run under stress (with random sleeps) differs from its first run. In a NONDETERMINISTIC case, one of these does.
+- EQUAL, CLOSE and DIFFERENT: no control and no run under stress differs from its system's first run.
+- NONDETERMINISTIC: a control or a run under stress differs from its system's first run.
 
 Differences:
 
 - DIFFERENT and CLOSE have a first divergence, and name the kinds that differ.
-- The first divergence is within the case and of a kind that differs, and at most all its elements differ.
-- The differing keys, listed or left out, are as many as the records that differ. No kind has more keys than records
-  that differ.
+- The first divergence is within the case and of a kind that differs. At most all its elements differ.
+- The differing keys, listed or left out, are as many as the records that differ.
+- No kind has more differing keys than records that differ.
 - A cause is "verified" only by two experiments. With the reference's values in place of the candidate's wrong values,
-  no record of the step differs any more. With the wrong values in the reference, the reference computes the candidate's
-  step.
+  no record of the step differs. With the wrong values inserted there, the reference computes the candidate's step.
 
 The report:
 
 - A case has a single result. NCCL joins GPUs only. No time is negative.
-- A verdict without a control has a remark with the reason, and the remarks that a run's options require are present.
+- A verdict without a control has a remark with the reason. The remarks that a run's options require are present.
 - Only a case that requires a device or a package may be listed as not run, since a machine may lack these.
 """
 
@@ -312,8 +312,8 @@ def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
     """Yield the contradictions in the list of differing keys.
 
-    Each must be a key of the case. With the keys that are left out, there must be as many as records that differ; of
-    each kind, no more than records of this kind that differ.
+    Each key must be of the case. All keys, with those left out, must be as many as the records that differ. No kind may
+    have more.
     """
     places = [
         (kind, int(step), rank)

@@ -1,11 +1,8 @@
 """Read untrusted JSON into dataclasses, and name the first wrong field in the error.
 
-A dataclass that is read this way declares its strictness by a class attribute, `__pydantic_config__ = STRICT` or
-`GROWING`. If a field has conditions beyond its type, its annotation has them as `That`.
-
-pydantic does the work. It is loaded at the first read, as its import takes 0.1 s and more; only this module imports it.
-A field that is a tuple is a plain tuple, not a NamedTuple: pydantic has no strict mode for these, and would accept
-`true` for a number.
+Such a dataclass has a class attribute: `__pydantic_config__ = STRICT` or `GROWING`. Conditions beyond a field's type
+are in its annotation, as `That`. A field that is a tuple must be no NamedTuple: pydantic would accept `true` for a
+number there. pydantic is imported at the first read.
 """
 
 from __future__ import annotations
@@ -85,10 +82,10 @@ class That:
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class Whole:
-    """Marks a nested value that has an error class of its own, such as CaseError for a case.
+    """Marks a field whose value is an object with an error class of its own, `error`.
 
-    The value is read on its own, and the text of its error becomes part of the outer error, which names the value's
-    path. `noun` names the value in that error. Example: `Annotated[Case, Whole("a case", CaseError)]`.
+    The text of its error becomes part of the outer error, which calls the value `noun`. Example: `Annotated[Case,
+    Whole("a case", CaseError)]`.
     """
 
     noun: str
@@ -109,10 +106,10 @@ class Whole:
 
 
 def parse(text: str | bytes) -> Any:
-    """The values of a JSON text. Raises ValueError or RecursionError for a text that is invalid or nested too deep.
+    """Parse a JSON text.
 
-    JSON has no NaN and no infinity, and a repeated field of an object is ambiguous, so both are refused; so are more
-    than MOST_FIELDS fields.
+    Raises ValueError if it is invalid, or has NaN, infinity, a repeated field or more than MOST_FIELDS fields. Raises
+    RecursionError if it is nested too deep.
     """
     # Counted while parsing, since the objects of a hostile text would fill the memory before any later check.
     left = MOST_FIELDS
@@ -138,9 +135,11 @@ def read(
 ) -> T:
     """Convert JSON values to an object of `cls`, a dataclass or another type.
 
-    Raises `error`, with the path of the first invalid field, its value, and the expected value. `name` begins the path,
-    such as "report" in `report.cases[0].steps`; `damaged`, if given, replaces the reason. Errors from the constructors
-    of the dataclasses, such as CaseError, pass through.
+    Raises `error` with the path of the first invalid field, its value, and the expected value. Also raises errors of
+    the dataclasses' constructors.
+
+    - `name`: the beginning of the path, such as "report" in `report.cases[0].steps`.
+    - `damaged`: the reason to state instead of the found problem.
     """
     from pydantic import ValidationError
 
@@ -216,7 +215,7 @@ def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
 def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
     """The question "did you mean FIELD?" for an unknown field; None if no field is like it.
 
-    FIELD is the field of the same name in a nested object, such as `case.steps`, or else a field with a similar name.
+    FIELD is the same name in a nested object, such as `case.steps`, or else a similar name.
     """
     # A setting in the wrong object is the commoner mistake, and its name is right, so nested objects come first.
     *parents, unknown = path

@@ -63,8 +63,8 @@ class Case:
     - `preload`: modules that take long to import. They are imported once, by the process from which all ranks are
       forked.
     - `reference_parallelism`: the layout of the reference; `parallelism` is then that of the candidate. Whole tensors
-      are compared (`harness.compare.part_layouts`). With CLOSE and no limit, the limit is measured by running the reference
-      with its sums in other orders.
+      are compared (`harness.compare.part_layouts`). With CLOSE and no limit, the limit is measured by running the
+      reference with its sums in other orders.
     - `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes.
     - `resumes_reference`: the reference runs these steps and saves, on its own ranks. The candidate loads this
       checkpoint into its own layout.

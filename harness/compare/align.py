@@ -1,7 +1,6 @@
 """Pair the records of two recordings by their full key, and report every record without a partner.
 
-Two records are partners if they have the same step, rank, kind and name. Nothing else pairs them: no prefix of a name,
-no position, no best match.
+Partners have the same step, rank, kind and name. Nothing else counts: no prefix of a name, no position.
 """
 
 from __future__ import annotations
@@ -16,11 +15,12 @@ NUM_NAMED = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Alignment:
-    """The pairs of equal keys, in the order of the reference, and the keys that only a single recording has.
+    """The records of two recordings, paired by equal keys.
 
-    `missing` are the keys that only the reference has, `extra` those that only the candidate has. `duplicates` has, by
-    role ("reference" or "candidate"), the keys that are in that recording more than once; their first record is paired.
-    `empty` has the roles whose recording has no record.
+    - `pairs`: in the reference's order.
+    - `missing`, `extra`: keys that only the reference has, and that only the candidate has.
+    - `duplicates`: by role, the keys that a recording has more than once. Their first record is paired.
+    - `empty`: the roles whose recording has no record.
     """
 
     pairs: dict[Key, tuple[Record, Record]] = field(default_factory=dict)

@@ -1,7 +1,6 @@
 """Describe how two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
 
-Bits decide, never values: -0.0 differs from 0.0, and a NaN equals only a NaN of the same payload. `torch.equal` of
-floats follows neither rule, so only bytes are compared. torch is imported inside the functions.
+Only bytes are compared, never values: -0.0 differs from 0.0, and a NaN equals a NaN of the same bits.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 class BitDifference:
     """How two tensors of the same dtype and shape differ, bit for bit.
 
-    `histogram` counts elements by their distance (`records.BUCKETS`); it and `max_ulp` are None for a dtype without
-    ULPs. `first_index` and the bits are None if nothing differs. `samples` are the first elements that differ: index,
-    bits of the reference, bits of the candidate.
+    - `histogram`: the number of elements by distance (`records.BUCKETS`). It and `max_ulp` are None for a dtype without
+      ULPs.
+    - `first_index`, the bits: None if nothing differs.
+    - `samples`: the first differing elements, each with index, bits of the reference, and bits of the candidate.
     """
 
     elements: int
@@ -64,6 +64,7 @@ def bits_equal(reference: Tensor, candidate: Tensor) -> bool:
 
     if tensor_type(reference) != tensor_type(candidate):
         return False
+    # As bytes: for `torch.equal`, -0.0 equals 0.0, and a NaN does not equal itself.
     return all(torch.equal(left, right) for _, left, right in _slices(reference, candidate))
 
 
@@ -106,8 +107,7 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
     """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
-    The distance of two numbers is the difference of their positions in IEEE 754's totalOrder: -NaN < -inf < ... < -0.0
-    < 0.0 < ... < inf < NaN, with NaNs ordered by payload. Example: -0.0 and 0.0 have the distance 1.
+    It counts steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0 have the distance 1.
     """
     import torch
 
@@ -135,7 +135,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
     """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, a bucket for each of `BUCKETS`.
 
-    For a dtype without ULPs, equal elements count as distance 0, and all others are in the last bucket, "unlike".
+    For a dtype without ULPs, elements count as distance 0 or as "unlike", the last bucket.
     """
     import torch
 
@@ -195,8 +195,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors as bytes, in slices of at most SLICE elements.
 
-    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice is
-    uint8 of shape [elements, bytes per element], on the reference's device.
+    Yields a slice's first index, the reference's slice, and the candidate's. Slices are uint8 of shape [elements, bytes
+    per element], on the reference's device.
     """
     from bitproof.harness.capture.digest import octets
 
@@ -210,8 +210,8 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors in slices of at most SLICE elements.
 
-    Yields tuples: the index of the slice's first element, the reference's slice, the candidate's slice. A slice has the
-    tensors' dtype and the shape [elements], and is on the reference's device.
+    Yields a slice's first index, the reference's slice, and the candidate's. Slices have the tensors' dtype, the shape
+    [elements], and the reference's device.
     """
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]

@@ -1,9 +1,8 @@
 """Check that two systems that run modules in chunks do so for the same modules, equally often.
 
-A system that runs a module whole computes other bits than a system that splits it, and the code of neither is to blame.
-If the bits agree nevertheless, chunking was not tested. So the field `chunked` of a manifest has, for each module, the
-number of its calls in chunks per step, such as {"layers.1.moe": 2}. Manifests of systems that do not chunk, and of a
-user's own systems, do not have it.
+Splitting a module changes bits, and no code is to blame. If bits agree nevertheless, chunking was not tested. So a
+manifest's field `chunked` has the number of a module's calls in chunks per step: {"layers.1.moe": 2}. Systems that do
+not chunk, and a user's own systems, do not have it.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """The number of calls in chunks per step, by module, if all ranks agree on it; None if no module runs in chunks.
+    """The number of calls in chunks per step, by module; None if no module runs in chunks.
 
-    `by_rank` has the numbers of each rank. In a pipeline, only the `stage_ranks` ranks of each stage must agree, on the
-    stage's modules. Raises RecordingError, naming the first rank that differs.
+    `by_rank` has each rank's numbers. Raises RecordingError if ranks differ. With `stage_ranks`, only ranks of the same
+    pipeline stage must agree.
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):

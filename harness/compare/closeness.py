@@ -1,12 +1,13 @@
 """Measure how close two recordings are in value, for CLOSE cases and for DIFFERENT cases that state a bound.
 
-The bits have been compared already. Here every recorded tensor's values are read, rank by rank. Their digests are
-compared with the recorded digests, so that the measured values are the recorded values.
+The stored values of every tensor are read rank by rank, and checked against the recorded digests.
 
-- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Squares are added in
-  sequence in row-major order. Example: r = [3, 4] and c = [3, 5] have the error 1 / 5.
-- An element that is NaN in both tensors, or the same infinity in both, adds nothing to an error. A NaN or an infinity
-  in a single tensor of the two makes the error infinite. So does a difference from a reference of zeros.
+- A tensor's relative error is |r - c| / |r|, with Euclidean norms over all elements in float64. Example: r = [3, 4] and
+  c = [3, 5] have the error 1 / 5.
+- Squares are added in sequence in row-major order.
+- An element that is NaN in both tensors, or the same infinity in both, adds nothing.
+- A NaN or an infinity in a single tensor of the two makes the error infinite. So does a difference from a reference of
+  zeros.
 - The error of tensors that are not floating point is 0 if they agree in bits, and otherwise infinite.
 """
 
@@ -30,10 +31,9 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Measure the relative errors of all tensors at `step`, or at all steps, and count the tensors beyond `bound`.
+    """Measure the relative errors of all tensors at `step`, or at all steps, and count those beyond `bound`.
 
-    `reference` and `candidate` are folders of recordings with values. Raises RecordingError if a record or a value is
-    missing; only buffers may be in a single recording.
+    Takes the folders of two recordings with values. Raises RecordingError if anything but a buffer is missing.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}

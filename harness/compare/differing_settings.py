@@ -1,7 +1,6 @@
 """Compare the settings of two trainers' optimizers, if the trainers' bits differ.
 
-Records show which tensors an optimizer changed, not why. If settings differ, the cause is often a single number of a
-parameter group:
+The cause is often a single setting, which no record shows:
 
     AdamW has weight_decay 0.1 where the reference has 0.0, for blocks.0.ln1.weight and 23 more parameters
 """
@@ -29,8 +28,7 @@ class DifferingSetting(NamedTuple):
 
     - `found`, `expected`: the candidate's value, and the reference's. If the optimizers' classes differ, `name` is
       empty, and these are the classes.
-    - `mine`, `theirs`: all settings of the candidate, and of the reference, for the first of the parameters, as far as
-      they are numbers.
+    - `mine`, `theirs`: all numeric settings of the candidate, and of the reference, for the first parameter.
 
     Example: `DifferingSetting("AdamW", "beta1", "0.95", "0.9", ("ln1.weight",), {"beta1": 0.95, ...}, ...)`.
     """
@@ -59,10 +57,9 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """The settings in which the two systems' optimizers differ at `step`, whether set then or in an earlier step.
+    """The settings in which the two systems' optimizers differ at `step`, whether set then or earlier.
 
-    `reference` and `candidate` have each rank's facts about its system. A setting that the other optimizer lacks is not
-    compared.
+    `reference` and `candidate` have each rank's facts. A setting that only one optimizer has does not count.
     """
     # Parameters with the same difference are collected in one entry: by optimizer, setting, and both values.
     sides = [_settings_at(side, step) for side in (reference, candidate)]

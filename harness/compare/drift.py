@@ -1,7 +1,6 @@
 """List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-Digests show which records differ; values show by how much. Each value is first compared with its digest. Recordings
-store the values of some tensors only, so an entry states for how many of its records the distance is known.
+Some values are not stored, so an entry has the number of its records whose distance is known.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """A `Drift` for each kind and name of record that differs at any step on any rank, in the order of computation.
 
-    `reference` and `candidate` are the recordings' folders. The statistics of an entry are None if no values of
-    its records are stored. Raises RecordingError if values are damaged or do not have the recorded digests.
+    Its statistics are None if no values are stored. Raises RecordingError if values are damaged.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))

@@ -1,14 +1,13 @@
 """Compare the records of two recordings rank by rank, and add up the results.
 
-Most ranks record alike: the same names at the same steps, with the same dtypes, shapes and special contents such as
-zeros. All facts that follow from these (gaps, counts, the order of computation) are computed for the first rank of each
-such group. For the other ranks only digests are compared, as whole columns. So a thousand ranks take seconds, and the
-memory of two. A rank that recorded differently is processed on its own.
-
-1. Pair the records of a rank; keep records without a partner.
-2. Check what the case requires: all kinds at each step, the same names at every step, digests of 32 hexadecimal digits.
+1. Pair the records of a rank, and keep records without a partner.
+2. Check that the case's required kinds are there at each step, with the same names, and that digests are well formed.
 3. Compare dtype and shape, then digests.
 4. Keep the differing records that were computed first.
+
+Most ranks have the same names, dtypes and shapes at the same steps. They form a group: gaps, counts and the order of
+computation are computed for its first rank only. For its other ranks, only digests are compared. So a thousand ranks
+take seconds.
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ class DifferingPair(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """A group of ranks whose records are alike in all fields but digests, and facts that hold for each of these ranks.
+    """A group of ranks whose records are alike in all fields but digests, and facts that hold for each of them.
 
-    - `reference` and `candidate`: the rows of the group's first rank.
+    - `reference`, `candidate`: the rows of the group's first rank. Each row is a record.
     - `keys`: the key of each of the reference's rows.
     - `partners`: for each of these rows, the index of the candidate's row with the same key.
-    - `computed`: the indices of the rows, in the order in which a step computes them.
+    - `computed`: the indices of the rows in the order of computation.
     - `kinds`: a number for each row, equal for rows of the same step and kind.
     - `tensors`: a number for each row, equal for rows of the same kind and name.
     - `compared`: the number of rows of each kind.
@@ -103,8 +102,8 @@ class Evidence:
     - `compared`, `mismatched`: the number of records by kind.
     - `first`: the differing record that was computed first.
     - `kinds`: the kinds that differ at each step.
-    - `shown`: the facts that decide whether agreement is evidence. For example, equal tensors of zeros are none.
-    - `one_sided`: the buffers and settings that only one system has, which are no gaps. It is set at the end, from
+    - `shown`: whether agreement is evidence. Equal tensors of zeros, for example, are none.
+    - `one_sided`: buffers and settings that only one system has, which are no gaps. Set at the end, from
       `unpaired_state`.
     """
 
@@ -159,10 +158,9 @@ class Evidence:
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Add the records of some ranks. Returns False if anything but digests is wrong with these records.
+        """Add the records of some ranks. Returns False if anything but digests is wrong with them.
 
-        For example, a record is there twice or has no partner; partners differ in dtype, shape or placements; the case
-        does not have the step, rank or kind; a digest is malformed; or a name is missing at a step.
+        For example, a record has no partner, partners differ in dtype, or the case does not have the step.
         """
         alignment = align(reference.items(), candidate.items())
         # The lengths show at the end whether these records added a problem.

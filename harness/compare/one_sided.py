@@ -1,22 +1,20 @@
 """Find buffers that only one of two systems registers, and decide their effect on the verdict.
 
-A constant buffer of one system, such as `positions`, is another way to write a number: its effects show in the tensors
-that are compared. So it only leads to a remark, and the other tensors decide the verdict. A buffer that steps change is
-state: if only one system has it, nothing shows that its values are right.
+- A constant buffer, such as `positions`, is only another way to write a number. It leads to a remark, and the other
+  tensors decide the verdict.
+- A buffer that steps change is state. If only one system has it, nothing shows that its values are right.
 
     candidate alone   positions   the same bits at every step     EQUAL is EQUAL, with a remark
     candidate alone   count       other bits at a later step      EQUAL and CLOSE are UNVERIFIED
 
 In three cases the records of such a buffer count as missing, as records of any other kind would:
 
-- The system without the buffer does not record all of its buffers (no `shows_every_buffer` in its manifest), so it may
-  have the buffer without a record.
+- The other system does not record all of its buffers (no `shows_every_buffer` in its manifest).
 - Each system has buffers that the other lacks. They may be the same buffers under two names.
 - The other system has the buffer on some rank or at some step.
 
-Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If such a record
-has no partner, EQUAL and CLOSE become UNVERIFIED, as for a buffer that steps change. If the other system never records
-such changes, the record only leads to a remark.
+Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. Such a record of
+one system makes EQUAL and CLOSE UNVERIFIED. If the other system never records such changes, it leads to a remark.
 """
 
 from __future__ import annotations
@@ -33,11 +31,11 @@ _NUM_NAMED = 5
 class OneSided:
     """Buffers that only one system has, and optimizer settings that only one system's steps change.
 
-    - `side`: the role of the system with the buffers, or None if there are none.
-    - `names`, `changed`: the names of all these buffers, and of those that steps change.
-    - `settings`: by role, the names of the settings that only this system's steps change.
-    - `compared`: the roles whose settings count against the verdict, because the other system would have recorded such
-      changes, too.
+    - `side`: the system with the buffers, None if there are none.
+    - `names`, `changed`: all these buffers, and those that steps change.
+    - `settings`: for each system, the settings that only its steps change.
+    - `compared`: the systems whose `settings` count against the verdict. The other system would have recorded such
+      changes.
     """
 
     side: Role | None = None

@@ -1,15 +1,14 @@
 """Find agreement that is no evidence: empty or zero tensors, ranks without collectives, code that was not compiled.
 
-The agreement of a tensor is vacuous if it has no elements or no finite element, or if it is a gradient or a parameter
-of zeros alone. Two systems that both lost every value agree in every bit. So each required kind of record needs, at
-every step, a tensor on any rank whose agreement is not vacuous. A remark names tensors whose agreement is vacuous at
-all steps, such as the gradient of an expert without tokens.
+Two systems that both lost every value agree in every bit. Such agreement is called vacuous. There are three kinds:
 
-If ranks ran no collective in their steps, they trained a separate model each, so the parallelism was not tested. A
-system may declare that its ranks are independent. If torch.compile captured no code, the compiled system ran as eager
-code, and eager was compared with eager.
+- A tensor without elements, without a finite element, or a gradient or parameter that is all zeros.
+- Ranks that ran no collective: each trained a model alone, so the parallelism was not tested. A system may declare that
+  its ranks are independent.
+- Code from which torch.compile captured nothing: eager was compared with eager.
 
-A difference is never vacuous: zeros against NaN are a difference, and reported as such.
+At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous. A remark names
+tensors that are vacuous at all steps, such as the gradient of an expert without tokens. A difference is never vacuous.
 """
 
 from __future__ import annotations

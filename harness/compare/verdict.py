@@ -1,13 +1,15 @@
 """Compare two recordings of a case, and combine all findings into its verdict.
 
-EQUAL needs complete evidence: at every step, on every rank, at least a loss, a gradient, a parameter and an optimizer
-state, the same names at every step, all of them in both recordings, and every digest the same. Any gap makes the
-verdict UNVERIFIED, even if the present records agree or differ. So does agreement that is no evidence, such as tensors
-of zeros (`vacuity.py`), if nothing differs. CLOSE needs the same evidence, some bits that differ, a case that states a
-bound, and the values of every tensor, measured to be within it.
+- EQUAL: complete evidence, and every digest is the same. Complete evidence is a loss, a gradient, a parameter and an
+  optimizer state on every rank at every step. Names are the same at every step and in both recordings.
+- CLOSE: complete evidence, some bits that differ, and the values of every tensor within the case's bound.
+- UNVERIFIED: any gap in the evidence, even if the other records agree or differ. If nothing differs, also agreement
+  that is no evidence, such as tensors of zeros (`vacuity.py`).
 
-1. Refuse recordings that were not made from this case (`same_case.py`), or of systems that chunked other modules.
-2. Pair records; name the gaps.
+Steps:
+
+1. Refuse recordings of another case (`same_case.py`), or of systems that run other modules in chunks.
+2. Pair records, and name the gaps.
 3. Compare dtype and shape, then digests.
 4. Find the first divergence in the order in which a step computes.
 
@@ -156,11 +158,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """The judgement after each system's second run was compared with its first; `repeats` has these comparisons.
+    """The judgement, updated by `repeats`: comparisons of each system's second run with its first.
 
-    If a second run lacks evidence, the case is UNVERIFIED. If a system differs from itself, the case is
-    NONDETERMINISTIC, with the first divergence of the system from itself. `comparison` compares the two systems with
-    each other: if it lacks evidence, the case stays UNVERIFIED.
+    - A second run lacks evidence: UNVERIFIED.
+    - A system differs from itself: NONDETERMINISTIC, with this first divergence. But an UNVERIFIED case stays
+      UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

@@ -25,11 +25,9 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """The last input in which a call and its partner differ, as text that names its producer in each system.
+    """The last input in which two calls differ, as text that names its source in each system.
 
-    `index` is the call's index in the candidate's log, and `partner` the partner's index in the reference's log. For
-    example, "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs, if no
-    call of the step produced the input in either system, or if the two calls do not match and have no input in common.
+    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if there is none.
     """
     sources = input_sources(log, index, partner)
     if sources is None:
@@ -40,10 +38,9 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
-    """The producers of the last differing input as two texts: in the candidate, and in the reference.
+    """The sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
 
-    For example, "the output of mm ..." and "an input of the step". None if no input differs, or if the two calls do not
-    match and have no input in common.
+    Example: "the output of mm ..." and "an input of the step". None for equal inputs or unrelated calls.
     """
     # The partner need not match: it may be the call that an extra call replaces. Then a common input is required, since
     # otherwise all inputs differ and none of them says anything.
@@ -66,11 +63,9 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 
 
 def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
-    """The call that produced an input, as text; "an input of the step" if no call of the step produced it.
+    """The call that produced an input, as text; "an input of the step" if no call of the step did.
 
-    The input is at `position` among the inputs of the call at `index`. If it is a view, the text names the producer of
-    the viewed tensor. If it is a copy, the text also names the producer of the copied value: "the output of clone ...,
-    a copy of the output of mm ...".
+    Views are followed back. A copy's source is added: "the output of clone ..., a copy of the output of mm ...".
     """
     made = maker_of(side.log, side.given, index, position)
     if made is None:
@@ -85,10 +80,9 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """If `missing` belongs to a call over lists, such as `_foreach_add_`: how many tensors the candidate's lists have.
+    """How many tensors the candidate's lists have, if `missing` is a call of a list operator such as `_foreach_add_`.
 
-    For example, "3 of the reference's 4 tensors in its lists". Empty for other calls, and if the candidate's lists have
-    none or all of the tensors.
+    For example, "3 of the reference's 4 tensors in its lists". Empty if none or all are there.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
@@ -101,10 +95,9 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """The first output of a compiled graph whose value the reference lacks, as text with the call that computes it.
+    """The first output of the compiled graph `call` that the reference never computed, as text.
 
-    `call` runs the graph. For example, "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is no such output,
-    or if the log does not say which call computes it.
+    Example: "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is none, or if its computing call is unknown.
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)

@@ -1,9 +1,10 @@
-"""Find the call to blame for a differing record: follow it back through both logs to the calls that differ first.
+"""Find the call to blame for a differing record: follow it back through both logs to the first differing calls.
 
-Each call on the way is compared with the reference's call of the same origin (operator, module and direction; see
-`matching` and `paired_walk`). The earliest call that differs is to blame. Calls of different ranks have only a partial
-order: each rank has its own order, and a collective's launches on all ranks are before its results (`joined_logs`). The
-blamed call is a candidate for a cause, which `exchange` then verifies.
+1. Each call on the way is compared with the matching call of the reference: same operator, module and direction
+   (`matching`, `paired_walk`).
+2. The earliest call that differs is to blame. Calls of several ranks are ordered by the collectives that join them
+   (`joined_logs`).
+3. The blamed call is only a candidate for the cause, which `exchange` then verifies.
 
 docs/explanation/causes.md describes this with examples.
 """
@@ -38,10 +39,11 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame for the first differing tensor for which one is found; None if none is found for any tensor.
+    """The call to blame for the first tensor for which a call is found; None if there is no such tensor.
 
-    `reference` and `candidate` have a log for each rank; a `ReferenceLog` is a log that is indexed already. The search
-    begins with the tensor `first` (its rank and its two digests), if given, and continues in the order of `differing`.
+    - `reference`, `candidate`: a log for each rank. A `ReferenceLog` is indexed already.
+    - `differing`: the tensors to search, in this order.
+    - `first`: the tensor to search before these: its rank and its two digests.
     """
     return culprit_in(ready_logs(reference, candidate), differing, first)
 
@@ -69,10 +71,9 @@ def culprit_in(
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """All calls that may be to blame for a differing tensor, the likeliest first.
+    """All calls that may be to blame for the first tensor for which there are any, the likeliest first.
 
-    The tensors are searched in the order of `culprit_in`, until calls are found for one of them. Empty if no call is
-    found for any tensor.
+    The tensor `first` is searched before those of `differing`. Empty if there are none.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     # The record `first` comes first, and is not searched twice.
@@ -140,10 +141,9 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """Give an extra call the place of the reference's call that it replaces.
+    """Give a call that only the candidate makes the place of the reference's call that it replaces.
 
-    If it replaces none, and belongs to no module and no direction, it gets the place of the call that reads its output.
-    For example, `state["step"] += 1` between two steps belongs to the optimizer's update that reads the step count.
+    If it replaces none and has no place, it gets its reader's: `state["step"] += 1` belongs to the update.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

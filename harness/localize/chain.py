@@ -1,9 +1,9 @@
-"""The chain of calls from the culprit to the reported record: each reads the output of the call before.
+"""The chain of calls from the blamed call to the reported record: each reads the output of the call before.
 
 1. It is a shortest path through values that differ or, if there is none, through any values.
-2. It crosses from rank to rank only at collectives.
-3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls that change the rank or the module
-   take precedence: for example, of 12 calls within a module, the 2 before the last are left out.
+2. It goes from rank to rank only at collectives.
+3. Views are left out, and at most `MAX_LINKS` of the other calls are shown. Calls on another rank or in another module
+   than the call before take precedence.
 4. Each call is compared with its matching call in the other system.
 """
 
@@ -29,10 +29,10 @@ Pair = tuple[str, str]
 def with_chain(
     culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
 ) -> Culprit:
-    """The culprit with `chain`: the calls that lead from it to a record.
+    """`culprit`, the call to blame, with `chain`: the calls that lead from it to a record.
 
-    The record is on rank `rank`, and `pair` has its digests in the reference and in the candidate. `mine` and `known`
-    are the candidate's and the reference's logs. If the culprit is a missing call, the chain has the reference's calls.
+    `pair` has the record's two digests, `mine` and `known` the logs of candidate and reference. A missing call's chain
+    is the reference's.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -64,10 +64,9 @@ def way_between(
     givers: Callable[[Site], Iterable[int]],
     differs: Callable[[Site], bool],
 ) -> list[Site]:
-    """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is no path.
+    """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
 
-    A path goes from a call to a call that reads its output, and at a collective also to the calls of other ranks. A
-    path through values that differ is preferred.
+    Each call reads an output of the previous one, or is of the same collective. Differing calls are preferred.
     """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
@@ -96,10 +95,10 @@ def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """`place`, the place of the path's first call, with "backward" in place of "update" if a later call is backward.
+    """`place`, with "backward" in place of "update" if a later call of the path `way` is backward.
 
-    A call outside autograd is taken for one of the update, even if backward reads its output later. For example,
-    gradients are scaled between micro-batches, or a pipeline stage sends a gradient to the stage before.
+    A call outside autograd counts as of the update. But gradients scaled between micro-batches are then read by
+    backward.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
@@ -127,9 +126,10 @@ def links_of(
 
 
 def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """Choose `MAX_LINKS` of the positions `kept` in `way`: the first two, the last, and the largest changes of place.
+    """Choose `MAX_LINKS` of the positions `kept` in the path `way`, to be shown.
 
-    A change is between a call and the call before it. A change of rank is larger than a change of module or direction.
+    Always the first two and the last. Then calls on another rank than the call before take precedence, then those in
+    another module or direction.
     """
 
     def is_elsewhere(i: int) -> int:

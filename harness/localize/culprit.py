@@ -52,10 +52,10 @@ HOW_ITSELF: dict[How, str] = HOW | {
 
 
 class Link(NamedTuple):
-    """A call in the chain from the culprit to a record.
+    """A call in the chain of calls from the blamed call to a record.
 
-    `left_out` is the number of calls that the chain leaves out just before it. `reference` and `candidate` are the
-    call's indices in the two systems' logs; None if a system has no matching call.
+    The chain omits `left_out` calls just before it. `reference` and `candidate` are its indices in the systems' logs;
+    None if a system lacks it.
     """
 
     call: Call
@@ -71,14 +71,12 @@ class Culprit:
 
     - `how`: its defect, a key of `HOW`.
     - `ranks`: all ranks on which the call has this defect.
-    - `candidate`, `reference`: the call's index in the candidate's log, and the index of its matching call in the
-      reference's log; None if that system lacks the call, or the matching call is unknown.
+    - `candidate`, `reference`: the indices of the call and its match in the two logs. None if missing or unknown.
     - `arguments`: the differing arguments, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
-    - `instead_of`: for an extra call, the operator of the reference's call that it replaces; `call` then has that
-      call's place.
-    - `at`: the rank whose logs `candidate` and `reference` refer to; None if it is the lowest of `ranks`.
-    - `explains`: the record to which the call leads: its rank, and its digests in the reference and in the candidate.
+    - `instead_of`: for an extra call, the operator of the reference's call in its place.
+    - `at`: the rank of the two indices, None for the lowest of `ranks`.
+    - `explains`: the record to which the call leads: its rank and its two digests.
     - `chain`: the calls that lead to that record.
     """
 
@@ -113,10 +111,10 @@ class Culprit:
 def call_of(
     culprit: Culprit, wording: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
-    """The culprit in the form that reports store.
+    """The blamed call in the form that reports store.
 
-    `wording` has the text of each defect: `HOW`, or `HOW_ITSELF` if both logs are of the same system. `changed` has,
-    for each call of the chain, the difference in its output; None if unknown. The culprit's own comes first.
+    - `wording`: the text of each defect.
+    - `changed`: for each call in the chain, the difference in its output or None. The blamed call's is first.
     """
     call, arguments, reading = culprit.call, culprit.arguments, culprit.reading
     # The texts speak of the reference. With another wording, both sides are runs of the same system.

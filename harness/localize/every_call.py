@@ -1,14 +1,13 @@
 """Compare every operator call of an EQUAL case (--every-call), to find wrong values that no record shows.
 
-1. Both systems run once more, with every call of every step logged. Their records must equal those of the first runs.
+1. Both systems run once more, with every call logged. Their records must equal those of the first runs.
 2. Each output of the candidate must be a value that the reference had in the same step on the same rank. Calls that
-   only pack such values are exempt, as a pass may cut and join tensors (`unmatched_calls`).
-3. If an output is unmatched, both systems run again. If a call's output then varies between two runs of the same
-   system, for example because of uninitialized rows, the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first
-   unmatched call is blamed.
+   only join or divide such values are exempt (`unmatched_calls`).
+3. If some output is no such value, both systems run again. If its call's output varies between two runs of a system,
+   the case is UNVERIFIED. Otherwise it is DIFFERENT, and the first such call is blamed.
 
-For example, only this comparison finds a wrong value that is rounded to bfloat16 before it reaches a record. In the
-case's counts, a call is a record of kind `activation`.
+For example, only this finds a wrong value that is rounded to bfloat16 before it reaches a record. In the case's counts,
+a call is a record of kind `activation`.
 """
 
 from __future__ import annotations
@@ -66,10 +65,10 @@ class Found:
     """The result of comparing all calls.
 
     - `steps`, `calls`: the numbers of compared steps and calls, over all ranks.
-    - `fewest`: the number of calls, over all ranks, of the step that has the fewest.
-    - `strange`: step, rank, index and call of each candidate's call with a value that the reference never had, the
-      culprit first.
-    - `packing`, `num_packing`: the graph nodes that only pack the reference's values, and the number of their calls.
+    - `fewest`: the number of calls of the step that has the fewest.
+    - `strange`: the candidate's calls with a value that the reference never had, the culprit first. Each has step,
+      rank, index and call.
+    - `packing`, `num_packing`: the graph nodes that only join the reference's values, and the number of their calls.
     """
 
     steps: int = 0

@@ -1,10 +1,10 @@
-"""Find the call that makes a system differ from itself, by replaying the system twice.
+"""Find the call that makes a system differ from itself, by running the system again.
 
-Noise is new in each run, so two replays may differ at another step than two recordings did. Both replays log the calls
-of every step up to the step at which the recordings differed, and are compared with each other. The search for the call
-to blame begins at the first step at which the replays' records differ, and goes back through all earlier steps too: a
-value that is not recorded, such as an optimizer's hidden state, may carry the noise from step to step. Two more replays
-measure how much the blamed call's outputs differ, if both make the call with equal inputs again.
+1. Two replays log every call of all steps up to that of the recorded difference.
+2. The replays are compared with each other. Noise differs in each run, so they may first differ at another step.
+3. The search begins there, and goes back through earlier steps too. A value without a record, such as an optimizer's
+   hidden state, may carry noise from step to step.
+4. Two more replays measure how much the blamed call's outputs differ.
 """
 
 from __future__ import annotations
@@ -31,11 +31,10 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """A search for the call that makes a system differ from itself. `role` is the system's role.
+    """A search for the call that makes a system, `role`, differ from itself.
 
-    "Reference" and "candidate" are here two runs of this system. With `stressed`, the candidate's run has random sleeps
-    and other values in uninitialized memory. Takes two replays, and two more for the differing output of the blamed
-    call.
+    "Reference" and "candidate" are two runs of this system. With `stressed`, the second has random sleeps and other
+    values in uninitialized memory.
     """
 
     role: Role
@@ -119,10 +118,9 @@ class NoiseSearch(Search):
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
-        """The difference in the culprit's output between two more replays of its step.
+        """The difference in the blamed call's output between two more replays of its step; None if it does not recur.
 
-        `begin` is the index at which the log of this step begins. None unless the call has the same inputs and a
-        different output, both in the first two replays and in these.
+        The call must have equal inputs in all replays. `begin` is the index of the step's first call.
         """
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):
@@ -143,9 +141,9 @@ class NoiseSearch(Search):
 
 
 def _remark(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report: two replays first differ at `replayed`; the call to blame is in step `blamed_step`.
+    """A sentence for the report: the record at which two replays first differ, and the step of the call to blame.
 
-    None if the recordings first differ at the same record (`recorded`), and the call is in its step or unknown.
+    None if the recordings differ at the same record, and the call is not in another step.
     """
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None

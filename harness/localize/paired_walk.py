@@ -1,22 +1,27 @@
 """Walk back from a differing record through the logs of both systems at once, to the calls that cause the difference.
 
-A pair of matching calls has the same origin (see `matching`). The walk goes from a pair to the producers of each input
-that differs. It goes on if the producers match. If they do not, or if nothing is left that differs, a cause is found:
+Calls of the two systems match if they have the same operator and place (see `matching`). The walk goes from a pair of
+matching calls to the producers of each input that differs, as long as these match:
 
     reference    mm x w -> a    silu a -> b    sum b -> l
     candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
 
+It ends at a cause:
+
 1. Equal inputs and a different output: the call computes a wrong value ("computes").
-2. The candidate's producer is an extra call: walk on to the producers of its wrong inputs. If none of its inputs is
-   wrong, the extra call is the cause ("adds"). Calls that only pack right values are a cause only if no call before
-   them computes. If they fill a bucket, the bucket's collective is the cause; if the record has another tensor's value,
-   it is the call that packs.
-3. The reference's producer has no match, and no call of the candidate has its output: it is the cause, or a missing
-   call before it ("lacks").
-4. Both producers match other calls, and are right. Then the call reads the wrong one of several right values ("reads",
-   or "inherits" if no call of the step computed it), or its inputs in another order ("exchanges"), or the record has
+2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. Without any, the
+   extra call is the cause ("adds").
+3. The reference's producer has no match, and the candidate lacks its output: this call, or one before it, is missing
+   ("lacks").
+4. Both producers are right, but do not match: the call reads the wrong one of several right values ("reads"). Variants:
+   no call of the step computed that value ("inherits"), the inputs have another order ("exchanges"), or a record has
    another tensor's value ("misplaces").
-5. A collective is compared on all of its ranks, so the walk goes on to the rank that passes a different value.
+
+Two special cases:
+
+- A call that only joins right values is a cause only if no call before it computes. If it fills a bucket, the bucket's
+  collective is the cause.
+- A collective is compared on all of its ranks. The walk goes on to the rank that passes a different value.
 """
 
 from __future__ import annotations
@@ -48,12 +53,11 @@ class Parting(NamedTuple):
 
 
 class Walk:
-    """A walk back through both logs from differing records.
+    """A walk back from differing records through the logs of both systems.
 
-    `found` has the possible causes, each with a weight; 0 is the likeliest.
-
-    - `replaced`: for an extra call, by rank and index, the reference's call that it replaces.
-    - `readers`: for a call, by rank and index, the call with a match from which the walk reached it.
+    - `found`: the possible causes, each with a weight; 0 is the likeliest.
+    - `replaced`: for an extra call, by rank and index, the reference's call in its place.
+    - `readers`: for a call, by rank and index, the reader from which the walk reached it.
     """
 
     def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:
@@ -120,10 +124,9 @@ class Walk:
         return known
 
     def _explain_value(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` where the reference has the output of call `due`.
+        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
 
-        `reader` has the indices of the two matching calls with this input; None for a record. Returns whether a cause
-        is found.
+        `reader` is the pair of calls that read these outputs; None for a record. Returns whether a cause is found.
         """
         log = self.logs[rank]
         if reader is not None:
@@ -184,10 +187,9 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Look for an earlier exchange of values that explains why the unmatched calls `mine` and `due` differ.
+        """Search for the cause if two right values were exchanged somewhere before the calls `mine` and `due`.
 
-        Both outputs are right values. For example, an earlier call may have exchanged two parts of a bucket. Returns
-        whether a cause is found.
+        `mine` is the candidate's call, and `due` the reference's call in its place. Returns whether a cause is found.
         """
         # Go back through calls of the same operators, although they do not match.
         log = self.logs[rank]
@@ -203,11 +205,9 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search the calls before a call with a match; if none of them is wrong, the call itself is the cause.
+        """Search for a cause before a call. If there is none and the call is wrong, the call itself is the cause.
 
-        For a collective, the calls before it on all ranks are searched.
-
-        Returns whether a cause is found.
+        For a collective, all its ranks are searched. Returns whether a cause is found.
         """
         log, due = self.logs[rank], self.logs[rank].matching_call(mine)
         if due is None:
@@ -271,10 +271,9 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _differing_inputs(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """For each input in which two calls differ: the candidate's producer, the reference's producer, and the digest.
+        """Yield each input in which two calls differ: both producers, and the candidate's digest.
 
-        `mine` and `due` are the calls' indices. A producer is None if no call of the step produced the input. The
-        digest is the candidate's.
+        `mine` is the candidate's call, and `due` the reference's. A producer is a call of the step, or None.
         """
         log = self.logs[rank]
         values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
@@ -302,10 +301,9 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if an input or a record has the output of an extra call, `mine`, in place of `due`'s.
+        """Search for the cause if the output of the extra call `mine` is read in place of `due`'s.
 
-        `here` is the candidate's call that matches `due`. `reader` is the pair of matching calls with this input; None
-        for a record. Returns whether a cause is found.
+        `here` matches `due`. `reader` is the pair of readers, None for a record. Returns whether a cause is found.
         """
         # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference
         # reads in its place, so it was inserted there, and is a cause itself.
@@ -395,10 +393,10 @@ class Walk:
         return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """The call to blame for a chain of extra calls that pack values and that ends with `mine`.
+        """The call to blame if calls that only the candidate makes join values, up to the call `mine`.
 
-        It is the bucket's collective or, without one, the first call that packs. None if `mine` is itself the
-        collective, or if no call packs.
+        It is a collective of these values or else the first call that joins. None if `mine` is that collective, or none
+        joins.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()

@@ -11,12 +11,13 @@
     an optimizer's step           "update", except in its closure
     outside `gradients`           "update", if the system shows a function of that name, which computes gradients
 
-If a system has no function `gradients`, it does not show where its update begins. Then a call after a backward is of
-the update if it reads a gradient, if autograd does not follow it, or if it writes to a module's buffer. When it runs,
-no backward and no module's forward may be running, except a forward within which that backward ran.
+Without a function `gradients`, it is not known where the update begins. Then a call after a backward is of the update:
 
-The direction is unknown within a graph that the system does not show, and for calls outside all modules that autograd
-does not follow. Such calls are matched by their values.
+- if it reads a gradient, autograd does not follow it, or it writes to a module's buffer,
+- and if no backward and no module's forward is running. A forward within which that backward ran does not count.
+
+The direction is unknown within a graph that the system does not show. So it is for calls outside all modules that
+autograd does not follow. Such calls are matched by their values.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ _FILLS_LIKE = names(lambda row: row.is_constant and row.reads_layout)
 class Places:
     """Finds the place of the running call, by hooks and by attributes that the recorder and the graph runner set.
 
-    `modules` returns a system's modules by name. `running_chunk` returns the chunk that the system reports to be
-    running, and `running_half` the direction and micro-batch; each returns None if nothing is reported. In a graph,
-    `node` is the running node.
+    - `modules`: returns a system's modules by name.
+    - `running_chunk`: returns the chunk that the system reports to be running, or None.
+    - `running_half`: returns the direction and micro-batch that a pipeline reports to be running, or None.
+    - `node`: the running node of a graph.
     """
 
     def __init__(
@@ -112,10 +114,9 @@ class Places:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[Place, str | None, str | None]:
-        """The place of the running call of the operator `name`, the name of its graph node, and the user's line.
+        """The place of the running call, the name of its graph node, and the user's line; the last two may be None.
 
-        The node's name and the line are None if unknown. `tensors` are the call's arguments. `follows`: the call reads
-        an output of a call of backward or of an update.
+        `name` is the call's operator. With `follows`, the call reads an output of backward or update.
         """
         # From the surest source to the least sure: a graph's node, a pipeline's report, a running optimizer, autograd's
         # node, and last what is running around the call.
@@ -167,10 +168,9 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """The innermost module, from `module` outwards, in which this call ran in forward; `module` if there is none.
+        """The innermost module around `module` that ran this call in forward; `module` itself if there is none.
 
-        `made_by` has the modules in which the same operator was called from the same line in forward. Example: backward
-        is at layers.0.mlp.act, but recomputes a line of the forward of layers.0.mlp: the result is layers.0.mlp.
+        `made_by` has the modules that did. For example, backward at layers.0.mlp.act recomputes a line of layers.0.mlp.
         """
         around = module
         while around and around not in made_by:
@@ -178,10 +178,10 @@ class Places:
         return around if around in made_by else module
 
     def _is_direction_unknown(self) -> bool:
-        """Whether the direction of a call outside autograd is unknown.
+        """Whether a call that autograd does not follow may be of forward or of backward.
 
-        A graph may compute gradients without autograd, so such a call may be of forward or of backward. Then later
-        calls outside all modules are unknown too, until a module of the model runs with autograd.
+        A graph may compute gradients without autograd. Then later calls are unknown too, until a module runs with
+        autograd.
         """
         if self.shows_gradients and not self.computes_gradients:
             return False
@@ -245,10 +245,10 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """The part of the update or of a mixture of experts to which the running call belongs; None for other calls.
+        """The part of the update, or of a mixture of experts, to which the running call belongs; None for others.
 
-        In an update it is the optimizer's class, "clipping" or "loss scaling". In a mixture of experts it is the part
-        that its code or its graph's node names, such as "dispatch".
+        In an update: the optimizer's class, "clipping" or "loss scaling". In a mixture of experts: for example
+        "dispatch".
         """
         if self.node is not None or (place.direction != "update" and (place[:2] != ("", "forward") or self._part)):
             return self._part
@@ -262,10 +262,10 @@ class Places:
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Context in which hooks keep the stack of running modules; a module leaves it after its own hooks.
+        """Context in which hooks follow the running modules of the model.
 
-        If compiled code stays whole (`stays_whole`), all of its calls belong to the compiled module. Otherwise compiled
-        code is split where modules begin and end.
+        Compiled code is split where modules begin and end. With `stays_whole`, all its calls belong to the compiled
+        module.
         """
         # The splits are made by hooks that are hidden from Dynamo (`_unseen`): it would trace global hooks.
         self._late = hooks = list[RemovableHandle]()
@@ -378,11 +378,10 @@ class Places:
 
 
 def settled(calls: Sequence[Call]) -> list[Call]:
-    """A step's calls with corrections that can be made only when the step has ended.
+    """A step's calls, with corrections that need the whole step.
 
-    - In a step of a single micro-batch, calls have no micro-batch number.
-    - Calls outside all modules that follow backward and lead to the update belong to the update, for example those that
-      compute a new expert bias.
+    Calls of a single micro-batch get no number. Calls outside all modules, after backward, that the update reads become
+    part of the update.
     """
     found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):

@@ -1,9 +1,8 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
-Usually each system is replayed twice. The first replay logs every call of that step on every rank, and keeps the first
-differing record. It is left out if an earlier run has logged the step's calls. The second replay fetches the outputs of
-the calls on the path from the blamed call to the record. If the blamed call reads a value from an earlier step, another
-replay logs all steps up to the first that differs.
+1. A replay of each system logs every call of that step. It is left out if an earlier run has logged the step.
+2. A second replay fetches the outputs of the calls from the blamed call to the record.
+3. If the blamed call reads a value from an earlier step, a replay logs all steps instead of 2.
 """
 
 from __future__ import annotations
@@ -65,12 +64,13 @@ class UnrepeatableError(BitproofError):
 
 @dataclass
 class Search:
-    """A search for the cause of the first difference of two recordings. Replays write archives into `folder`.
+    """A search for the cause of the first difference of two recordings, by running both systems again.
 
-    - `remarks`: sentences for the report, such as why bits could not be fetched; the search adds to them.
-    - `is_logged`: the first replays' archives exist already, from runs that reproduced the recordings.
-    - `shows_bits`: also fetch the differing bits of tensors; without it, only the call is searched for.
-    - `verifies`: verify the culprit by exchanging values at it (see `exchange`).
+    - `folder`: the replays write their values there.
+    - `remarks`: sentences for the report, to which the search adds.
+    - `is_logged`: earlier runs, equal to the recordings, have logged the step already.
+    - `shows_bits`: also fetch the differing bits of tensors.
+    - `verifies`: verify the blamed call by exchanging its values.
     """
 
     recordings: dict[Role, Recording]
@@ -84,10 +84,10 @@ class Search:
     verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
-        """`first`, completed with its differing bits and, if one is found, the call to blame.
+        """`first`, completed with its differing bits and, if found, the call to blame.
 
-        If only a later record is explained by a call, that record's divergence is returned, and a remark says so.
-        Raises UnrepeatableError if a system differs from itself, and the errors of a replay, such as RankError.
+        If only a later record has a call to blame, returns that record's divergence. Raises UnrepeatableError if a
+        replay differs from its recording.
         """
         key = Key(first.step, first.kind, first.name, first.rank)
         # The replay must reproduce its recording: otherwise the logged calls do not explain the recorded difference.
@@ -239,10 +239,9 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """For each call of the culprit's chain, the difference in its output; empty if none differs.
+        """For each call from the blamed call to the record, the difference in its output; empty if none differs.
 
-        The culprit's difference comes first. An entry is None for a call without a match, for a call that agrees, and
-        for an output that the replay did not reproduce.
+        None for a call without a match, for equal outputs, and for an output that did not recur.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.
@@ -311,8 +310,7 @@ def _describe(key: Key) -> str:
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
     """Kind and name of the reference's only record that equals the candidate's differing record `key` bit for bit.
 
-    For example, "grad b" for the record of grad a, if two gradients were exchanged. Only records of the same step, rank
-    and kind are considered. None if none of them has these bits, or several have.
+    For example, "grad b" for grad a, if two gradients were exchanged. Kind, step and rank are those of `key`.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

@@ -1,7 +1,6 @@
-"""Find calls of an EQUAL candidate whose outputs the reference never computed: a possible defect that no record shows.
+"""Find calls of an EQUAL candidate whose outputs the reference never computed: possible defects that no record shows.
 
-Such an unmatched call need not be wrong: passes add calls, for example to pack a bucket. But a defect whose effect is
-later rounded away, or does not appear with the given inputs, shows as an unmatched call.
+Rounding may hide their effect. But such a call need not be wrong: passes add calls that join tensors.
 """
 
 from __future__ import annotations
@@ -53,10 +52,9 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """Compare a rank's logs of a step: find the candidate's calls with an output that is nowhere in the reference.
+    """Compare a rank's logs of a step: find the candidate's calls with an output that the reference has nowhere.
 
-    Views and packs of the reference's values are listed separately. But if the reference makes the same view or pack,
-    with equal inputs and numbers, a different output is unmatched.
+    Listed apart are calls that only view or join the reference's values, and that the reference does not make.
     """
     # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}

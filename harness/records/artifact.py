@@ -10,13 +10,13 @@ from bitproof.harness.validate import GROWING
 
 @dataclass(frozen=True, kw_only=True)
 class Artifact:
-    """A precompiled step.
+    """A training step that was compiled in advance.
 
     - `fingerprint`: identifies everything that the step was made from.
     - `content`: the sha256 of its file's body.
-    - `nodes`: the number of its graph's nodes. `groups`: the number of process groups that ranks must make.
-    - `compiled`: the sha256 of the code that a backend generated from the graph; None if the graph runs without a
-      backend.
+    - `nodes`: the number of nodes of its graph.
+    - `groups`: the number of process groups that ranks must make.
+    - `compiled`: the sha256 of the code that a backend generated, None without a backend.
     """
 
     __pydantic_config__ = GROWING

@@ -13,14 +13,14 @@ from bitproof.harness.records.result import Differing, Verdict, zero_counts
 class Comparison:
     """The outcome of comparing two recordings.
 
-    - `reason`: says why the verdict is UNVERIFIED; None for other verdicts.
+    - `reason`: why the verdict is UNVERIFIED, else None.
     - `differing_kinds`: the kinds that differ at the first differing step, on any rank.
     - `layout_mismatches`: a sentence for each pair of records whose dtype, shape or placements differ.
     - `is_sharded_otherwise`: whether the placements of some pair differ.
     - `differing`, `differing_left_out`: as in CaseResult.
-    - `vacuous`: sentences about tensors and runs whose agreement is no evidence, such as zeros.
+    - `vacuous`: sentences about agreement that is no evidence, such as that of zeros.
     - `unshared`: sentences about state that only one of the systems has.
-    - `remarks`: sentences about vacuous tensors, the code that torch.compile compiled, and state without a record.
+    - `remarks`: sentences about such agreement, the code that torch.compile compiled, and state without a record.
     """
 
     verdict: Verdict

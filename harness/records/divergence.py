@@ -25,7 +25,7 @@ class TensorDifference:
     - `reference_type`, `candidate_type`: dtype and shape, such as `bfloat16[10, 100]`.
     - `reference_bits`, `candidate_bits`: the bits of the first differing element.
     - `samples`: the first few differing elements.
-    - `histogram`: the number of elements by their distance in ULPs; None for a dtype without ULPs.
+    - `histogram`: the number of elements by distance in ULPs; None for a dtype without ULPs.
     """
 
     elements_differing: int | None = None
@@ -43,8 +43,8 @@ class TensorDifference:
 class ChainLink:
     """A call on the path from the blamed call to the differing record.
 
-    `left_out` is the number of calls that the path leaves out just before this call. `elements_differing`, `elements`
-    and `max_ulp` describe the difference in the call's output, if the other system has a matching call.
+    The path omits `left_out` calls just before it. `elements_differing`, `elements` and `max_ulp` describe its output,
+    if the other system has a matching call.
     """
 
     __pydantic_config__ = GROWING
@@ -67,8 +67,8 @@ class ChainLink:
 class OtherCause:
     """A further cause of a difference, found in a run with the reference's values in place of the first cause's.
 
-    `call` is a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts. `accounts`
-    is the number of tensors that became equal when the reference's values replaced this call's values as well.
+    - `call`: a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts.
+    - `accounts`: the number of tensors that became equal by replacing this call's values as well.
     """
 
     __pydantic_config__ = GROWING
@@ -90,14 +90,12 @@ class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
     - `tensors`: the number of records of the step on all ranks.
-    - `differing`, `remaining`: the numbers of these records that differed before, and that still differ with all
-      exchanges.
-    - `accounts`: the number of records that became equal when the output of this call alone was exchanged.
-    - `reverse`: whether the reference computes the candidate's step, if the candidate's value replaces the reference's
-      at this call; None if that did not run.
-    - `calls`, `calls_left_out`: further calls of the same cause, and the number of those that are not listed.
+    - `differing`, `remaining`: how many of these differed before, and still differ with all exchanges.
+    - `accounts`: how many became equal by exchanging this cause's values alone.
+    - `reverse`: whether the reference computes the candidate's step with the candidate's values; None if not tried.
+    - `calls`, `calls_left_out`: further calls of the same cause, and the number of calls that are not listed.
     - `causes`: independent causes.
-    - `reason`: names the missing evidence.
+    - `reason`: the missing evidence.
     - `runs`: the number of runs with exchanged values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
@@ -134,16 +132,16 @@ class Verification:
 class BlamedCall:
     """The operator call to blame for a difference, such as the first with equal inputs and different outputs.
 
-    - `how`: says what is wrong with the call.
-    - `ranks`, `rank`: all ranks on which it is wrong, and the rank that is shown, usually the lowest of these.
-    - `source`: its source line. `output`: how its output differs; both are None if unknown.
+    - `how`: the defect in words.
+    - `ranks`, `rank`: all ranks on which the call is wrong, and the rank that is shown.
+    - `source`: its source line, None if unknown.
+    - `output`: how its output differs, None if unknown.
     - `micro_batch`: counts from 1, if a step has several.
-    - `part`: the part of an update that runs the call: an optimizer's class, "clipping", "loss scaling"; in a mixture
-      of experts "dispatch", "compute" or "combine".
-    - `chain`: the calls from this call to the differing record; each reads an output of the previous one.
-    - `expected`, `found`: the defect in a few words each: `eps=1e-05` and `eps=0.001`, or `mul.Tensor of layers.0
-      (forward)` and `no such call`.
-    - `verification`: the result of exchanging the call's values; None if none was exchanged.
+    - `part`: in an update, the optimizer's class, "clipping" or "loss scaling". In a mixture of experts, "dispatch",
+      "compute" or "combine".
+    - `chain`: the calls from this call to the differing record. Each reads an output of the previous one.
+    - `expected`, `found`: the defect as two short texts, such as `eps=1e-05` and `eps=0.001`.
+    - `verification`: the result of running again with the other system's values; None if that was not done.
     """
 
     operator: str
@@ -173,13 +171,13 @@ NO_CALL = (
 
 @dataclass(kw_only=True)
 class Divergence:
-    """The first divergence of two systems: the first differing record, how its tensor differs, and the call to blame.
+    """The first record that differs between two systems, how its tensor differs, and the call to blame.
 
     - `pass_`: the first pass that changes bits, if a search found it.
-    - `between`: None if a candidate diverges from a reference. If a system diverges from itself, the system, as in
-      "reference against itself"; then "reference" and "candidate" in the other fields are its first and second run.
-    - `holds`: the only other record of the reference, such as "grad b", that equals the candidate's tensor bit for bit:
-      two tensors were exchanged, or one was stored twice.
+    - `between`: if a system differs from itself, its name, as in "reference against itself". Then "reference" and
+      "candidate" in the other fields are its first and second run.
+    - `holds`: the reference's only other record with the candidate's bits, such as "grad b". Perhaps two tensors were
+      exchanged.
     """
 
     step: int

@@ -21,12 +21,13 @@ FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "u
 class FaultOutcome:
     """The outcome of putting a fault into a case.
 
-    - `is_fault`: False for an equivalent, which is a rewrite that keeps every bit.
+    - `is_fault`: False for a rewrite that keeps every bit, and must not be reported.
     - `says`: the description of the fault.
-    - `first`: the first record that differs. `call`: the blamed call.
-    - `place_right`, `operator_right`, `rank_right`: whether the blamed call matches a place that the fault changed;
-      None if the catalogue expects no place, or if no call was blamed.
-    - `reason`: why a fault survived, changed nothing or was not judged, or how a run failed.
+    - `first`: the first record that differs.
+    - `call`: the blamed call.
+    - `place_right`, `operator_right`, `rank_right`: whether the blamed call has a place, operator and rank that the
+      fault changed. None if no place is expected, or no call was blamed.
+    - `reason`: why a fault was not found or not judged, or how a run failed.
     """
 
     __pydantic_config__ = GROWING
@@ -72,10 +73,10 @@ def share_in_words(part: int, whole: int) -> str:
 class Score:
     """Totals of the outcomes of injected faults.
 
-    `places`, `operators` and `ranks` are pairs: the number of faults whose place, operator or rank was blamed
-    correctly, and the number of faults for which this can be decided.
-
-    `unjudged` counts the outcomes that could not be judged. `ended_early`: the run stopped before the last fault.
+    - `places`, `operators`, `ranks`: two numbers each. First the faults for which the blamed place, operator or rank is
+      right, then those for which this can be decided.
+    - `unjudged`: the number of outcomes that could not be judged.
+    - `ended_early`: the run stopped before the last fault.
     """
 
     __pydantic_config__ = GROWING
@@ -152,8 +153,8 @@ class Score:
 class FaultsFound:
     """The outcomes of a call of `bitproof faults`, or of several calls that each continued the previous one.
 
-    `problem` says why the last call ended early. `cpu_seconds` is the CPU time of all calls on all cores. `own_digest`
-    identifies the code that ran, as in `runtime.sources`.
+    `problem` is why the last call ended early, `cpu_seconds` the CPU time on all cores. `own_digest` identifies the
+    code.
     """
 
     __pydantic_config__ = GROWING

@@ -57,11 +57,10 @@ Block = Sentence | Table | Code
 class Finding:
     """A check's finding about a case.
 
-    - `brief`: a clause that reports print beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" prints
-      nothing.
-    - `objection`: the reason why the case is not as expected (exit status 1); "" if there is none.
-    - `unjudged`: the reason why the check could not judge (exit status 3); "" if it could.
-    - `headline`: a sentence so important that every report prints it first, as for a proved case that differs.
+    - `brief`: a clause beside the verdict, as in "EQUAL, sees 97.8% of 2,826 calls"; "" for none.
+    - `objection`: why the case is not as expected (exit status 1), or "".
+    - `unjudged`: why the check could not judge (exit status 3), or "".
+    - `headline`: a sentence that every report prints first, or "".
     - `blocks`: the check's part of each report, in order.
     - `calls`: the operator calls to blame for an objection.
     - `data`: JSON values for programs, at `cases[i].checks.NAME.data` in report.json.

@@ -1,14 +1,14 @@
 """A rank's part of a logical tensor, and the cells into which two layouts divide the tensor.
 
-A *box* is a rank's part: half-open runs of indices in each dim. An FSDP shard is a single run of one dim; an
-interleaved shard of tensor parallelism may have several. A replica's box is the whole tensor. A *cut* is an index at
-which a run of some rank begins or ends. A *cell* is a box whose run in each dim goes from one cut to the next: a rank
-of either layout has all of it or nothing of it.
+- A *box* is a rank's part: ranges of indices in each dim. An FSDP shard has a single range of one dim. An interleaved
+  shard of tensor parallelism may have several. A replica has the whole tensor.
+- A *cut* is an index at which a range of some rank begins or ends.
+- A *cell* is a box between neighbouring cuts. Each rank has all of a cell or nothing of it.
 
 For example, two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
 
-FSDP1 flattens parameters and may cut within a row: a *flat* box has runs of the flattened tensor's elements. It can be
-compared with a box that consists of whole slices of the first dim, because such slices are runs of elements as well.
+FSDP1 flattens parameters and may cut within a row. Its *flat* boxes have ranges of the flattened tensor's elements. A
+flat box can be compared with whole slices of the first dim, which are ranges of elements as well.
 """
 
 from __future__ import annotations

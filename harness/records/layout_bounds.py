@@ -27,7 +27,7 @@ class LayoutRow:
     - `bound`: None if the tensor had to be equal, or is `apart`.
     - `error`: None if it is not finite.
     - `rank`: the first rank of the candidate on which the tensor differs.
-    - `apart`: in one of the two systems, several ranks have the same part of the tensor, but not with the same bits.
+    - `apart`: whether, within one system, several ranks have the same part with different bits.
     """
 
     __pydantic_config__ = GROWING
@@ -56,14 +56,12 @@ class LayoutRow:
 class InFloat64:
     """The result for the same two systems in float64, where rounding errors are 2^29 times smaller than in float32.
 
-    - `beyond`: the number of tensors that still differ, by far more than reordered sums change them in float64.
-    - `rows`: these tensors in the order of computation; if there are none, the tensors that used most of their bound.
+    - `beyond`: the number of tensors that still differ, by far more than reordered sums change them.
+    - `rows`: these tensors in the order of computation; if none, the tensors that used most of their bound.
     - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
-      which no call of torch had computed. Perhaps only one of the systems has rounded this tensor, so a difference may
-      be rounding.
-    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain that
-      ratio.
-    - `failed`: the reason why there are no runs in float64.
+      which no call of torch had computed. A difference may then be rounding.
+    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain that.
+    - `failed`: why there are no runs in float64.
     """
 
     __pydantic_config__ = GROWING
@@ -87,15 +85,16 @@ class InFloat64:
 class LayoutBounds:
     """Bounds and errors of two systems with different layouts.
 
-    - `across`: the number of tensors of a step that were compared by cells.
-    - `exact`: the number of tensors that had to be equal in every bit: those before the phase `regrouped_from` of the
-      first step. Up to this phase both systems compute the same sums; if it is None, they do so in all phases.
+    - `across`: the number of tensors of a step that were compared in pieces.
+    - `exact`: the number of tensors that had to be equal in every bit.
     - `regrouped`: the number of tensors that may differ by rounding, within bounds.
-    - `samples`: the number of runs of the reference with reordered sums, from which the bounds were computed.
+    - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. Tensors of earlier
+      phases of the first step are `exact`.
+    - `samples`: the number of runs of the reference with reordered sums. They give the bounds.
     - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
     - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
     - `near`: the number of tensors within their bound that differ by more than rounding usually does.
-    - `rows`: the tensors that are beyond, in the order of computation, then the tensors that used most of their bound.
+    - `rows`: the tensors in `beyond`, in the order of computation, then those that used most of their bound.
     - `in_float64`: a second test, only for systems that are within their bounds.
     """
 

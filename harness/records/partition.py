@@ -15,10 +15,9 @@ class Partition:
     """The sizes of the forward and the backward graph, and of the tensors saved between them.
 
     - `by`: the partitioning method.
-    - Node counts include a graph's inputs and output. The joint graph is the graph before partitioning.
-    - `saved`: the number of forward's tensors that backward reads. `saved_bytes`: the bytes of their storages. Both
-      leave out graph inputs.
-    - `uncut`, `uncut_bytes`: the same two numbers for a partition without recomputation.
+    - `nodes_joint`: the nodes before partitioning. Node counts include a graph's inputs and output.
+    - `saved`, `saved_bytes`: number and bytes of forward's tensors that backward reads, without graph inputs.
+    - `uncut`, `uncut_bytes`: the same for a partition without recomputation.
     - `recomputed`: the number of calls that backward computes again.
     """
 

@@ -14,14 +14,13 @@ Cost = Annotated[float, That("zero or more", lambda found: found >= 0, {"minimum
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedTensor:
-    """The placement of a parameter on the mesh. The parameters of the same name in all layers of a kind are one entry.
+    """The placement of a parameter on the mesh. Parameters of the same name in all layers of a kind are one entry.
 
-    - `data`, `tensor`: the placements on the two axes of the mesh. R is whole on each rank; S0 and S1 are sharded along
-      dim 0 and 1.
-    - `copies`: the number of such parameters in the model. `cost` and `bytes` are totals over all copies.
-    - `cost`: the time in microseconds per step for gathering the parameter and for summing its gradient over data
-      ranks.
-    - `bytes`: a rank's memory for its values, gradient, optimizer state and a gathered copy.
+    - `data`, `tensor`: the placements on the two axes of the mesh. R: whole on each rank. S0, S1: sharded along dim 0
+      or 1.
+    - `copies`: the number of such parameters in the model. `cost` and `bytes` are totals over them.
+    - `cost`: microseconds per step for gathering the parameter and summing its gradient over data ranks.
+    - `bytes`: a rank's memory for values, gradient, optimizer state and a gathered copy.
     """
 
     __pydantic_config__ = GROWING
@@ -38,11 +37,12 @@ class PlacedTensor:
 class Placed:
     """A solution of the placement problem: its cost in microseconds per step, and the bytes that a rank needs.
 
-    - `bound`: the largest number of bytes that a rank may use. `least`: the smallest bound for which there is a
-      solution.
-    - `gap`: the relative gap between the solution's cost and the solver's proven lower limit.
-    - `beside`: by name, the cost and the bytes of plans written by hand.
-    - `nodes`, `edges`: the size of the placement problem. `variables`, `constraints`: the size of its linear program.
+    - `bound`: the largest number of bytes that a rank may use.
+    - `least`: the smallest bound that has a solution.
+    - `gap`: the relative gap between the cost and the solver's proven lower limit.
+    - `beside`: cost and bytes of plans written by hand, by name.
+    - `nodes`, `edges`: the size of the placement problem.
+    - `variables`, `constraints`: the size of its linear program.
     - `sha256`: identifies the plan; every rank reports it.
     """
 

@@ -21,8 +21,7 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 def needs_one_rank(kind: str, case: Case) -> bool:
     """Whether one rank per step is enough to record a kind.
 
-    This holds only for losses: in a pipeline, only ranks of the last stage have a loss, and a user's system may return
-    its loss on a single rank.
+    True only for losses, in a pipeline and in a user's system: other ranks may have no loss.
     """
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
@@ -59,17 +58,16 @@ class Key(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A tensor of a recording: its digest, and facts that describe a difference without reading values.
+    """A tensor of a recording: its digest, and facts that describe a difference without the tensor's values.
 
-    - `digest`: 32 hexadecimal digits over dtype, shape and every byte in order.
-    - `value`: the hexadecimal float of a loss, else None.
-    - `content`: "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero" if all are zero,
-      of either sign; else None, as in older recordings.
-    - `placements`: None for a plain tensor. For a DTensor all fields describe the rank's own part, and `placements`
-      names that part, such as "Shard(dim=0) of [8, 4] over [2]".
-    - `box`: this part of the logical tensor, as the text of a `records.layout.Box`; None if it is unknown or the tensor
-      is plain.
-    - `cells`: the digests of the part's cells in order, if the run requests them.
+    - `digest`: 32 hexadecimal digits over dtype, shape and all bytes.
+    - `value`: a loss as a hexadecimal float, else None.
+    - `content`: "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero" if all are zero.
+      Else None, as in older recordings.
+    - `placements`: None for a plain tensor. A DTensor's record describes the rank's own part, and this names the part,
+      such as "Shard(dim=0) of [8, 4] over [2]".
+    - `box`: the indices of this part, as the text of a `records.layout.Box`. None if unknown, or for a plain tensor.
+    - `cells`: digests of pieces of the part, for a comparison with another layout, if requested.
     """
 
     digest: str
@@ -117,12 +115,13 @@ class GraphIdentity:
 class TorchCompile:
     """The work of torch.compile on a rank's code, if any compiled code was called.
 
-    - `frames`: the number of frames of Python code that it tried to capture. `captured`: how many of them it captured.
+    - `frames`, `captured`: how many frames of Python code it tried to capture, and how many it captured.
     - `graphs`, `operators`: the number of captured graphs, and of their calls in total.
     - `backends`: the backends for which it captured.
-    - `breaks`: the number of graph breaks. `recompiles`: the number of compiled frames whose guards failed later.
-    - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason for the first graph break, for
-      the first recompile, and for the first frame that it could not compile.
+    - `breaks`: the number of graph breaks.
+    - `recompiles`: the number of compiled frames whose guards failed later.
+    - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason. A failure is a frame that it
+      could not compile.
     """
 
     __pydantic_config__ = GROWING
@@ -171,7 +170,8 @@ class Meeting:
 
     - "sum": a collective that adds over ranks.
     - "exchange": a collective that sends rows from rank to rank.
-    - "scale": a multiplication or division that rounds a sum over ranks, or the terms of the sum.
+    - "scale": a multiplication or division that rounds a sum over ranks, or its terms. Powers of two round nothing, and
+      are left out.
     - "backward": the number of backward passes in a step.
     - "parts": the number of parts that are added up to a gradient.
 
@@ -179,15 +179,11 @@ class Meeting:
 
     - `phase`: "forward", "backward", "clip" (from backward to the first recorded gradient) or "update".
     - `ranks`: the ranks of the collective's group, such as "0,1".
-    - `operator`: a collective's name, such as "allreduce_". For a scaling, the factor, and whether it applies "before"
-      or "after" the sum.
-    - `backwards`: for "backward" and "parts", the number itself. Otherwise the number of a step's backward passes in
-      which the operation ran.
-    - `elements`: the size of a sum over more than two ranks. In such a sum, the order of the terms depends on an
-      element's index.
-
-    Factors that are powers of two round nothing, and are left out. For example, a mean over 3 ranks divides the sum by
-    3 = 2 * 1.5, so its scaling is "after /1.5".
+    - `operator`: a collective's name, such as "allreduce_". For a scaling, the factor, and whether it is "before" or
+      "after" the sum. A mean over 3 ranks is "after /1.5", since 3 = 2 * 1.5.
+    - `backwards`: for "backward" and "parts", the number itself. Otherwise the number of backward passes with this
+      operation.
+    - `elements`: the size of a sum over more than two ranks, since it decides the order of the terms.
     """
 
     __pydantic_config__ = GROWING
@@ -207,33 +203,31 @@ class Manifest:
     Run:
 
     - `case`: the case as written.
-    - `stress`: the settings of a run with random sleeps; None for a plain run.
-    - `values`: the patterns of the tensors whose values are kept. They change no bit.
-    - `collectives`: the ranks' transport. It changes no bit, as all sums are in rank order, except for "native": there
-      NCCL chooses the order.
+    - `stress`: the settings of a run with random sleeps, None for a plain run.
+    - `values`: patterns of the tensors whose values are kept.
+    - `collectives`: how the ranks exchange data. All sums are in rank order, except for "native", where NCCL chooses.
 
     Code and machine:
 
     - `sources`: the sha256 of bitproof's own files. `sources`, `machine`, `commit` and `environment` are the same on
       every rank.
-    - `determinism`: the switches that were set before the system was made.
-    - `switches`: their values at three moments: before the system was made, after that, and after the last step.
+    - `determinism`: torch's switches that were set before the system was made.
+    - `switches`: their values before the system was made, after that, and after the last step.
 
     Ranks:
 
-    - `ranks`: by rank, the system's own facts, such as its data's sha256.
-    - `chunked`: for a system that chunks, how often a step runs each module in chunks.
-    - `alone`: the ranks that ran no collective with another rank in any step, though their system does not declare them
-      independent.
-    - `compiled`: the effect of torch.compile on each rank's code; None if nothing was to be compiled.
+    - `ranks`: for each rank, the system's own facts, such as its data's sha256.
+    - `chunked`: how often a step runs each module in chunks, if the system chunks.
+    - `alone`: the ranks that ran no collective with another rank, unless their system declares them independent.
+    - `compiled`: the effect of torch.compile on each rank's code, None if nothing was to be compiled.
     - `unshown`: state of a user's system that steps changed and no record contains.
     - `shows_every_buffer`: whether every buffer of the system's models has records.
-    - `meetings`: the sums and exchanges over ranks, if the run requests them.
+    - `meetings`: the sums and exchanges over ranks, if requested.
 
     Files:
 
-    - `calls`: the logs stored with a baseline. `accepted`: the reason why the baseline was accepted. Neither affects
-      the recording.
+    - `calls`: the operator logs stored with a baseline.
+    - `accepted`: why the baseline was accepted.
     - The sha256 sums of the folder's files: known once these are written.
 
     Fields that may be None are newer than the first recordings.

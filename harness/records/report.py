@@ -15,11 +15,11 @@ from bitproof.harness.records.result import CaseResult
 class Report:
     """A run: its machine, every case's result, and the exit status.
 
-    - `options`: the command line's options that a replay repeats: all but the selection and the report folder.
+    - `options`: the command line's options that a replay repeats.
     - `not_run`: by name, each case that this machine cannot judge, and the reason.
-    - `remarks`: sentences that apply to every case of the run.
-    - `faults`: the score of fault injection in this run, or in a run that was merged into it.
-    - `shard`: if several machines share a selection of cases, the number of this part, and the whole selection.
+    - `remarks`: sentences that apply to every case.
+    - `faults`: the score of fault injection.
+    - `shard`: if several machines share the cases, the number of this part, and the whole selection.
     - `left_out`: the cases of `not_run`, except those that `shard` lists.
     """
 

@@ -45,15 +45,13 @@ class Verdict(enum.StrEnum):
 class Closeness:
     """The distance between two systems, measured over every element of every recorded tensor.
 
-    If the case expects DIFFERENT, only the tensors of the first differing step are measured.
-
-    A tensor's error is |r - c| / |r|. It is None if it is not finite: for a NaN or an infinity in one system only, a
-    reference of zeros, or integers that differ.
+    If the case expects DIFFERENT, only the first differing step is measured. A tensor's error is |r - c| / |r|, None if
+    that is not finite.
 
     - `largest`: the tensor with the largest error.
     - `first_beyond`: the first tensor, in the order of computation, that is beyond the bound.
-    - `histogram`: for each kind, the number of elements by their distance in ULPs: "0", "1", "2", "3-4", "5-8", ...,
-      and "unlike" for elements without a distance.
+    - `histogram`: for each kind, the number of elements by distance in ULPs: "0", "1", "2", "3-4", ..., and "unlike"
+      for elements without a distance.
     """
 
     bound: float
@@ -99,12 +97,12 @@ STAGES = "stages"
 
 @dataclass(frozen=True)
 class PassReport:
-    """A pass that ran: its seconds without verification, the number of nodes before and after, and its own facts.
+    """A pass that ran: its seconds without verification, and the number of nodes before and after.
 
-    - `settings`: the settings that determine its effect, as JSON values. A recording's manifest has them as well.
+    - `settings`: the settings that determine its effect, as JSON values.
     - `changed`: for each operator whose count changed, the number of calls before and after.
-    - `facts`: the pass's own facts. In a pipeline a pass runs on the graph of each stage: then `facts` has the facts of
-      all stages, in order, and all numbers are sums over stages.
+    - `facts`: the pass's own facts. In a pipeline, a list with those of each stage; then all numbers are sums over
+      stages.
     """
 
     __pydantic_config__ = GROWING
@@ -128,13 +126,15 @@ class PassReport:
 class CaseSeconds:
     """A case's time by part, in seconds; None if not measured.
 
-    `passes` has the time of each pass by name. `reference` and `candidate` are the times of the two systems' first
-    runs, including recording. Four parts have a time for each system, by role:
+    - `passes`: the time of each pass by name.
+    - `reference`, `candidate`: the two systems' first runs, including recording.
+
+    These have a time for each system:
 
     - `control`: a second run.
     - `stress`: a run with random sleeps and other values in uninitialized memory.
     - `start_ranks`: the start of the ranks.
-    - `record`: the part of the first run that recording took.
+    - `record`: recording in the first run.
     """
 
     __pydantic_config__ = GROWING
@@ -165,12 +165,11 @@ class CaseSeconds:
 class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    - `records`: the number of records that differ. `step`, `rank`: the step and the rank of the first of them.
-    - `measured`: the number of differing records whose values both recordings have. The following fields describe
-      these.
-    - `elements`, `elements_differing`, `histogram`: totals; the histogram counts differing elements.
+    - `records`, `step`, `rank`: the number of records that differ, and the place of the first.
+    - `measured`: the number of these whose values both recordings have. The following fields describe only these.
+    - `elements`, `elements_differing`, `histogram`: totals. The histogram counts differing elements.
     - `max_ulp`: the largest distance.
-    - `reference_bits`, `candidate_bits`: the bits of the first differing element of the first measured record.
+    - `reference_bits`, `candidate_bits`: the bits of the first differing element.
     """
 
     __pydantic_config__ = GROWING
@@ -196,14 +195,15 @@ class CaseFindings:
     """The fields that a case's result shares with its entry in report.json.
 
     - `error`: a failure's whole text, including the rank's traceback.
-    - `memory`: by role, the peak of allocated device memory during the steps, in MiB; None on a CPU.
-    - `differing`: the first MAX_DIFFERING keys that differ, in the order of computation.
-    - `differing_left_out`: the number of further keys.
+    - `memory`: by system, the peak of allocated device memory in MiB; None on a CPU.
+    - `differing`, `differing_left_out`: the first MAX_DIFFERING keys that differ, and the number of further keys.
     - `kept_graph`: whether the graph is from an earlier run; None if there was no graph.
-    - `partition`: the sizes of a partitioned graph. `artifact`: the precompiled step. `placed`: the solved placements.
-    - `throughput`: by role, the speed of a system in its first run.
+    - `partition`: the sizes of a partitioned graph.
+    - `artifact`: the precompiled step.
+    - `placed`: the solved placements.
+    - `throughput`: by system, the speed of its first run.
     - `layouts`: the bounds for two systems with different layouts of tensors.
-    - `sums_over_ranks`: by role, how the ranks added, in words, if a built-in system ran on several ranks.
+    - `sums_over_ranks`: by built-in system of several ranks, how the ranks added, in words.
     - `checks`: each check's finding by the check's name.
     """
 
@@ -227,13 +227,13 @@ class CaseFindings:
 class CaseResult(CaseFindings):
     """The result of a case.
 
-    - `control`: by role, the verdict of comparing two runs of the same system; None if it ran once.
-    - `stress`: by role, the verdict of comparing a plain run of a system with one that has random sleeps and other
-      values in uninitialized memory.
+    - `control`: by system, the verdict of comparing two of its runs; None if it ran once.
+    - `stress`: as `control`, but the second run has random sleeps and other values in uninitialized memory.
     - `logs`: paths within the run folder.
-    - `options`: if the case was merged from another run, that run's options, unless they equal the report's.
+    - `options`: the options of the run that the case was merged from, unless they equal the report's.
     - `remarks`: sentences that qualify the evidence.
-    - `collectives`: the ranks' transport, "shared" for shared memory. `backend`: the backend of torch's default group.
+    - `collectives`: the ranks' transport, "shared" for shared memory.
+    - `backend`: the backend of torch's default group.
     """
 
     case: Case
@@ -268,10 +268,9 @@ class CaseResult(CaseFindings):
 
     @property
     def as_expected(self) -> bool:
-        """Whether the case got its expected verdict and differences, and no check objects.
+        """Whether the case has its expected verdict and differences, and no check objects.
 
-        Exactly the kinds that the case lists must differ, and by no more than its bound. A case that expects CLOSE
-        lists no kinds, and EQUAL satisfies it, as it is within any bound.
+        Exactly the expected kinds must differ, within the case's bound. EQUAL also satisfies a case that expects CLOSE.
         """
         return self.agrees_as_expected and not any(self.objections())
 
@@ -308,9 +307,8 @@ class CaseResult(CaseFindings):
 class Event:
     """A sign of a case's progress.
 
-    - `event`: "prepare" and "prepared" are about a graph, "start" is about ranks. For "step", `step` of `steps` has
-      ended; steps count from 0.
-    - `arm`: the run of `system` that the event is about: "first", "control", "stress", "replay1" and so on.
+    - `event`: "prepare" and "prepared" are about a graph, "start" about ranks. At "step", `step` of `steps` has ended.
+    - `arm`: the run of `system`: "first", "control", "stress", "replay1" and so on.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

@@ -19,13 +19,13 @@ AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: num
 class Throughput:
     """A system's throughput in its first run. Unknown values are None.
 
-    - `step_seconds`: the median of the times of `steps` steps, each the time of its slowest rank. The first step is a
-      warm-up, and counts only if there is no other.
+    - `step_seconds`: the median time of `steps` steps, each that of its slowest rank. The first step is a warm-up, and
+      counts only if there is no other.
     - `spread_seconds`: the interquartile range of these times.
     - `tokens`: the number of tokens per step on all ranks.
     - `flops`: the number of operations in rank 0's first step, by torch's flop counter.
-    - `peak_flops`, `peak_source`: the most operations per second of a rank's device, and the source of this number.
-    - `peak_mib`, `peak_of`: the largest memory of any rank, and whether it is memory of its device or of its process.
+    - `peak_flops`, `peak_source`: a device's most operations per second, and the source of this number.
+    - `peak_mib`, `peak_of`: the largest memory of any rank, and whether it is memory of its device or its process.
     """
 
     __pydantic_config__ = GROWING

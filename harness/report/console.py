@@ -1,7 +1,6 @@
 """Coloured output: rich's console, changed to print untrusted text without interpreting it.
 
-rich writes escape sequences itself, so its output cannot pass the filter of `runtime/output`. Instead, each piece of
-text that rich renders is filtered here by the same rule. Markup and emoji names have no effect.
+Each piece of text is filtered by the rule of `runtime/output`. Markup and emoji names have no effect.
 """
 
 from __future__ import annotations
@@ -35,6 +34,7 @@ class SafeConsole(Console):
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render text without unsafe characters. The only links are those to source files on this machine."""
+        # Filtered here, since the filter of `runtime/output` would remove the escape sequences that rich writes.
         # Control segments are rich's own, such as those that move the cursor for a progress bar.
         for segment in super().render(renderable, options):
             if segment.control:

@@ -41,9 +41,8 @@ def tell_diff(
 ) -> Iterator[str]:
     """Yield the lines that `bitproof diff` prints.
 
-    These are: verdict, counts by kind, first divergence, place of its cause, drift, differences of manifests. Lines
-    have 80 columns if possible. `systems` are the systems of the two recordings of a `case`. With `advises`, if the
-    recordings are from different environments, lines show the commands that explain the difference.
+    They have verdict, counts by kind, first divergence, drift, and differences of manifests. With `advises`, also
+    commands that explain a difference of environments.
     """
     differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"

@@ -1,7 +1,6 @@
 """Write report.json, a run's complete result, and read it back with every field checked.
 
-A file from disk is untrusted data: its size is bounded, it is parsed as JSON, and it is checked field by field. A
-damaged file raises RecordingError, and so does a file whose claims contradict its own numbers.
+A file from disk is not trusted. RecordingError is raised if it is too large or damaged, or contradicts its own numbers.
 """
 
 from __future__ import annotations

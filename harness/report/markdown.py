@@ -1,7 +1,6 @@
-"""Write report.md, a summary for people that fits a CI job's page: verdicts first, details in collapsible blocks.
+"""Write report.md, a summary that fits a CI job's page: verdicts first, details in collapsible blocks.
 
-GitHub accepts 1 MiB per summary, counted in bytes. So long texts are cut in the middle, and rows and details beyond the
-limit are left out; a sentence states how many.
+GitHub accepts 1 MiB per summary. Long texts are cut, and a sentence counts the rows left out.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Escape untrusted text for Markdown. Every Markdown form of a report uses these functions.
 
-GitHub interprets HTML, links, bare addresses, pictures, code, emphasis, formulas, ends of cells, emoji names, users and
-issues. Each character that could start such a construct is escaped by a backslash or by a reference such as `&lt;`.
-GitHub interprets some characters even after rendering, such as the first of `@user`: these are put into a `<span>` tag.
+Escaped are characters that could start HTML, links, pictures, code or tables. Some that GitHub interprets even then,
+such as `@`, are put into a `<span>`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Show the progress of a run: live bars on a terminal, otherwise a line per event.
 
-Anything but a terminal gets a line about a case's steps at most every 5 seconds, so the log of a run of an hour stays
-readable.
+Without a terminal, a case's steps get a line at most every 5 seconds, so that logs stay readable.
 """
 
 from __future__ import annotations

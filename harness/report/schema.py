@@ -1,9 +1,9 @@
 """The form of report.json as types: readers check it, and report.schema.json is generated from it.
 
-This form is flatter than the records: a divergence in the file also has the fields of its tensor, of the blamed call
-and, with the prefix `output_`, of that call's output. Fields with a default were added after the first reports.
-
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
+
+A divergence in the file also has the fields of its tensor and of the blamed call. The fields of that call's output have
+the prefix `output_`. Fields with a default were added after the first reports.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Present the findings of bitproof's own checks as titles and blocks, like the findings of users' checks.
 
-Each form of a report prints these blocks, and needs no code for a particular check. report.json has the same facts as
-fields of the case.
+Each form of a report prints these blocks. report.json has the same facts as fields of the case.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find the file of a source line in a recording, to print a path that a user can open from the working directory.
+"""Find the file of a source line in a recording, to print a path that opens from the working directory.
 
 A recording keeps the last three parts of a path: `exp/new/train.py:14`. This line is shown as
 

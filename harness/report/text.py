@@ -98,10 +98,9 @@ def closeness(result: CaseResult) -> str:
 
 
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
-    """Yield a line for each of the first `max_tensors` tensors that differ between two recordings.
+    """Yield a line for each of the first `max_tensors` tensors that differ, and a line with the number of others.
 
-    If `num_tensors`, the number of all differing tensors, is larger, a last line states how many more there are.
-    `sides` names the two recordings, such as ("in the baseline", "here").
+    `num_tensors` counts all of them. `sides` names the two recordings, such as ("in the baseline", "here").
     """
     for entry in entries[:max_tensors]:
         yield f"{entry.kind} {entry.name}: {_drift_of(entry, sides)}"
@@ -165,10 +164,9 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
+    """The blamed call as text: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
 
-    If the differing tensor equals another record of the reference bit for bit, a clause states that, even without a
-    blamed call. If an exchange of values did not verify the call, a clause states the reason.
+    Also states if the tensor equals another record of the reference, and why the blame is not verified.
     """
     if divergence is None:
         return ""
@@ -195,9 +193,9 @@ def blame_label(divergence: Divergence) -> str:
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """Labels and texts about the blamed call: what was expected and found, and the results of exchanges.
+    """Pairs of a label and a text: the blamed call's defect, and the result of running with the other system's values.
 
-    Empty if no exchange verified the call, not even in part. For example:
+    Empty if this result does not support the blame, not even in part. For example:
 
         expected: eps=1e-05
         found: eps=0.001
@@ -253,8 +251,7 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
     """Rows about the tensors that differ, at most `limit`, and the number of further tensors.
 
-    A row has kind, name, number of differing steps, first such step, and ranks. Kinds are in the order in which a step
-    computes them; the tensors of a kind are in the order of their first difference.
+    A row has kind, name, number of differing steps, first such step, and ranks. Rows are in the order of computation.
     """
     rows: list[tuple[str, ...]] = []
     # `compared` has the kinds in the order of a step, and `differing` the tensors in the order

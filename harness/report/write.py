@@ -102,10 +102,9 @@ def discard_if_bare(run_dir: Path) -> None:
 def finish_run(
     report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
 ) -> int:
-    """Write a report that was printed already, and print its path, or the reason why it could not be written.
+    """Write a report that was printed already, and print its path, or why it could not be written.
 
-    Returns the command's exit status: `status`, or a worse status if nothing was written. `shown` is the name of the
-    file whose path is printed. `more` has further files by name.
+    Returns `status`, or a worse exit status if writing failed. The printed path is of the file `shown`.
     """
     try:
         write_run(report, run_dir, more)
@@ -118,10 +117,10 @@ def finish_run(
 
 
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
-    """Write every form of the report, and the texts of `more` by file name, into `run_dir`; then link `latest` to it.
+    """Write every form of the report into `run_dir`, and link `latest` to it.
 
-    If a file cannot be written, none is left and RecordingError is raised. Raises UsageError if `latest` exists and is
-    not a link.
+    `more` has further texts by file name. Raises RecordingError, and leaves no file, if one cannot be written. Raises
+    UsageError if `latest` is no link.
     """
     try:
         # All forms are rendered before the first is written, so that an error in a form leaves no half of a report.

@@ -1,19 +1,14 @@
 """Plan the exchanges for a cause: which values of one system replace values of the other, and at which calls.
 
-"New" calls are those that only the candidate makes.
-
-1. If the blamed call has a matching call, their outputs are exchanged, on every rank on which it is blamed.
-2. If it is new, each call that reads its output is matched with a call of the reference. The output is replaced by the
-   value that this matching call reads. In the reference, the matching call reads the candidate's value instead. A
-   reader may be new as well; then its own readers are matched.
-3. If only the reference makes it, the calls that match its readers read its output, and the reverse.
-4. If it reads a wrong value from before the step, all calls that read this value, directly or through views, read the
-   reference's value instead. So a wrong parameter is a single cause, although forward, backward and the optimizer read
-   it.
-5. All other calls with the same wrong argument, forward or backward, on any rank, have their outputs exchanged too.
-   Such an exchange takes place only if the call reads the inputs of its matching call when it runs, so it cannot hide
-   another defect before the call. Calls of an update whose numbers come from the same wrong optimizer setting (see
-   `wrong_setting`) have the same wrong argument.
+1. Both systems make the blamed call: their outputs are exchanged, on every rank on which it is blamed.
+2. Only the candidate makes it, as an extra call: its readers get the values that their matching calls read. In the
+   reference, these matching calls get the candidate's value. If a reader is extra too, its own readers are used.
+3. Only the reference makes it: as in 2, with the systems' roles changed.
+4. It reads a wrong value from before the step: all calls that read this value get the reference's value. So a wrong
+   parameter is a single cause, although forward, backward and the optimizer read it.
+5. All other calls with the same wrong argument, on any rank, have their outputs exchanged too. Such an exchange only
+   takes place if the call reads right inputs, so it cannot hide another defect. For an update, the same wrong optimizer
+   setting counts as the same argument (`wrong_setting`).
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -44,11 +39,11 @@ MAX_NEW_CALLS = 12
 
 
 class Swap(NamedTuple):
-    """An exchange: at `site`, a value of a system is replaced by a value of the other.
+    """An exchange: a value of a system is replaced by a value of the other.
 
-    `value` is the site in the other system whose value is inserted, and `wanted` the digest of that value. `found` is
-    the digest of the replaced value. If `reads` is given, the exchange only takes place if the call's inputs have these
-    digests when it runs.
+    - `site`, `found`: the site and the digest of the replaced value.
+    - `value`, `wanted`: the site and the digest of the inserted value, in the other system.
+    - `reads`: exchange only if the call's inputs have these digests when it runs; None for any inputs.
     """
 
     site: ValueSite
@@ -64,8 +59,7 @@ class Swap(NamedTuple):
 class WrongCall:
     """A wrong call, with its exchanges in the candidate and the reverse exchanges in the reference.
 
-    `is_lead` is True for the blamed call, on each rank on which it is blamed, and False for another call with the same
-    defect.
+    `is_lead` is True for the blamed call on each of its ranks, and False for another call with the same defect.
     """
 
     rank: int
@@ -117,11 +111,12 @@ def plan_of(
     blocked: Collection[ValueSite] = (),
     arguments: WrongArguments | None = None,
 ) -> ExchangePlan:
-    """All exchanges for a cause. `differing` has, by rank, the digests of the records that differ.
+    """All exchanges of values between the two systems for a cause.
 
-    `blocked` are sites at which the two systems' values have different dtypes or shapes, so that these values cannot be
-    exchanged; the outputs of the calls that read them are exchanged instead. `arguments` finds further calls with the
-    same wrong argument or optimizer setting.
+    - `differing`: for each rank, the digests of the records that differ.
+    - `blocked`: sites whose values cannot be exchanged, because their dtypes or shapes differ. The outputs of their
+      readers are exchanged instead.
+    - `arguments`: finds further calls with the same wrong argument or optimizer setting.
     """
     # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
     # the receiving call. `right` has, by site, the values that these exchanges insert.
@@ -177,10 +172,10 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """For a send: the rank of the receiving call, and its index in the candidate's and in the reference's log.
+    """The call that receives a send's message: its rank, and its index in both systems' logs.
 
-    A send has no output that could be exchanged, so the received message is exchanged instead. If the receiving calls
-    are not found, returns the arguments unchanged.
+    `mine` and `theirs` are the send's indices in the candidate's and the reference's log. The send's own if none is
+    found.
     """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [
@@ -217,11 +212,12 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 
 
 def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
-    """Other calls with the blamed call's defect: at other places, in other directions, and on other ranks.
+    """Other calls with the blamed call's defect, on any rank and in any direction.
 
-    If the blamed call has a match, they are the calls with the same wrong argument. If its defect is that it reads a
-    wrong one of several right values ("reads"), calls of its operator at its place that read right values are added. If
-    it is extra or missing, they are extra or missing calls with the same operator and arguments.
+    - If both systems make the blamed call: the calls with the same wrong argument. If it reads the wrong one of several
+      right values ("reads"), also calls at its place that read right values.
+    - If only one system makes it: calls of its operator and arguments, and their backward calls, that only this system
+      makes.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
@@ -300,12 +296,13 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange for a missing call, with the inputs that the call at `swap.site` must read; None if they are unknown.
+    """An exchange for a missing call, made only if the call at `swap.site` reads right inputs; None if unknown.
 
-    - If the exchange replaces an input of a reader of the missing call: the inputs of the reader's matching call, but
-      the missing call's own first input, `given[0]`, in place of its output.
-    - If the exchange replaces an output: the inputs of the call's matching call, or its own if it has none. The
-      reference must have all of them.
+    The right inputs are, if the exchange replaces
+
+    - an input of a reader: the inputs of the reader's matching call, but `given[0]` in place of the missing output.
+      `given` are the inputs of the missing call.
+    - an output: the inputs of the matching call, or the call's own. The reference must have all of them.
     """
     other = log.matching_call(swap.site.call)
     if not swap.site.is_input:
@@ -473,8 +470,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """Plans exchanges at the calls that read a wrong call's output, in both logs of a rank.
 
-    `pairs` are the digests (reference, candidate) of the rank's records that differ. `passed` are the candidate's calls
-    that are exchanged at their readers. If several paths lead to the same call, the shortest counts.
+    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose readers are exchanged
+    instead.
     """
 
     def __init__(
@@ -500,10 +497,9 @@ class _Readers:
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
-        """Whether a call's outputs can be exchanged with its matching call's: number, dtypes and shapes are equal.
+        """Whether a call's outputs can be exchanged with those of its match: number, dtypes and shapes are equal.
 
-        For example, a `broadcast` may match a `send`, which has no output. Then the values are exchanged at the calls
-        that read them.
+        For example, a `send` has no output, though a `broadcast` may match it.
         """
         is_alike = len(self.log.log[mine].outputs) == len(self.log.reference.log[theirs].outputs)
         return is_alike and not self.is_blocked(mine)
@@ -669,11 +665,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Exchanges in the candidate and in the reference, for records of a missing call's output.
+        """Exchanges in the candidate, and in the reference, for records of a missing call's output.
 
-        For example, the missing call adds a gradient over ranks; in the candidate the gradient's record is that call's
-        input. So the call that computed this input gets the missing output as its own. Both lists are empty if a call
-        of the reference reads this input too, or if the input is wrong.
+        Example: `all_reduce` is missing. The call that computed the local gradient then outputs the reduced one. Empty
+        if another reader needs the local gradient.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
@@ -726,8 +721,7 @@ def _output_with(call: Call, value: str) -> int | None:
 def _position_there(call: Call, partner: Call, position: int) -> int:
     """The position of a call's input among the inputs of its matching call, which has equally many.
 
-    It differs from `position` only if an operator such as `add` reads its two tensors in the other order: `B` of
-    `mul B x` corresponds to `A` of `mul x A`.
+    Differs from `position` only for operators such as `mul`, whose two inputs may be in the other order.
     """
     if len(call.inputs) == 2 and name_of(call) in COMMUTATIVE:
         is_turned = call.inputs[1 - position] == partner.inputs[position] != call.inputs[position]

@@ -1,18 +1,18 @@
 """Verify a cause by exchange: run the step again with the other system's value where the blamed call is wrong.
 
-1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records of the step
-   then equal the reference's, nothing else is wrong.
-2. If some records still differ, the exchange stays, and the log of that run is searched for the next call to blame: the
-   backward call of the same cause, or an independent cause. At most `MAX_ROUNDS` runs.
-3. If there are several causes, the step runs without each of them: a cause that is not needed is dropped.
+Example: `mul` scales by 0.25, and by 0.125 in the reference. With the reference's output of `mul`, all 44 tensors of
+the step are equal. With the candidate's, the reference computes the candidate's 44 tensors. So the cause is verified.
+
+1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records then equal
+   the reference's, nothing else is wrong.
+2. Otherwise the next call to blame is searched in the log of that run, and exchanged as well. It belongs to the same
+   cause, such as a backward call, or is another cause. At most `MAX_ROUNDS` runs.
+3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped.
 4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
    these values explain the whole difference.
 
 A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Nothing is verified
 if a run does not repeat the values of the run before, up to the exchange.
-
-Example: `mul` scales by 0.25, the reference by 0.125. With the reference's output of `mul`, all 44 tensors of the step
-are equal; with the candidate's, the reference computes the candidate's 44 tensors: verified.
 """
 
 from __future__ import annotations
@@ -87,11 +87,10 @@ class Cause:
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
-        """Whether a call that was found later has this cause's defect: the same wrong argument, module or source line.
+        """Whether a call that was found later belongs to this cause: it has the same defect.
 
-        For example, the backward call of a module belongs to the wrong forward call of that module. Calls of an update
-        with a wrong optimizer setting have the same defect if they share such a setting, wherever they are. `reads` are
-        further values that the call reads, through other missing calls.
+        Example: a module's wrong forward call and its backward call. `reads` has digests of further inputs of the later
+        call.
         """
         # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
         # lines are compared.
@@ -118,10 +117,10 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether `culprit` and this cause are an extra call and a missing call that read the same value.
+        """Whether this cause and `culprit` are an extra and a missing call that share an input.
 
-        For example, the reference reduces a gradient over the ranks; the candidate first adds another gradient to it,
-        and reduces their sum.
+        For example, the reference reduces a gradient. The candidate first adds another gradient to it, and reduces the
+        sum.
         """
         direction = culprit.call.place.direction
         if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
@@ -166,11 +165,12 @@ class ExchangedRun:
 
 @dataclass
 class Verifier:
-    """Verifies the causes of a difference at `step`.
+    """Verifies the causes of a difference at `step`, by running the systems with each other's values.
 
-    `logs` has each system's calls, by rank, as its first replay logged them, and `folder` the archives of these
-    replays. `ready` is the result of `ready_logs` for the same logs, if it is known already. `settings` are the
-    optimizer settings that differ.
+    - `logs`: each system's calls, by rank, of its first replay.
+    - `folder`: the archives of these replays.
+    - `ready`: the result of `ready_logs` for `logs`, if known.
+    - `settings`: the optimizer settings that differ.
     """
 
     recordings: Mapping[Role, Recording]
@@ -194,8 +194,8 @@ class Verifier:
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """Search for the cause, verify it, and return both the cause and its verification.
 
-        The cause is the first possible cause among `culprit` and `others`. If the step also becomes right without its
-        exchanges, the cause is a call that the search found later.
+        The cause is the first possible of `culprit` and `others`, unless another call found later makes the step right
+        alone.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -220,10 +220,9 @@ class Verifier:
         return found, verification
 
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
-        """Exchange the causes in turn, until the step is right or no cause is left.
+        """Exchange the values of the causes in turn, until the step is right or no cause is left.
 
-        Returns the causes, the reason why the search ended early ("" if the step is right), and the last valid run. If
-        a call of `culprits` cannot be a cause, the next is tried.
+        Returns the causes, why the search ended early or "", and the last valid run. `culprits` are tried in order.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -498,11 +497,9 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether a call without a match only selects or copies right values, such as an element of a tensor, or a bucket.
+    """Whether an extra call only selects or copies right values, such as an element of a tensor.
 
-    The reference may lack its output although the output is right. For example, a pass inserts `select g 0` before an
-    extra `xor_`: the extra call reads an element of the right gradient `g`. But `split g` may take the wrong part if
-    the reference has a `slice g` that the candidate lacks.
+    Then its output is right. False if a selection that the reference makes is missing: this may be a wrong one.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
@@ -568,9 +565,9 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 
 
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
-    """The index of the first call whose output differs between two runs of the candidate; None if there is none.
+    """The index of the first call whose output differs between two runs of the candidate; None if none differs.
 
-    The comparison ends at the first call with an exchanged value, and at a collective that differs. Views do not count.
+    The comparison ends at a differing call of `exchanged`, and at a differing collective. Views do not count.
     """
     # Calls after an exchanged value differ because of it, and a collective may receive such a value from another rank.
     # A view may show freed or uninitialized memory that no call reads.

@@ -1,11 +1,10 @@
-"""Find the wrong optimizer settings that explain the wrong numbers of a call of an update.
+"""Find the wrong optimizer settings that explain the wrong numbers of a call of an optimizer.
 
-A setting reaches several calls, in each as a different number: with AdamW's beta1, `lerp` gets `1 - beta1`, and
-`addcdiv` gets `-lr / (1 - beta1**t)`. These wrong numbers are a single defect, named by the setting.
+A setting reaches several calls, in each as another number. With AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
+gets `-lr / (1 - beta1**t)`. All these wrong numbers are a single defect.
 
-A setting explains a call's wrong number by a formula of `_formulas`: with the candidate's settings the formula results
-in the candidate's number, with the reference's settings in the reference's, and the result changes with this setting. A
-number that no formula explains is a defect of its own: a differing setting must not hide it.
+A setting explains a wrong number if a formula in `_formulas` depends on it, and gives each system's number from that
+system's settings. A number that no formula explains is another defect.
 """
 
 from __future__ import annotations
@@ -28,10 +27,9 @@ _MAX_LENGTH = 4000
 def wrong_settings(
     call: Call | None, partner: Call | None, settings: Sequence[DifferingSetting], step: int
 ) -> tuple[DifferingSetting, ...]:
-    """The `settings` that explain why a call of an update differs from the reference's call; empty if none does.
+    """The `settings` that explain why a call of an optimizer differs from the reference's; empty if none does.
 
-    `settings` are the settings that differ; `step` counts from 0. `call` or `partner` is None if the candidate or the
-    reference lacks the call. For example, SGD calls `add` for a weight decay of 0.1, and not for 0.0.
+    For example, a weight decay explains a missing call: `call` or `partner` is None. `step` counts from 0.
     """
     known = call or partner
     if known is None or known.place.direction != "update":
@@ -54,11 +52,13 @@ def wrong_settings(
 def _explaining_settings(
     pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
 ) -> Collection[str]:
-    """The names of the settings that explain why the two systems have different numbers, such as -0.01 and -0.1.
+    """The names of the settings that explain a pair of different numbers, such as -0.01 and -0.1.
 
-    `pair` has the candidate's and the reference's number as text, None if that system lacks the call. `setting` holds
-    all settings of its optimizer in both systems, and `own` are those that differ. A setting explains the numbers if a
-    formula results in each system's number with that system's settings, and its result changes with this setting.
+    - `pair`: the candidate's and the reference's number as text, None if that system lacks the call.
+    - `setting`: has all settings of its optimizer in both systems.
+    - `own`: the settings that differ.
+
+    A setting explains them if a formula depends on it, and gives each number from that system's settings.
     """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)

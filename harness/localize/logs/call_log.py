@@ -1,7 +1,6 @@
 """Log every operator call of a step, eager or graph, with the digests of its inputs and outputs.
 
-A dispatch mode sees each call below autograd, as tracing does, so eager calls and graph nodes have the same operators.
-For example, `F.linear` is `addmm` in both. `places` finds the place of a call.
+Calls are seen below autograd, so `F.linear` is `addmm` in eager code and in graphs.
 """
 
 from __future__ import annotations
@@ -56,10 +55,10 @@ GENERATORS = 0
 
 
 class _Inputs(NamedTuple):
-    """The inputs of a call: their digests, and the indices of the calls that produced them, as in `Call`.
+    """The inputs of a call: their digests, and the indices of the calls that produced them.
 
-    `unwritten` are the positions of inputs that are uninitialized memory of this step; `outside` are the positions of
-    inputs that were written outside torch's operators, such as by NumPy.
+    `unwritten` and `outside` have the positions of inputs that are uninitialized memory, and that were written outside
+    torch's operators, as by NumPy.
     """
 
     digests: tuple[str, ...]
@@ -71,13 +70,9 @@ class _Inputs(NamedTuple):
 class _Reading(NamedTuple):
     """The facts about a call that are collected before it runs, since it may overwrite its inputs.
 
-    - `lanes`: for a call over lists of tensors, the length of the lists: the call is split into one call per index. 0
-      for a call that is not split.
-    - `inputs`: an entry per lane; a single entry for a call that is not split.
-    - `generator`: the random generator from which the call may draw. `state`: the digest of its state. Both are None
-      for a call that is not random.
-
-    For example, `_foreach_add_` of two lists of 3 tensors has 3 lanes and 3 entries.
+    - `lanes`: 3 for a call over lists of 3 tensors that is split into 3 calls; 0 for a call that is not split.
+    - `inputs`: an entry for each of the resulting calls.
+    - `generator`, `state`: for a random call, its random generator and the digest of its state; else None.
     """
 
     lanes: int
@@ -90,15 +85,14 @@ class _Reading(NamedTuple):
 class CallRecorder(TorchDispatchMode):
     """A dispatch mode that logs calls into `calls`.
 
-    - `place` finds the running call's module and direction and, in a graph, its node.
-    - `keep`: inputs and outputs to copy into `kept`. `spare`: a budget in bytes for copies of other outputs; each
-      output that still fits is copied.
+    - `place`: finds the running call's module, direction and graph node.
+    - `keep`: inputs and outputs to copy into `kept`.
+    - `spare`: a number of bytes for copies of other outputs, kept while they fit.
     - `only_keeps`: copy values and count calls, without digests and places.
-    - `exchanges`: values of the other system to insert before or after a call; the log shows the inserted values.
+    - `exchanges`: values of the other system to insert before or after a call. The log shows these.
 
-    A higher-order operator is one call. A call over lists of tensors is logged as a call for each index of the lists. A
-    random call has its generator's state as its last input, and the next state as its last output. Calls that bitproof
-    itself makes, for example to take a digest, are not logged.
+    A higher-order operator is one call. A call over lists of tensors is logged as a call per index. A random call has
+    its generator's state as last input and last output. Calls by bitproof itself are not logged.
     """
 
     supports_higher_order_operators = True
@@ -347,11 +341,10 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> _Inputs:
-        """For each input, its digest and its producer: the logged call that wrote this value into the input's storage.
+        """For each input, its digest and its producer: the logged call that wrote this value to its memory.
 
-        If a collective or copy is still filling the storage, the call that launched it is the producer. If an input was
-        written in parts, by several calls, the last of them is its producer, and all of them are appended to the
-        producers, after those of the inputs.
+        - If a collective or copy is still writing there, the call that launched it.
+        - If several calls wrote parts of the input, the last. All of them follow after the producers of the inputs.
         """
         # `more` are the writers of parts.
         found: list[tuple[str, int | None]] = []
@@ -580,14 +573,13 @@ def logged(
 ) -> Iterator[CallRecorder]:
     """Context in which every operator call that a system makes on this thread is logged.
 
-    `keep`, `only_keeps` and `spare` select the values to copy, and `exchanges` those to insert on this `rank`: see
-    `CallRecorder`.
+    - `keep`, `only_keeps`, `spare`: the values to copy. See `CallRecorder`.
+    - `rank`, `exchanges`: the running rank, and the values to insert.
+    - `captured`: the graphs of a system that bitproof compiles.
+    - `stays_whole`: do not split code of torch.compile where modules begin.
 
-    The places of calls are found through attributes of the system, if it has them: `model`; `gradients`, the function
-    that computes loss and gradients; `graph`, the step's graph; `running_chunk` and `running_half`. Without any of
-    these, calls have no place. `captured` has the graphs of a system that bitproof compiles. In other systems,
-    torch.compile's code is split where modules begin, so that its calls have places; with `stays_whole` it is not
-    split.
+    The places of calls are found through attributes of the system: `model`, `gradients` (the function that computes
+    gradients), `graph`, `running_chunk` and `running_half`. Without these, calls have no place.
     """
     model = getattr(system, "model", None)
     shown = system if isinstance(system, WatchedStep) else model  # which may have several

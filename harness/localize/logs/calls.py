@@ -24,9 +24,9 @@ CLIPPING = "clipping"
 
 
 class Place(NamedTuple):
-    """The place of a call in a step, such as layers.3.mlp, backward, chunk 1. It stays the same if a pass moves a call.
+    """The place of a call in a step, such as layers.3.mlp, backward, chunk 1.
 
-    - `module`: the fully qualified name, "" for the root, None for a call that no module owns.
+    - `module`: its name, "" for the root, None for a call outside modules.
     - `direction`: "forward", "backward", "update" for everything after the gradients, or None if unknown.
     - `chunk`: 0 or 1, or None for a call that runs once.
     """
@@ -37,26 +37,22 @@ class Place(NamedTuple):
 
 
 class Call(NamedTuple):
-    """An operator call. Tensors are digests, as in records: over dtype, shape and every byte in order.
+    """An operator call in a log. Tensors are digests, as in records.
 
-    - `outputs`: the results after the call, or after a collective's wait, including tensors written in place.
-    - `aliases`: other living tensors that share a storage with a tensor that the call wrote, if this changed their
-      values; the digests are those after the call.
-    - `view`: the operator returns a view, and computes nothing.
-    - `producers`: for each input, the index of the call that wrote the value into the input's memory, None if unknown.
-      So two tensors of equal value have separate histories. If no call wrote an input as a whole, the writers of its
-      parts follow at the end. Empty if the log does not state producers.
-    - `scalars`: the name and the text of each argument that is a number, string, dtype, or list of these; defaults
-      included.
-    - `peers`: the ranks of a collective in the order of its group; for a point-to-point message, sender and receiver;
-      else empty.
-    - `micro_batch`: counted from 1, if a step calls its model more than once.
-    - `part`: in an update, the optimizer, "clipping" or "loss scaling"; in a mixture of experts, "dispatch", "compute"
-      or "combine"; None if unknown.
-    - `draws`: the call is random. Its last input and its last output are states of the generator.
-    - `node`, `source`: the graph's node, and the user's line; None if unknown.
-    - `unwritten`, `outside`: positions of inputs that are uninitialized memory of this step, and of inputs that were
-      written outside torch's operators, such as by NumPy.
+    - `inputs`, `outputs`: outputs include tensors written in place. A collective's are those after its wait.
+    - `aliases`: other tensors that the call changed, because they share memory with a tensor that it wrote.
+    - `view`: the call returns a view, and computes nothing.
+    - `producers`: for each input, the index of the call that wrote it, None if unknown. If an input was written in
+      parts, the writers of the parts follow at the end. Empty if the log has no producers.
+    - `scalars`: name and text of each argument that is a number, string, dtype, or list of these; defaults included.
+    - `peers`: the ranks of a collective's group, or sender and receiver of a message; else empty.
+    - `micro_batch`: counts from 1, if a step calls its model more than once.
+    - `part`: in an update, the optimizer, "clipping" or "loss scaling". In a mixture of experts, "dispatch", "compute"
+      or "combine". None if unknown.
+    - `draws`: the call is random. Its last input and output are states of the generator.
+    - `node`, `source`: the graph's node and the user's line, None if unknown.
+    - `unwritten`: positions of inputs that are uninitialized memory.
+    - `outside`: positions of inputs that were written outside torch's operators, such as by NumPy.
     """
 
     place: Place
@@ -103,8 +99,7 @@ def maker_of(
 ) -> int | None:
     """The index of the call that computed an input; None if none of `calls` did.
 
-    The input is at `position` of the call at `index`. If it is a view, the result is the call that computed the viewed
-    tensor. `given` returns the producers of a call's inputs.
+    The input is at `position` of the call at `index`. Views are followed back. `given` returns a call's producers.
     """
     while True:
         # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before

@@ -40,10 +40,10 @@ class CandidateLog(IndexedLog):
         return self._matching.mine[index]
 
     def differs(self, index: int) -> bool:
-        """Whether a call is wrong: its outputs differ from its matching call's.
+        """Whether a call's output is wrong: it differs from that of the reference's matching call.
 
-        An extra call is wrong if one of its outputs is nowhere in the reference. A view is right if its outputs are
-        among its matching call's. A collective that is never waited for is wrong.
+        Without a match, an output is wrong if the reference has it nowhere. A collective that is never waited for is
+        wrong.
         """
         # A collective without a wait comes before its outputs are compared, as it has none.
         call, other = self.log[index], self.matching_call(index)
@@ -57,8 +57,7 @@ class CandidateLog(IndexedLog):
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
 
-        The producer is None if no call wrote the input and its value is right: then it is from before the step. If the
-        call may use a wrong number that another call read out of a tensor, that call is appended.
+        None for a right value from before the step. A call that read out a number may follow.
         """
         producers = call.producers or (None,) * len(call.inputs)
         # If the log states producers, a right value without one needs no search: it is from before the step. A wrong
@@ -76,8 +75,7 @@ class CandidateLog(IndexedLog):
     def _may_have_read(self, index: int, call: Call) -> bool:
         """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.
 
-        True if the call's numbers differ from its matching call's. For example, a wrong step count reaches Adam's bias
-        correction. Both calls must be of the update.
+        Both calls must be of the optimizer's update, and this call's numbers must differ from its match's.
         """
         # The log cannot follow a number through Python, so this is a guess. It is limited to the update, because a
         # forward reads many numbers, such as counts of rows.
@@ -88,10 +86,9 @@ class CandidateLog(IndexedLog):
         return directions == {"update"} and call.scalars != self.reference.log[other].scalars
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The call that produced a record's value `digest` in the candidate; None if no call did.
+        """The candidate's call that produced a record's value `digest`; None if no call did.
 
-        Several calls may have produced that value, such as the gradients of zeros of all experts without rows. Then the
-        result is the call that matches the producer of `wanted`, the record's value in the reference, or else the last.
+        If several did, the call that matches the producer of the reference's value, `wanted`, or else the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
@@ -134,10 +131,10 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """The defect of a call that reads, directly or through views, an input that no call wrote; else None.
+        """Whether a call reads uninitialized memory ("unwritten"), or memory that no operator wrote ("outside").
 
-        The defect is "unwritten" if the input is uninitialized memory, and "outside" if it was written outside torch's
-        operators, such as by NumPy. Inputs with a value among `known` do not count.
+        NumPy, for example, writes outside torch's operators. None for all other calls. Reads through views count, but
+        inputs with digests in `known` do not.
         """
         for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
             if value in known:
@@ -169,13 +166,10 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether each output of a call is a value of the reference, or is taken apart into such values by its readers.
+        """Whether a call's outputs are right: values of the reference, or taken apart into such values by readers.
 
-        If so, this call is right, and a call that reads its output is wrong. For example, an extra `clone` makes a
-        right value, and `add` reads the clone in place of another value. Or an extra `all_reduce` sums a bucket, and
-        the parts that are taken out of it are right gradients.
-
-        False for calls that make constants and for in-place calls.
+        For example, an extra `all_reduce` sums a bucket, from which right gradients are taken. False for constants and
+        in-place calls.
         """
         # Constants are no evidence, since zeros are everywhere; and an in-place call also overwrites a value.
         call, name = self.log[index], name_of(self.log[index])

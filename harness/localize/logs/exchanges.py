@@ -1,12 +1,12 @@
 """Replace outputs and inputs of calls with values of the other system, while a rank's calls are logged.
 
-1. An output is overwritten in its memory: after the call, or after a collective's wait.
-2. An output that shares memory with an argument, such as a view, is returned in new memory of the same strides: the
-   shared memory stays unchanged.
-3. An input is replaced for this call alone, by new memory, or overwritten in its memory, for all later readers.
+- An output is overwritten in its memory, after the call or after a collective's wait.
+- An output that shares memory with an argument, such as a view, becomes a new tensor. The shared memory stays
+  unchanged.
+- An input becomes a new tensor for this call alone. Or its memory is overwritten, for all later readers.
 
-No exchange is made if the value has another dtype or shape or cannot be read, or if a call of another operator is at
-this index; `made` has the reason.
+Nothing is replaced if the value cannot be read or has another dtype or shape, or if the call is of another operator
+than planned. Then `made` has the reason.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Exchanges:
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
         """The tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each replaces.
 
-        `call` is the call's index. `read` are its inputs, and `written` the tensors that it writes in place.
+        `read` are the call's inputs, and `written` the tensors that it writes in place.
         """
         if (call, True) not in self._calls:
             return {}
@@ -72,8 +72,7 @@ class Exchanges:
     ) -> dict[int, Any]:
         """The tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
 
-        `call` is the call's index. `given` are its arguments, `written` the tensors that it wrote in place, and `reads`
-        the digests of its inputs.
+        `given` are the call's arguments, `written` those written in place, `reads` the digests of its inputs.
         """
         if (call, False) not in self._calls:
             return {}
@@ -100,10 +99,10 @@ class Exchanges:
         keeps: bool = False,
         is_input: bool = False,
     ) -> Tensor:
-        """Make the planned exchange, if any, of a call's input or output `tensor`, and return the resulting tensor.
+        """`tensor`, or the other system's value if the plan replaces this input or output of a call.
 
-        Returns `tensor` itself if none is planned or made. With `keeps`, the other system's value goes into new memory,
-        and the memory of `tensor` stays unchanged, unless the planned exchange is in place.
+        `position` counts among outputs, or with `is_input` among inputs. With `keeps`, the memory of `tensor` stays
+        unchanged, unless planned otherwise.
         """
         planned = self._planned.get((call, is_input, position))
         if planned is None:

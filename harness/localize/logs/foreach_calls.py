@@ -1,7 +1,6 @@
-"""Split a call over lists of tensors, such as `_foreach_mul_` or a fused optimizer, into a call for each index.
+"""Split a call over lists of tensors, such as `_foreach_mul_` or a fused optimizer, into a call per index.
 
-Such a call computes each index independently, for example a parameter's update. As a single call in a log, it would
-join the histories of all parameters: a differing parameter would lead to the inputs of all others.
+So the search for a cause follows a differing parameter to its own inputs, not to all inputs.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
-    """The length of the lists of a call that computes each index independently; 0 for a call that cannot be split.
+    """The length of the lists if a call over lists computes each index independently; else 0.
 
-    For example, 3 for `_foreach_add_` of two lists of 3 tensors. A call that also writes or returns a tensor for all
-    indices cannot be split.
+    For example, 3 for `_foreach_add_` of two lists of 3 tensors.
     """
     schema = schema_of(function)
     if schema is None or not name_of(function).startswith(OVER_LISTS):

@@ -1,13 +1,12 @@
-"""Correct the logs for broadcasts that change no rank's memory, so that they are no part of a value's history.
+"""Correct the logs for broadcasts that change no memory: they are no part of a value's history.
 
 DistributedDataParallel sends every buffer from rank 0 before each forward. If all ranks have the same buffer already,
-the broadcast changes nothing, and later calls read the value from before it. Example, on both ranks:
+such an idle broadcast changes nothing. Example, on both ranks:
 
-    broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads the value at the beginning of the step
+    broadcast_ p -> p    slice p -> q    embedding w q -> e        slice reads p from before the step
 
-So such an idle broadcast loses its outputs. A call that read its output gets another producer: the producer of the
-broadcast's input. Several buffers are joined, sent and copied back (`cat`, `broadcast_`, `copy_`): a copy that writes
-back an unchanged part loses its outputs as well.
+- An idle broadcast is logged without outputs. Its readers read the broadcast's input instead.
+- If several buffers are joined, sent and copied back, a copy that writes back an unchanged part has no outputs either.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The indices of a `copy_` that writes an unchanged part of a bucket back, and of the views that select this part.
+    """The indices of a `copy_` from a broadcast that changed nothing, and of the views that select the copied part.
 
-    `index` is the copy's. The bucket is the output of a broadcast in `idle`, which changed no memory. Empty if `index`
-    is no such copy.
+    `index` is the `copy_`, and `idle` has such broadcasts. Empty if `index` is no such copy.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

@@ -1,7 +1,6 @@
 """Order the calls of all ranks: each rank's calls in its own order, a collective's launches before its results.
 
-Indices in the logs of different ranks cannot be compared. For example, call 7 of rank 0 comes before call 3 of rank 1
-if call 3 reads the result of a collective that rank 0 launched after call 7.
+For example, a send of rank 0 comes before the call of rank 1 that reads the message.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ _ONE_WAY = {"send", *RECEIVES}
 class JoinedLogs:
     """The logs of all ranks, with the calls of each collective matched.
 
-    Ranks launch the collectives of a group in the same order, so the n-th calls of all ranks of a group are one
-    collective. If a log does not state the group, all ranks that make the same call at the same place take part.
+    The n-th collectives of a group belong together on all its ranks. Without a stated group, so do equal calls at the
+    same place.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
@@ -109,8 +108,7 @@ class JoinedLogs:
     def _count_rounds(self) -> list[list[int]]:
         """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
 
-        The length is never less than at the previous call on the same rank. If the call reads the result of a
-        collective, it is at least 1 more than at that collective.
+        It never decreases within a rank, and is larger than that of a collective whose result the call reads.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

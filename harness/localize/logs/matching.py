@@ -4,7 +4,7 @@ The origin of a call is its operator, module, direction, chunk, micro-batch and 
 
 1. Calls of one origin are matched by equal inputs and outputs, then by equal inputs, then by equal outputs.
 2. If equally many calls of an origin remain in both systems, these are matched in order.
-3. The other calls may have moved, so they are matched across origins by the same values.
+3. Other calls may have moved, so they are matched by the same values in any module.
 4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
 5. Last, each remaining call is matched with the call of the same operator that shares the most inputs.
 
@@ -34,8 +34,8 @@ RECOMPUTED = "_recomputed"
 class Matching:
     """The matching calls of a rank's log in the candidate and in the reference.
 
-    `theirs` has, for each call of the candidate, the index of the reference's matching call or None; `mine` is the
-    inverse. A call that repeats another call, such as a recomputed call, has the same match as that call.
+    `theirs` has, for each call of the candidate, the index of its match or None; `mine` is the inverse. Recomputed
+    calls share a match.
     """
 
     def __init__(self, candidate: Sequence[Call], reference: Sequence[Call]) -> None:
@@ -114,10 +114,9 @@ class Matching:
                 self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
-        """Whether a call is a collective of a bucket of packed values. `side`: 0 is the candidate, 1 the reference.
+        """Whether a call is a collective of values that were joined or copied into a bucket.
 
-        Such a call matches no collective of a single value: a pass may pack values that the other system sums one by
-        one.
+        Such a call matches no collective of a single value. `side` is 0 for the candidate, and 1 for the reference.
         """
         calls = self.calls[side]
         makers = (calls[i] for i in calls[index].producers if i is not None)
@@ -200,10 +199,9 @@ class Matching:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """For each call, the number of complete steps before it. A new step begins with a forward after an update.
+    """For each call, the number of complete steps before it. A step begins with a forward after an update.
 
-    Only calls of the same step match by origin. Otherwise an extra call could match a call of the next step that
-    computes the same value, such as the second increase of a counter.
+    So an extra call cannot match a call of the next step, such as a counter's next increase.
     """
     found, step, is_updating = list[int](), 0, False
     for call in calls:

@@ -1,16 +1,16 @@
 """The place of a graph's node: module, direction and chunk, from the node's metadata.
 
-Graphs of this package carry an `Origin` and a chunk. A user's graph states them as plain values, without an import:
+bitproof's own graphs have these as an `Origin` and a chunk number. A user's graph states them as plain values:
 
     node.meta["bitproof"] = {"module": "layers.0.mlp", "direction": "backward", "chunk": 1, "source": "model.py:12"}
 
-All of these are optional, and so is "part"; `harness.systems.registry` documents them for users. Torch's own
-annotations, which `graph.origin` reads, state the part as well.
+All of these are optional, and so is "part". `harness.systems.registry` documents them for users.
 
-A node that a user's pass added has no place of its own. It gets the place of the first of these nodes that has one:
+A node that a user's pass added to bitproof's graph has no place. It gets the place of other nodes, searched in this
+order:
 
-1. another node that writes the same buffer in place,
-2. the nearest nodes among its inputs and their inputs,
+1. nodes that write the same buffer in place,
+2. the nearest nodes among its inputs, their inputs, and so on,
 3. the nearest nodes among its readers,
 4. the nearest nodes in either direction, for example between a buffer and its write.
 """
@@ -84,9 +84,9 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A common place for several nodes: the place of the first backward node or, if there is none, of the first node.
+    """A common place for several nodes: that of the first backward node or, if there is none, of the first node.
 
-    The chunk is `chunk` or, if that is None, the chunk of all nodes; None if they differ.
+    Its chunk is `chunk` or else the nodes' own; None if these differ.
     """
     if not nodes:
         return Place(None, None, chunk)

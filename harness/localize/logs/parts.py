@@ -1,4 +1,4 @@
-"""Remember which calls wrote the parts of a storage: memory that is read as a whole may have been filled in parts.
+"""Remember which calls wrote the parts of a piece of memory that is later read as a whole.
 
 For example, DistributedDataParallel fills a bucket through a view for each gradient, and then all-reduces the bucket.
 """

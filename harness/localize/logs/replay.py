@@ -1,7 +1,6 @@
-"""A replay: a run up to a given step, whose ranks each write an archive.
+"""A replay: a run up to a given step that logs operator calls and keeps values.
 
-A rank's archive has the log of its operator calls, the digests of its records, and the requested values. Imports no
-torch before a value is read.
+Each rank writes an archive with its log, its records' digests, and the values. torch is imported only to read values.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ RECORD = "record"
 
 
 class ValueSite(NamedTuple):
-    """The site of a value: an output of a rank's operator call or, with `is_input`, an input of it.
+    """The place of a value: an output of a rank's operator call or, with `is_input`, an input of it.
 
-    `call` is the call's index in the step, `position` the value's index among the call's outputs or inputs. Negative
-    positions -1, -2, ... are the call's aliases: other tensors that share the memory that the call wrote. For example,
-    `xor_` flips an element of a gradient through a view; then the gradient is an alias.
+    - `call`: the call's index in the step.
+    - `position`: the index among the call's outputs or inputs. Negative for another tensor that shares the written
+      memory. For example, `xor_` through a view also changes the whole gradient, at -1.
     """
 
     rank: int
@@ -59,14 +58,13 @@ def value_at(call: Call, site: ValueSite) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class ValueExchange:
-    """A value of the other system that replaces an output of a call, or an input before the call runs.
+    """A value of the other system that replaces an output or an input of a call during a replay.
 
-    - `archives`, `name`, `wanted`: the folder of the other system's archives, and the value's name and digest there.
+    - `archives`, `name`, `wanted`: the folder with the other system's values, and the value's name and digest.
     - `operator`: the operator of the call.
     - `found`: the digest of the value to replace, "" for any value.
-    - `reads`: the digests that the call's inputs must have for the exchange to be made; None for any.
-    - `in_place`: overwrite the input's memory, so that all later readers get the other value too. Otherwise only this
-      call does.
+    - `reads`: the call's inputs must have these digests; None for any inputs.
+    - `in_place`: overwrite the input's memory, for all later readers. Otherwise only this call gets the value.
     """
 
     site: ValueSite
@@ -93,13 +91,13 @@ class Exchanged(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A request for a replay up to `step`.
+    """A request to run a system again up to `step`, and to log or change operator calls.
 
-    - `log`: log every call of the last step, or with `every_step` of all steps.
+    - `log`: log every call of the last step; with `every_step`, of all steps.
     - `record`: the recorded tensor whose value to keep, or None.
     - `values`: the inputs and outputs of calls whose values to keep.
-    - `stressed`: run with random sleeps and with other values in uninitialized memory.
-    - `spare`: also keep the outputs of calls, as long as they fit into this number of bytes on each rank.
+    - `stressed`: run with random sleeps, and with other values in uninitialized memory.
+    - `spare`: a number of bytes per rank; outputs of calls are kept as long as they fit.
     - `exchanges`: values of the other system to insert in the last step.
     """
 
@@ -141,12 +139,12 @@ class LoggedStep:
 
 @dataclass
 class StepTrace:
-    """The content of a rank's archive.
+    """The content of the file that a rank writes in a replay, another run of a system.
 
-    - `steps`: a pair for each logged step, in order: its number, and the number of its calls.
+    - `calls`, `steps`: the calls of all logged steps, and for each step its number and its number of calls.
     - `records`: the records of all steps.
     - `values`: the requested values by name.
-    - `spare`: the values kept within the spare budget.
+    - `spare`: further outputs, as many as fitted into a budget of bytes.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -196,10 +194,9 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
 
 
 def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
-    """Write archives as of a replay for the values at `sites`, so that this replay need not run.
+    """Copy the values at `sites`, which an earlier replay kept, from archives in `source` to archives in `target`.
 
-    The values are spare values that an earlier replay kept in `source`; the archives are written into `target`. Returns
-    False, and writes nothing, if `source` lacks any of the values.
+    This saves a replay. Returns False, and writes nothing, if a value is missing.
     """
     found: dict[int, dict[str, memoryview]] = {}
     try:

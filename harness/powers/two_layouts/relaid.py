@@ -1,20 +1,23 @@
 """Convert a recording to another layout of tensors, to compare two systems that divide tensors differently.
 
-The first run of each system records the part of each tensor that a rank has. The boundaries of all these parts divide
-the tensor into cells, and a second run of each system records the digest of each cell. With these digests, the
-reference's records are converted to the candidate's layout, and paired with the candidate's records as usual. Nothing
-is gathered, and no process loads more than a rank's own part. For example, rows 0:4 and 4:8 on the reference's two
-ranks, and rows 0:2, 2:4, 4:6, 6:8 on the candidate's four, have the cells 0:2, 2:4, 4:6, 6:8.
+A cell is a part of a tensor that no rank of either system divides. For example, the reference has rows 0:4 and 4:8 on
+two ranks, and the candidate has rows 0:2, 2:4, 4:6 and 6:8 on four. Then the cells are 0:2, 2:4, 4:6 and 6:8.
+
+1. A first run of each system records the part of each tensor that a rank has.
+2. The boundaries of all parts divide the tensor into cells.
+3. A second run of each system records a digest for each cell.
+4. The reference's records are converted to the candidate's layout with these digests.
+5. The converted records are paired with the candidate's records as usual.
+
+No tensor is gathered, so no process loads more than a rank's own part. Rules:
 
 - If a cell on a rank of the candidate has other bits than in the reference, that rank differs in the tensor.
 - A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
-  the candidate differs from a rank of the reference, and `replicas` names the tensor.
-- A plain tensor, which is no DTensor, counts as whole. If the candidate has as many ranks as the reference, and each
-  has the same part as in the reference, records pair rank by rank, and plain tensors may differ between ranks.
+  the candidate differs, and the result names the tensor.
+- A plain tensor, which is no DTensor, counts as whole.
+- If both systems have equally many ranks, and each has the same part in both, records pair rank by rank. Then plain
+  tensors may differ between ranks.
 - A cell that one system lacks is a gap in the evidence.
-
-Recordings are read rank by rank, as with equal layouts. Only the digests of cells and the tensors' layouts stay in
-memory.
 """
 
 from __future__ import annotations
@@ -42,12 +45,12 @@ NUM_NAMED = 5
 
 @dataclass(frozen=True)
 class Relaid:
-    """The reference's recording in the candidate's layout, and the problems of the conversion.
+    """The reference's recording in the candidate's layout of tensors, and the problems of the conversion.
 
-    - `across`: the tensors that are compared by cells.
+    - `across`: the tensors that are compared cell by cell.
     - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors whose replicas differ: ranks of one system have the same part, with different bits.
-    - `apart`: the sentences about these tensors.
+    - `parted`: the tensors with a part that several ranks of a system have, but not with the same bits.
+    - `apart`: sentences about the tensors in `parted`.
     """
 
     recording: Recording
@@ -58,19 +61,18 @@ class Relaid:
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ for no other reason than that some ranks lack a gradient or an optimizer state.
+    """Whether layouts differ only because some ranks lack a gradient or an optimizer state.
 
-    If so, calls can still be matched rank by rank. Example: a rank leaves a parameter out of its update, or another
-    rank updates it for all.
+    Then calls can still be matched rank by rank. For example, a rank leaves a parameter out of its update.
     """
     across = [] if case.reference_parallelism is not None else [*tensors_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or an optimizer state, and its layouts differ only in that some ranks lack it.
+    """Whether a tensor is a gradient or an optimizer state that only some ranks lack, with otherwise equal layouts.
 
-    Each rank that has the tensor in both systems must have the same part of it in both.
+    `here` and `there` are the tensor's layouts in the two systems, by rank.
     """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
@@ -139,10 +141,10 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records, as they would be if the reference had the candidate's layout.
+        """The reference's records of a rank, as if it had the candidate's layout.
 
-        A tensor that is compared by cells has the candidate's record, with another digest if the reference's bits
-        differ. Any other tensor has the reference's own record. Records that only the reference has follow.
+        A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
+        are the reference's own.
         """
         # In the candidate's order. A record that only the candidate has is left out, and shows as extra.
         own, found = self._reference.records_of(rank), dict[Key, Record]()
@@ -183,12 +185,13 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells in both systems, collected rank by rank. In pairs, the reference is first.
+    """A tensor's cells, which are parts that no rank divides, collected rank by rank. Pairs have the reference first.
 
     - `first`: the reference's first record of the tensor.
-    - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ; empty if the layout is
+    - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ. Empty if the layout is
       unknown.
-    - `has`, `placed`: for each system, how many ranks have a part, and on how many the part has placements.
+    - `has`: on how many ranks each system has a part.
+    - `placed`: on how many ranks this part is of a DTensor.
     """
 
     tensor: LogicalTensor
@@ -240,10 +243,9 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The reference's tensor in the layout of `record`, the candidate's record on this rank.
+        """The reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
 
-        It is `record` itself if all cells of the part agree, or else a copy of it with another digest; None if the
-        reference lacks a cell.
+        It is `record`, with another digest if bits differ. None if the reference lacks a piece of it.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -270,10 +272,9 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """The cells into which `cuts` divide a rank's part of a tensor; None if the cuts do not fit the part.
+    """The cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or the part is unknown.
 
-    `box` is the text of the part's index range. If it is None, the part is a whole plain tensor of shape `shape`; if
-    both are None, the part is unknown, and the result is None.
+    `box` is the part as text; None for a whole tensor of shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None

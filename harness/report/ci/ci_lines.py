@@ -1,8 +1,7 @@
 """Write annotations: unexpected results as commands that GitHub's runners show next to the code.
 
-There is a line for each unexpected result, such as `::error file=mine.py,line=9,title=bitproof moe_seq::text`. Runners
-execute these lines, so untrusted text is made printable, and characters that could end a text or a property are
-escaped.
+Each result is a line, such as `::error file=mine.py,line=9,title=bitproof moe_seq::text`. Runners execute these lines,
+so untrusted text is escaped.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Write a comment for a pull request in Markdown: changes since another run, or the unexpected cases.
 
-With the report of another run, the comment has a row for each case that is new, gone, or changed in outcome or cause.
-Without such a report, it has a row for each case that is not as expected.
+A case has changed if it is new, gone, or has another outcome or cause.
 """
 
 from __future__ import annotations

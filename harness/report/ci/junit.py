@@ -1,9 +1,12 @@
 r"""Write junit.xml for CI systems, with a test case for each case.
 
-An unexpected case is a failure, and a case that could not be judged is an error. A case that this machine cannot run is
-skipped, unless it was selected by name. If a case's closeness was measured, the output of its test case states the
-largest error. XML 1.0 cannot represent most control characters, so these appear as `\x1b`. Elements and attributes
-follow junit-10.xsd of Jenkins' xunit plugin. This schema allows no total of `skipped` for all suites.
+- An unexpected case is a failure.
+- A case that could not be judged is an error.
+- A case that this machine cannot run is skipped, unless it was selected by name.
+- The output of a test case states the largest error, if the case's closeness was measured.
+
+Control characters appear as `\x1b`, since XML 1.0 cannot represent most of them. Elements follow junit-10.xsd of
+Jenkins' xunit plugin, which allows no total of `skipped` for all suites.
 """
 
 from __future__ import annotations

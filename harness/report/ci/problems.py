@@ -35,10 +35,11 @@ _SOURCE = re.compile(r"(.+):([1-9]\d{0,8})")
 
 @dataclass(frozen=True, kw_only=True)
 class Objection:
-    """An unexpected result. `rule` is a key of RULES; `path` and `line` locate the blamed call, if known.
+    """An unexpected result, for a code host.
 
-    `fingerprint` is the same for the same problem in any run, so that a code host recognizes it. It does not depend on
-    line numbers, folders or run ids.
+    - `rule`: a key of RULES.
+    - `fingerprint`: the same for the same problem in any run, even if lines move.
+    - `path`, `line`: the place of the blamed call, if known.
     """
 
     rule: str
@@ -91,9 +92,7 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 def place_of(source: str | None) -> tuple[str | None, int | None]:
     """The path in the working tree and the line number of a source such as `a/b/mine.py:9`.
 
-    It is the path of the file in the working tree that ends with the source's path. If there is no such file, or
-    several, the path stays unchanged. (None, None) for a text of another form, and for a path that leads out of the
-    working tree.
+    An unknown path stays unchanged. (None, None) for other texts, and for paths that lead out of the working tree.
     """
     # Reports only keep a path's last three parts, but code hosts need paths from the root.
     found = _SOURCE.fullmatch(source or "")

@@ -1,8 +1,6 @@
 """Write report.sarif: unexpected results as SARIF 2.1.0, which code hosts show next to the code.
 
-The file has a rule for each kind of problem, and a result for each problem. A result has the file and line of the
-blamed call, and a fingerprint, so that the host recognizes the problem in later runs. Untrusted texts are escaped, and
-never used as addresses.
+A result has the blamed call's file and line, and a fingerprint for later runs. Untrusted texts are escaped.
 """
 
 from __future__ import annotations

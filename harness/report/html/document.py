@@ -1,8 +1,7 @@
 """Write report.html: the whole report as a page without network requests and scripts.
 
-The template next to this file has the layout; this file prepares its values. Their size is limited to the capacity of
-browsers and CI artifact viewers: the page states what it omits, and report.json has everything. Every value passes
-`_shown` and jinja2's escaping, and the page forbids browsers to run or load anything.
+The page's size is limited: it states its omissions, and report.json has everything. Every value passes `_shown` and
+jinja2's escaping.
 """
 
 from __future__ import annotations
@@ -64,8 +63,9 @@ class Limits:
 class Apart:
     """The difference of a tensor between the two systems.
 
-    `of` names the tensor, such as "The blamed call's output". `bars` has for each bar of a histogram: the bucket, its
-    count, and the bar's length in percent. `samples` are rows about differing elements.
+    - `of`: names the tensor, such as "The blamed call's output".
+    - `bars`: for each bar of a histogram the bucket, its count, and the length in percent.
+    - `samples`: the first differing elements.
     """
 
     of: str

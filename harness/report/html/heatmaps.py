@@ -17,10 +17,10 @@ Cell = tuple[str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class KindHeat:
-    """The heatmap of kinds.
+    """The heatmap of kinds of records.
 
-    `rows` has for each kind: its name, the numbers of compared and of differing records, and a cell for each column.
-    `left_out` is the number of differing records that the report does not list by step.
+    `rows` has for each kind: name, numbers of compared and differing records, and a cell per column. `left_out` counts
+    the differing records that the report does not list by step.
     """
 
     steps: list[str]

@@ -17,10 +17,10 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """The losses of both systems as polylines in a box.
+    """The losses of both systems as two lines in a picture.
 
-    `low` and `high` are the lowest and the highest loss, `first` and `last` the first and the last step. `apart` is the
-    x coordinate of the first step at which the losses differ, or None.
+    `low` and `high` are the lowest and highest loss, `first` and `last` the outer steps. `apart` is the x coordinate of
+    the first difference, or None.
     """
 
     width: int
@@ -38,9 +38,10 @@ class Chart:
 class LossBlock:
     """The losses of rank 0: a sentence, rows and, with at least two steps and a finite loss, a chart.
 
-    `rows` has a tuple for each step: its number, its loss, the bits in both systems, and whether these agree. `growth`
-    has a tuple for each step, beginning at the first step whose losses differ: its number, the distance in ULPs of
-    float32, and a bar's length in percent. `left_out` is the number of steps without a row.
+    - `rows`: for each step its number, its loss, both systems' bits, and whether these agree.
+    - `growth`: for each step from the first difference: its number, the distance in ULPs of float32, and a bar's length
+      in percent.
+    - `left_out`: the number of steps without a row.
     """
 
     sentence: str

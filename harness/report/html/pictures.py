@@ -15,12 +15,13 @@ _STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
 
 @dataclass(frozen=True, kw_only=True)
 class RankLanes:
-    """A picture of the calls from the blamed call to the differing tensor: a lane per rank, a line through the calls.
+    """A picture of the calls from the blamed call to the differing tensor, with a row for each rank.
 
-    - `lanes`: each lane's name and y coordinate in pixels.
-    - `calls`: x, y, operator and module of each call, the blamed call first. `points`: the line through these calls.
-    - `alike`: the positions of the blamed call on other ranks.
-    - `left_out`: the number of ranks without a lane.
+    - `lanes`: each row's name and y coordinate in pixels.
+    - `calls`: x, y, operator and module of each call, the blamed call first.
+    - `points`: the line through these calls.
+    - `alike`: x and y of the blamed call on other ranks.
+    - `left_out`: the number of ranks without a row.
     """
 
     width: int

@@ -131,9 +131,10 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
-    """Run each body in a forked process, and return the check's result and the findings in words of each body.
+    """Run each function of `bodies` in a forked process.
 
-    If bodies fail, the result is the first failure, in rank order, and the list of findings is empty.
+    Returns the check's result, and a text with the findings of each process. If processes fail, the result is the first
+    failure in rank order, and there are no texts.
     """
     forked = [fork(functools.partial(_answer_from_fork, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

@@ -1,8 +1,8 @@
 """Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
 
-The command `bitproof moved` writes a request to a file, and its path into an environment variable. As the request says,
-each rank records its operator calls, keeps the results of some calls, or replaces them by results from the other
-environment. After the last step it writes its answer.
+An environment variable names a file with a request of `bitproof moved`. As the request says, each rank records its
+calls, keeps results of calls, or replaces them by results from the other environment. After the last step it writes its
+answer.
 """
 
 from __future__ import annotations

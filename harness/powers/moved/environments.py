@@ -46,8 +46,11 @@ class Environment:
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Run `standalone/answer_request.py` in this environment, and return its answer to the request.
 
-        `what` is the kind of request, such as "replay". Raises UsageError for a program that cannot run, MachineError
-        for a Python without torch, and RecordingError for an archive that is refused or whose calls crash the process.
+        `what` is the kind of request, such as "replay". Raises:
+
+        - UsageError for a program that cannot run.
+        - MachineError for a Python without torch.
+        - RecordingError for an archive that is refused, or whose calls crash the process.
         """
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
@@ -116,9 +119,9 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 def installed(requirement: str) -> str:
     """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
 
-    The environment is made on first use, and also finds all packages of this Python: `transformers==5.2.0` leaves torch
-    unchanged. Raises UsageError unless the text names one package and its release, and MachineError if the installation
-    fails.
+    The environment is made on first use, and also finds all packages of this Python.
+
+    Raises UsageError unless the text names one package and its release, and MachineError if the installation fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)

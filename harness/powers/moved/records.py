@@ -49,10 +49,13 @@ class MovedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The verdicts about the program: its run in the new environment, compared with that in the old one.
+    """The verdicts about the program: its run in the new environment, compared with its run in the old environment.
 
-    `plain` is the verdict of an unchanged run. `with_exchange` is the verdict of a run in which the results of all
-    moved calls are replaced by those of the old environment.
+    - `plain`: the verdict of an unchanged run.
+    - `with_exchange`: the verdict of a run in which all moved calls return their old results. A call has moved if its
+      results changed.
+    - `first`, `remainder`: in words, the first difference of each of these two runs.
+    - `exchanged`: the number of replaced results.
     """
 
     __pydantic_config__ = STRICT

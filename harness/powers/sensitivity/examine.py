@@ -33,11 +33,12 @@ Answer = Literal["seen", "same", "lost"]
 class CallFinding:
     """Whether errors in the output of a call showed in the compared tensors.
 
-    `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
-    that were changed, each alone. If none showed, `lost` has the indices of the calls at which the last error
-    disappeared: they returned the right bits although they read wrong bits; -1 means that no call read it. `is_blind`:
-    even gross errors in all elements on all ranks did not show; then `lost` is about the gross errors. `neighbours` has
-    the results for formulas with other rounding.
+    - `shown`: the kind of the compared tensor that showed an error of 1 ULP, or None.
+    - `tries`: how many elements were changed, each alone.
+    - `is_blind`: even gross errors in all elements on all ranks did not show.
+    - `lost`: if nothing showed, the indices of the calls that returned right bits from wrong inputs. -1 means that no
+      call read the output. For a blind call, this is about the gross errors.
+    - `neighbours`: the results for formulas with other rounding, by name.
     """
 
     call: int
@@ -138,8 +139,8 @@ class Examiner:
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
         """Try gross errors in all results of a call, first on one rank, then on all ranks.
 
-        Returns None if any of the errors showed; otherwise the fate of the last error, with the calls at which it
-        disappeared.
+        Returns None if any of the errors showed in a compared tensor. Otherwise returns the end of the last error: the
+        calls at which it disappeared.
         """
         fate = Fate()
         for turn in range(3):

@@ -1,10 +1,12 @@
-"""A step as a list of calls over numbered slots: the nodes of a graph, then the calls of the optimizer's update.
+"""A step as a list of calls over numbered values: the nodes of a graph, then the calls of the optimizer's update.
 
-A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument in place
-is represented as a call that assigns a new slot, and later calls that read this memory read the new slot. For example,
-`x.add_(y)` reads slot 3 and fills slot 7; from then on `x` means slot 7. So no value is lost, and a call can be
-repeated at any time. A step is refused if it writes memory and later reads an older view of this memory: that cannot be
-expressed like this.
+The number of a value is its slot. A slot is assigned once per step, and has a value on each rank. A call that writes an
+argument in place assigns a new slot. Later calls that read this memory read the new slot.
+
+Example: `x.add_(y)` reads slot 3 and fills slot 7. From then on, `x` means slot 7. So no value is lost, and a call can
+be repeated at any time.
+
+A step is refused if it writes memory and later reads an older view of this memory: slots cannot express that.
 """
 
 from __future__ import annotations
@@ -166,10 +168,10 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current slot of each node or tensor, i.e. the number of its value.
+    """The current value of each node or tensor, as a slot, i.e. the value's number.
 
-    `of` maps a node or tensor to its first slot. `newest` maps a slot to the slot that replaced it when a call wrote
-    its memory.
+    - `of`: the first slot of each node or tensor.
+    - `newest`: the slot that replaced a slot when a call wrote its memory.
     """
 
     program: Program
@@ -201,8 +203,11 @@ def add_graph(
 ) -> None:
     """Add the calls of a graph to a program.
 
-    `sources` are kind and name of each graph input, in order; `returned` are kind and name of the record that each
-    output becomes. Raises PassError for a collective on an unknown group.
+    - `sources`: kind and name of each graph input, in order.
+    - `returned`: kind and name of the record for each output, in order.
+    - `partitions`: the ranks of each group, by the group's name.
+
+    Raises PassError for a collective on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)

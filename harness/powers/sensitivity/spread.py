@@ -30,9 +30,11 @@ KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError
 
 @dataclass(frozen=True)
 class Fate:
-    """How a followed error ends. `shown` is the kind of the first compared tensor that shows it; None if none does.
+    """The end of an error that was followed through a step: a compared tensor shows it, or it disappears.
 
-    `lost` are the indices of calls that read a wrong value and returned the recorded bits; -1 if no call reads it.
+    - `shown`: the kind of the first compared tensor that shows the error, or None.
+    - `lost`: the indices of the calls that returned right bits from a wrong value. -1 stands for a value that no call
+      reads.
     """
 
     shown: str | None = None
@@ -72,10 +74,13 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Follow wrong values through a step, and return the kind of the first compared tensor that shows the error.
+    """Follow wrong values through a step, and return where the error ends.
 
-    If none does, the result has the calls at which the error disappeared. `wrong` has the wrong values by (slot, rank),
-    where a slot is the number of a value; `ranks[rank][slot]` are the right values.
+    The result has the kind of the first compared tensor that shows the error. If none does, it has the calls at which
+    the error disappeared.
+
+    - `ranks`: the right values, as `[rank][slot]`. A slot is the number of a value.
+    - `wrong`: the wrong values, by (slot, rank).
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():

@@ -1,7 +1,7 @@
 """Records the operator calls of a trainer's update, i.e. of the optimizer and of buffers, as part of a program.
 
-All ranks make the same calls, so they are recorded on one rank. The update runs under a dispatch mode on the rank's
-real state, which is restored afterwards. Its collectives are not executed: they return a value of the right shape.
+All ranks make the same calls, so the calls are recorded on a single rank. The update changes the rank's real tensors,
+which are restored afterwards. Collectives are not executed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A rank of torchrun: it connects to the other ranks, and runs its part of every run.
 
-On rank 0 it is also the client that runs the cases: it sends each run to all ranks, and collects how their parts ended.
+Rank 0 also runs the cases: it sends each run to all ranks, and collects how their parts ended.
 """
 
 from __future__ import annotations
@@ -306,10 +306,10 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run.
+        """Run this rank's part of a run, and return how it ended and the rank's files.
 
-        Returns an Account of how it ended, with the error if it failed, and the rank's files. On ranks other than 0,
-        raises RankError if rank 0 or the launcher is gone.
+        An error becomes a part of the returned Account. Only if rank 0 or the launcher is gone, another rank raises
+        RankError.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]

@@ -1,8 +1,7 @@
-"""Assign seats to the ranks that a launcher such as torchrun started: each rank's number on its machine, and its GPU.
+"""Number the ranks that a launcher such as torchrun started on each machine, and assign GPUs to them.
 
-This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
-it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers
-of ranks.
+A seat is a rank's number on its machine, and its GPU. No variables of the launcher are needed: each rank tells rank 0
+its machine, and the GPUs that it sees. Machines may have different numbers of ranks, and a rank may see only one GPU.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ _UUIDS = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts:
-    """A rank's machine, its LOCAL_RANK (None if its launcher set no number), and the GPUs that it sees, in order.
+    """A rank's machine, and the GPUs that the rank sees there.
 
-    `node` distinguishes the launcher's agents on a machine: each agent counts its own ranks from 0. A GPU is named by
-    its UUID, or by its number on the machine.
+    - `machine`: the machine's name.
+    - `node`: the machine and the launcher's agent on it. Each agent counts its own ranks from 0.
+    - `local_rank`: the rank's LOCAL_RANK; None if the launcher set no number.
+    - `gpus`: the GPUs in order, each named by its UUID, or by its number on the machine.
     """
 
     machine: str
@@ -38,10 +39,12 @@ class Whereabouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A rank's number on its node, the number of ranks there, as torchrun counts them, and the rank's GPU.
+    """A rank's number on its node, the number of ranks on this node, and the rank's GPU.
 
-    `gpu` is an index into the GPUs that this rank sees, None if it sees none. `name` is the GPU's name: two ranks with
-    the same name share a GPU.
+    A node is a machine, or a part of it whose ranks torchrun numbers from 0.
+
+    - `gpu`: an index into the GPUs that this rank sees, or None.
+    - `name`: the GPU's name. Two ranks with the same name share a GPU.
     """
 
     machine: str = ""
@@ -107,10 +110,12 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """Return the devices of a case on a launcher's ranks; and why `auto` did not choose the visible GPUs, or None.
+    """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
 
-    Raises CaseError like `machine.devices.place`; also for `cuda` if ranks see no GPU, or would share one without
-    `share_gpus`: then the error names these ranks.
+    Each rank has a seat: its number on its machine, and its GPU.
+
+    Raises CaseError like `machine.devices.place`. For `cuda` also if ranks see no GPU, or share a GPU without
+    `share_gpus`. The error names these ranks.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _gpu_shortage(seats) if names and request != "cpu" else None

@@ -1,8 +1,7 @@
 """Read and write an archive of calls: the files `calls.json`, and `values.bin` with the bytes of tensors.
 
-The archive contains no code: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Every
-size is checked before memory is allocated for it. Each block of bytes has a digest, which reveals damage but does not
-show who wrote the block.
+An archive contains no code: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Every
+size is checked before memory is allocated. Each block of bytes has a digest, which reveals damage but not a forgery.
 """
 
 from __future__ import annotations

@@ -29,10 +29,10 @@ class NoFileError(BitproofError):
 
 
 class Input(NamedTuple):
-    """An input of the functions in a file, with its values.
+    """An input of the functions in a self-contained file, with its values.
 
-    `contents` has one content for all ranks, or one per rank; if it is empty, the input is drawn at random. `origin`,
-    in words, becomes a comment in the file.
+    - `contents`: the values for all ranks, or an entry per rank. If it is empty, the input is drawn at random.
+    - `origin`: a comment for the file, which states where the value comes from.
     """
 
     name: str
@@ -50,10 +50,11 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """The graph of the reference or of the candidate, with its outputs and placeholders by name.
+    """The graph of the reference or of the candidate.
 
-    `owners` maps each node to the first node with the same storage, such as a view to its base. `writers` maps such a
-    first node to the calls that write into its storage.
+    - `outputs`, `placeholders`: the graph's outputs by name, and the names of its inputs.
+    - `owners`: for each node, the first node with the same memory. A view's owner is its base.
+    - `writers`: for each owner, the calls that write its memory in place.
     """
 
     graph: StepGraph
@@ -84,8 +85,8 @@ class Side:
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
         """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
 
-        Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place has no
-        single value that could become an input: so all calls that write it are included, back to the placeholders.
+        Inputs are placeholders, and nodes for which `is_known` returns True. Memory that is written in place never
+        becomes such an input. All calls that write it are included instead.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:

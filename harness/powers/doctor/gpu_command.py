@@ -186,9 +186,9 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
 def run_cases_on(
     ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Run a case with a killed rank, a case with a hanging rank, then the cases of the plan.
+    """Run a case with a killed rank, a case with a hanging rank, then the other planned cases.
 
-    `kept` are the names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo.
+    `kept` are the names of checks to skip, since they passed in an interrupted call. Ranks that share GPUs use gloo.
     """
     from bitproof.builtin_cases import CASES
 
@@ -266,10 +266,10 @@ def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether a time-out's report shows that `rank` blocks the others, and the finding in words.
+    """Return whether a time-out's report shows that `rank` blocks the others, and a text about it.
 
-    The report must list `rank` and at least another rank as late at step 1, and each rank's last action must show
-    that `rank` is behind the others.
+    The report must list `rank` and another rank as late at step 1. By the ranks' last actions, `rank` must be behind
+    the others.
     """
     text = result.error or ""
     # The report of a time-out: the late ranks in its line `found`, then a line for each rank's last action.

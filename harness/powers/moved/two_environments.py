@@ -67,11 +67,10 @@ class TwoEnvironments:
         return self.program
 
     def replay(self, *, control: bool) -> MovedCertificate:
-        """Replay the archive's calls in the new environment, and return the certificate so far. The program does not
-        run.
+        """Replay the archive's calls in the new environment, and return the certificate so far.
 
-        With `control`, the calls are also replayed in the old environment. A call whose results differ there is
-        nondeterministic, and does not count as moved.
+        The program itself does not run. With `control`, the calls are also replayed in the old environment. A call
+        whose results differ there is nondeterministic, and does not count as moved.
         """
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)

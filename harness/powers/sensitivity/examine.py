@@ -80,11 +80,10 @@ class Examiner:
     ) -> CallFinding:
         """Return whether the compared tensors show errors in the output of the call with this index.
 
-        Three kinds of errors are tried: 1 ULP in an element; gross errors, only if no error of 1 ULP showed; and the
-        results of formulas with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
-
-        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only formulas are tried. With
-        `may_be_blind` false, no gross errors are tried.
+        - First, the call is computed by each of `formulas`, with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
+          None stands for all formulas.
+        - With `needs_ulp`, an element is then changed by 1 ULP.
+        - With `may_be_blind`, gross errors are tried if no error of 1 ULP showed.
 
         Raises NotRepeatableError if calls that read the unchanged output do not repeat their bits.
         """
@@ -116,10 +115,9 @@ class Examiner:
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """Return an error in a call's output: the slot (number) of a value, the rank, and the value with the error.
+        """Return an error in a call's output: a slot (number of a value), a rank, and the wrong value.
 
-        One element is off by 1 ULP. `turn` is the number of the attempt: each changes another element, drawn from the
-        seed.
+        An element is off by 1 ULP. `turn` is the number of the attempt. Each attempt draws another element.
         """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]

@@ -27,10 +27,10 @@ Ranks = Sequence[Sequence[Any]]
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call that is no collective; returns (slot, new value) for its result and for each argument that it writes.
+    """Run a call that is no collective. Returns (slot, new value) for its result and for each argument that it writes.
 
-    A slot is the number of a value, and `get` returns the value of a slot. The values themselves are not modified: the
-    call writes copies.
+    A slot is the number of a value, and `get` returns the value of a slot. These values are not modified: the call
+    writes copies.
     """
     if call.is_wait:
         # In one process a collective has ended when it returns, so a wait returns its argument.

@@ -45,12 +45,13 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedCall:
-    """An operator call of a step, in the form in which it can be repeated.
+    """An operator call of a step, in a form in which it can be repeated. A slot is the number of a value.
 
-    A slot is the number of a value. `result` is the slot of the return value. `writes` has, for each argument that the
-    call writes, the slot before and the slot after the call. `partition` is set for a collective: the ranks of its
-    groups. `counts` is false for calls that compute nothing, such as taking an element of a tuple, a wait, a size or a
-    check.
+    - `result`: the slot of the return value.
+    - `writes`: for each argument that the call writes, its slot before and after the call.
+    - `reads`: the slots of all values that the call reads.
+    - `partition`: for a collective, the ranks of its groups.
+    - `counts`: false for calls that compute nothing, such as taking an element of a tuple, a wait, a size or a check.
     """
 
     index: int
@@ -80,10 +81,11 @@ class ReplayedCall:
 
 @dataclass
 class Program:
-    """A step's calls. Each value has a number, its slot. `inputs` has the slots of values that exist before the step.
+    """A step as a list of calls that read and make values. Each value has a number, its slot.
 
-    `last` has the slots of the same values after the step. `compared` maps the kind and name of each record to its
-    slot, in the order in which they are recorded.
+    - `inputs`: the slot of each value that exists before the step, such as a parameter.
+    - `last`: the slots of the same values after the step.
+    - `compared`: the slot of each record, by kind and name, in the order of recording.
     """
 
     calls: list[ReplayedCall] = field(default_factory=list)

@@ -1,7 +1,7 @@
 """Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-The error is lost in a call that returns the recorded bits nevertheless, for example after rounding, a product with
-zero, or a comparison with the same outcome. The error is seen as soon as a compared tensor is wrong or a call fails.
+An error is lost in a call that nevertheless returns the recorded bits. Examples: rounding, a product with zero, a
+comparison with the same outcome. An error is seen as soon as a compared tensor is wrong or a call fails.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Decides which wrong values are noticed if each call is compared, not only records.
+    """Decides which wrong values are noticed by a comparison of each call, not only of records.
 
-    A value is noticed if a call that is logged returns it, and no call of the correct step returns it. `values` has the
-    digests of all values of the correct step, per rank. Calls of the nodes in `packing` are not compared.
+    A value is noticed if no call of the correct step returns it. Calls that are not logged, or whose nodes are in
+    `packing`, are not compared. `values` has the digests of all values of the correct step, per rank.
     """
 
     program: Program

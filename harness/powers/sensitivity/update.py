@@ -81,9 +81,9 @@ def begin_state(trainer: TrainerLike) -> None:
 
 
 def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
-    """Add the calls of a trainer's update to a program. The update runs once; the trainer's tensors are restored.
+    """Add the calls of a trainer's update to a program. The update runs once, then the trainer's tensors are restored.
 
-    The trainer is that of any rank. The calls read the gradients that the program compares. Raises PassError if the
+    The trainer may be that of any rank. The calls read the gradients that the program compares. Raises PassError if the
     update reads a tensor outside the trainer's state.
     """
     gradients = _zero_gradients(trainer)

@@ -78,11 +78,13 @@ def check_case(case: Case) -> None:
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Bisect: yield ever fewer suspects, until a single one is left.
+    """Bisect: yield ever fewer suspects, until a single suspect is left.
 
-    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in this part. For n
-    suspects, `differs` is called ceil(log2(n)) times. With a `guess`, it is first called with the suspects before the
-    guess, and then with the guess alone: with the suspects a b c d and the guess c, it is called with a b, then with c.
+    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in this part. It is called
+    ceil(log2(n)) times for n suspects.
+
+    With a `guess`, the suspects before the guess are tried first, then the guess alone. Example: for the suspects a b c
+    d and the guess c, `differs` gets a b, then c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.

@@ -71,10 +71,12 @@ class Bisection:
 class Shrunk:
     """The result of shrinking a failing case.
 
-    `result` is the result of the small case, or of the case itself if there was nothing to shrink; None if the search
-    was interrupted. `symptom` is the failure in words; None unless a last run of the small case failed in the same way.
-    `case_file` contains the small case. `file` is a Python file that shows the failure, None if there is none.
-    `exit_status` is the command's exit status.
+    - `result`: the result of the small case, or of the case itself if it cannot be shrunk. None if the search was
+      interrupted.
+    - `symptom`: the failure in words. None unless the small case failed in the same way when it ran again.
+    - `case_file`: the file with the small case.
+    - `file`: a Python file that shows the failure, or None.
+    - `exit_status`: the command's exit status.
     """
 
     exit_status: int

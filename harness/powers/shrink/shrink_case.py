@@ -41,10 +41,11 @@ FEWEST_RANKS = 2
 class Symptom(NamedTuple):
     """How a case fails. Two cases with equal symptoms fail the same way. Unknown fields are None.
 
-    - DIFFERENT: `kind` of the first differing tensor; `operator`, `direction` and `module` of the blamed call. Numbers
-      in the module become `*`: layers.3.mlp is layers.*.mlp. An extra call has no module: a pass adds calls in many
-      modules, and sizes decide which of them is first.
-    - ERROR: `error`, the first line and the `found:` line of the message, without names and numbers.
+    - `verdict`: DIFFERENT or ERROR.
+    - `kind`: the kind of the first differing tensor.
+    - `operator`, `direction`, `module`: those of the call to blame. Numbers in the module become `*`: layers.3.mlp is
+      layers.*.mlp. An extra call has no module.
+    - `error`: for ERROR, the first line and the `found:` line of the message, without names and numbers.
     """
 
     verdict: Verdict
@@ -75,6 +76,7 @@ def symptom_of(result: CaseResult) -> Symptom | None:
     if (call := first.call) is None:
         return Symptom(Verdict.DIFFERENT, first.kind)
     module = None
+    # An extra call gets no module: a pass adds calls in many modules, and sizes decide which of them is first.
     if call.module is not None and call.how != HOW["adds"]:
         module = re.sub(r"\d+", "*", call.module)
     return Symptom(Verdict.DIFFERENT, first.kind, call.operator, call.direction, module)

@@ -302,7 +302,7 @@ def _write_own_systems(
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
     """Write and run a file with a user's two systems. Returns its path, and a text about it with its output.
 
-    If the file shows no difference, it is removed; then returns None and a text with the reason.
+    If the file shows no difference, it is removed. The result is then None, and a text with the reason.
     """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)

@@ -214,8 +214,8 @@ class Coordinator:
     def place(self, case: Case) -> Placement:
         """Return the device and the backend on which all ranks run a case.
 
-        Raises CaseError if a rank lacks a GPU, if the case resumes from a checkpoint and the ranks are on several
-        machines, or if collectives in shared memory are requested.
+        Raises CaseError if a rank lacks a GPU, or if collectives in shared memory are requested. Also if the case
+        resumes from a checkpoint and the ranks are on several machines.
         """
         # `machine` and not `node`: several agents of torchrun may be on one machine.
         machines = len({seat.machine for seat in self._seats})
@@ -283,8 +283,8 @@ class Coordinator:
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
         """Run a system on all ranks, or one half of a run that resumes from a checkpoint.
 
-        Returns how each rank's part ended, and the path of each rank's file. `number`, 0 or 1, is part of the files'
-        names, so that the two halves have different ones. Raises the error of the rank to blame.
+        Returns how each rank's part ended, and the path of each rank's file. `number`, 0 or 1, distinguishes the file
+        names of two halves. Raises the error of the rank to blame.
         """
         # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:
@@ -308,8 +308,8 @@ class Coordinator:
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
         """Run this rank's part of a run, and return how it ended and the rank's files.
 
-        An error becomes a part of the returned Account. Only if rank 0 or the launcher is gone, another rank raises
-        RankError.
+        An error of the run becomes a part of the returned Account. If rank 0 or the launcher is gone, the other ranks
+        raise RankError.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
@@ -402,10 +402,10 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Wait until each rank has reported the end of its part.
+        """Wait until each rank has reported the end of its part, and return the reports in rank order.
 
-        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` are rank 0's
-        Account and files. Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
+        Each is an Account, and a file with the bytes that the rank attached. `own` are rank 0's Account and files.
+        Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done

@@ -22,9 +22,9 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    `node` names the machine and the launcher's agent on it; `machine` distinguishes machines with the same host name.
-    `local_rank` is LOCAL_RANK, None if the launcher did not set it. The rank's versions and code are sent later, once
-    its host, a child process, has loaded torch.
+    - `node`: the machine's name, and the launcher's agent on it.
+    - `machine`: also distinguishes machines with the same host name.
+    - `local_rank`: the rank's LOCAL_RANK, or None.
     """
 
     token: str

@@ -71,10 +71,12 @@ def own_local_rank(environment: Mapping[str, str]) -> int | None:
 def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
     """Return each rank's seat: its number on its node (local rank), and its GPU.
 
-    The local ranks are those that the launcher set if they are 0, 1, 2, ... on a node; otherwise a node's ranks are
-    numbered in order. Example: ranks 0 and 1 are on one machine and rank 2 on another, none has a LOCAL_RANK, and each
-    sees four GPUs. Their local ranks are 0, 1, 0, and their GPUs are 0, 1, 0. If each rank sees only one GPU, which no
-    other sees, each gets index 0.
+    - The local ranks are those that the launcher set, if they are 0, 1, 2, ... on a node. Otherwise a node's ranks are
+      numbered in order.
+    - Ranks that see the same GPUs on a machine share them out. A rank that alone sees a GPU gets index 0.
+
+    Example: ranks 0 and 1 are on one machine, rank 2 on another, and each sees four GPUs. The launcher set no numbers.
+    The local ranks are 0, 1, 0, and the GPUs are 0, 1, 0.
     """
     on_node = _numbers([(rank.machine, rank.node) for rank in ranks], ranks)
     # Ranks that see the same GPUs on a machine share them out, whichever agents started the ranks.
@@ -112,7 +114,7 @@ def place_seats(
 ) -> tuple[Placement, str | None]:
     """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
 
-    Each rank has a seat: its number on its machine, and its GPU.
+    A seat is a rank's number on its machine, and its GPU.
 
     Raises CaseError like `machine.devices.place`. For `cuda` also if ranks see no GPU, or share a GPU without
     `share_gpus`. The error names these ranks.

@@ -118,11 +118,13 @@ def measure_in_float64(
 ) -> InFloat64:
     """Compare two layouts by runs in float64, where rounding is tiny and a defect is not.
 
-    `wide` and `plain` are the recordings of reference, candidate and samples (the reference with its sums in other
-    orders), `wide` in float64 and `plain` in the case's precision.
+    - `wide`: recordings in float64 of the reference, of the candidate, and of samples. A sample is a run of the
+      reference with its sums in other orders.
+    - `plain`: the same recordings in the case's precision.
+    - `apart`: tensors that are left out.
 
     The candidate counts as less accurate if its errors are significantly larger than those of the plain reference and
-    of its samples. Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
+    of its samples. Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]

@@ -160,8 +160,8 @@ class Archive:
     def bases(self, call: dict[str, Any]) -> list[bytes]:
         """The bytes of each storage that a call's tensors use.
 
-        They are read from the archive or, if they were too large for it, drawn again from the recorded seed. Raises
-        RefusedArchiveError if the bytes are not those that were recorded.
+        They are read from the archive. Bytes that were too large for the archive are drawn again from the recorded
+        seed. Raises RefusedArchiveError if they are not those that were recorded.
         """
         found = []
         for storage in call["storages"]:

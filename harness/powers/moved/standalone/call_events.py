@@ -17,10 +17,12 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """An operator call. `key` is equal for calls that differ only in their values, such as `mm` at each training step.
+    """An operator call.
 
-    `inputs` is a digest of all that the call reads: arguments, layouts, values and the state of the random generator.
-    `values` and `outputs`, the results and their digest, are set after the call.
+    - `key`: equal for calls that differ only in their values, such as `mm` at each training step.
+    - `inputs`: a digest of all that the call reads, i.e. arguments, layouts, values and the state of the random
+      generator.
+    - `values`, `outputs`: the results and their digest, set after the call.
     """
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:

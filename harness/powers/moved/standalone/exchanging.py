@@ -49,9 +49,10 @@ class _Exchange(Listener):
 
 
 class ExchangeSession:
-    """Replaces results in a run by those of the old environment: run the program under `events`, then call `end`.
+    """Replaces results in a run by those of the old environment. Run the program under `events`, then call `end`.
 
-    `keys` are the keys of the calls to replace. The folder `results` has the old results; None if there are none.
+    - `keys`: the keys of the calls to replace (see `CallEvent`).
+    - `results`: the folder with the old results; None to replace nothing.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:

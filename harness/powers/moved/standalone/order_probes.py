@@ -154,9 +154,9 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
 
 
 def _accumulator_bits(call: dict[str, Any]) -> int | None:
-    """The precision of the accumulator in bits: the first tried number of bits with which 1 + 2^-bits - 1 becomes 0.
+    """The precision of the accumulator in bits: the smallest tried number of bits with which 1 + 2^-bits - 1 becomes 0.
 
-    None if none of the tried numbers loses the small term, at several positions in the sum, or if this cannot be
+    The small term is tried at several positions in the sum. None if it is never lost, or if the precision cannot be
     probed.
     """
     order = order_of_additions(call)

@@ -94,10 +94,11 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of the run; `records` are those of the program.
+        """Write the archive of the run; `records` are those of the program. Returns a dict:
 
-        Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the budget
-        and are drawn again in replays, and the size of the values in "bytes".
+        - "calls": the number of distinct calls.
+        - "drawn": how many of them have random inputs, because their own were too large to store.
+        - "bytes": the size of the stored values.
         """
         recorder, events = self.recorder, self.events
         recorder.values.file.flush()

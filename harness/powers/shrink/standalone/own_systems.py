@@ -8,7 +8,8 @@ file also contains `simple_watch`. The functions below may use only torch, the s
 2. Each rank saves the tensors that its system shows at every step.
 3. The tensors of both systems are compared, bit for bit.
 
-A system that needs more of bitproof fails in such a file. `shrink_command` then writes another kind of file.
+A system that needs more of the case or of bitproof fails in such a file. `shrink_command` then writes another kind of
+file.
 """
 
 from __future__ import annotations

@@ -112,9 +112,10 @@ class Scene:
     - `sides`: both graphs, by "reference" and "candidate".
     - `partitions`: for each process group's name, the ranks of each of its groups.
     - `tokens`: for each rank, the inputs of the step by name.
-    - `head`: the file's docstring. `ordered_group`: the source code of a process group that sums in rank order.
+    - `head`: the file's docstring.
+    - `ordered_group`: the source code of a process group that sums in rank order.
     - `timeout`: the time limit in seconds for running the file.
-    - `seen`: for each rank, the values that running both whole graphs has saved (`probe`).
+    - `seen`: for each rank, all values of both graphs, once they have run (see `probe`).
     """
 
     sides: dict[str, Side]
@@ -134,10 +135,13 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A node's value, as saved by `probe`, as an input of a file. The input's name is set later.
+    """A node's saved value as an input of a file, without the input's name, or None.
 
-    Returns None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share
-    memory.
+    It is None in three cases:
+
+    - The value is too large.
+    - Its dtype, shape or strides depend on the rank.
+    - Its elements share memory.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]

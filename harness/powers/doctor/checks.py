@@ -1,8 +1,7 @@
 """Checks of a single GPU: digests, attention, copies to host memory and back.
 
-A check returns whether it passed, and a text about its findings. Example: "320 layouts, 0 with another digest than the
-CPU's". Tests run the checks on a CPU with gloo, to show that they can fail. `run.py` lists all checks, including those
-of other modules.
+A check returns whether it passed, and a text about its findings. Tests run the checks on a CPU. `run.py` lists all
+checks.
 """
 
 from __future__ import annotations

@@ -66,10 +66,9 @@ class CheckLine:
 def examine_gpus(
     report_dir: Path, torch: Torch | str | None = None, *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Check all GPUs that torch can use, and yield the result of each check.
+    """Check all GPUs that torch can use, yield each result, and save the results in `report_dir`.
 
-    Results are also saved in `report_dir`, except without a GPU. Checks that passed in an interrupted call are not
-    repeated. `share_gpus`: the checks of 8 ranks may also run on fewer GPUs.
+    Checks that passed in an interrupted call are not repeated. `share_gpus`: 8 ranks may share fewer GPUs.
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
@@ -188,7 +187,7 @@ def run_cases_on(
 ) -> Iterator[CheckLine]:
     """Run a case with a killed rank, a case with a hanging rank, then the other planned cases.
 
-    `kept` are the names of checks to skip, since they passed in an interrupted call. Ranks that share GPUs use gloo.
+    `kept`: names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo.
     """
     from bitproof.builtin_cases import CASES
 
@@ -238,8 +237,7 @@ def try_case(
 ) -> CheckLine:
     """Run a case, and return its line of the table. `tell` decides whether the case passed.
 
-    Each system runs twice, unless a fault is injected with `inject`. Any error is a failure. The device "cpu" is for
-    tests of this function.
+    Each system runs twice, unless a fault is injected with `inject`. The device "cpu" is for tests of this function.
     """
     from bitproof.harness.execute.launch import run_cases
 
@@ -268,8 +266,7 @@ def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
     """Return whether a time-out's report shows that `rank` blocks the others, and a text about it.
 
-    The report must list `rank` and another rank as late at step 1. By the ranks' last actions, `rank` must be behind
-    the others.
+    The report must list `rank` and another rank as late at step 1, and show that `rank` is behind.
     """
     text = result.error or ""
     # The report of a time-out: the late ranks in its line `found`, then a line for each rank's last action.

@@ -134,7 +134,7 @@ def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) ->
     """Run each function of `bodies` in a forked process.
 
     Returns the check's result, and a text with the findings of each process. If processes fail, the result is the first
-    failure in rank order, and there are no texts.
+    failure, and there are no texts.
     """
     forked = [fork(functools.partial(_answer_from_fork, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

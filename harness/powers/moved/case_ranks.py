@@ -1,8 +1,6 @@
 """Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
 
-An environment variable names a file with a request of `bitproof moved`. As the request says, each rank records its
-calls, keeps results of calls, or replaces them by results from the other environment. After the last step it writes its
-answer.
+A request of `bitproof moved`, in a file that an environment variable names, states which results to keep or replace.
 """
 
 from __future__ import annotations

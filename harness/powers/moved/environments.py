@@ -117,11 +117,10 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
+    """Return the path of a Python that has a required package, such as `torch==2.15.0`, and this Python's packages.
 
-    The environment is made on first use, and also finds all packages of this Python.
-
-    Raises UsageError unless the text names one package and its release, and MachineError if the installation fails.
+    Its environment is made on first use. Raises UsageError for another text, and MachineError if the installation
+    fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)

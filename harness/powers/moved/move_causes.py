@@ -34,8 +34,7 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 def _added(sizes: Sequence[int]) -> str:
     """When a kernel adds the bias of a product, in words: "last", or "to term 0 first".
 
-    `sizes` is the result of `order_probes._bias`: for each term, how many other terms are added before the term and the
-    bias meet.
+    `sizes`: for each term, how many other terms are added before it meets the bias (`order_probes._bias`).
     """
     # The bias meets first the term with the fewest other terms in between.
     first = min(range(len(sizes)), key=sizes.__getitem__)

@@ -1,10 +1,6 @@
-"""Run a program in an environment, and watch its operator calls.
+"""Run a program in an environment, and record its operator calls, keep their results, or exchange results.
 
-A run records the calls, keeps results of some calls, or exchanges results: it replaces them by results of the other
-environment.
-
-A script or a function runs in a single process. A case runs on all its ranks, like with `bitproof record`.
-`case_ranks.make` makes its system, and watches the calls of a rank.
+To exchange results is to use those of the other environment. The program is a script, a function or a case.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ class TwoEnvironments:
     def replay(self, *, control: bool) -> MovedCertificate:
         """Replay the archive's calls in the new environment, and return the certificate so far.
 
-        The program itself does not run. With `control`, the calls are also replayed in the old environment. A call
-        whose results differ there is nondeterministic, and does not count as moved.
+        `control`: also replay them in the old environment. Calls whose results differ there count as nondeterministic,
+        not as moved. The program does not run.
         """
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)

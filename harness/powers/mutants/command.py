@@ -1,7 +1,7 @@
 """Run `bitproof faults`, from preparing the report folder to the exit status.
 
-A fault is killed if a case that contains it becomes DIFFERENT or fails. Otherwise it survives. An equivalent rewrite
-keeps every bit. It is flagged if the case nevertheless becomes DIFFERENT. These are terms of mutation testing.
+A fault is killed if its case becomes DIFFERENT or fails. Otherwise it survives. A rewrite that keeps every bit is
+flagged if its case becomes DIFFERENT.
 """
 
 from __future__ import annotations

@@ -174,8 +174,7 @@ class FaultRuns:
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
         """Run only the first step with a fault. Return the fault's outcome, or None if all steps must run.
 
-        They must if the step has the reference's bits, if it fails, or if it differs even without a fault. `blank` is
-        an outcome with the facts that are known before a run.
+        They must run unless the fault changes the step. `blank` is the fault's outcome before any run.
         """
         if not self._is_clean_when_logged_too():
             return None

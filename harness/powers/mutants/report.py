@@ -146,10 +146,9 @@ BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """Return the page with the text between its lines BEGIN and END replaced by a table of results.
+    """Return the page with the text between its lines BEGIN and END replaced by a table of results, or None.
 
-    Returns None if the page has no such lines. The table has scores by family, and unexpected outcomes. `call` is the
-    command that measured them.
+    It is None without such lines. `call` is the command that measured the results.
     """
     # Anchored to whole lines, since a sentence of the page may mention BEGIN.
     place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)

@@ -135,10 +135,10 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """Try gross errors in all results of a call, first on one rank, then on all ranks.
+        """Try gross errors in all results of a call, first on a single rank, then on all ranks.
 
-        Returns None if any of the errors showed in a compared tensor. Otherwise returns the end of the last error: the
-        calls at which it disappeared.
+        Returns None if a compared tensor showed an error. Otherwise the result has the calls at which the last error
+        disappeared.
         """
         fate = Fate()
         for turn in range(3):

@@ -1,7 +1,6 @@
 """Neighbouring formulas of operators: the same function with another order, dtype or number of roundings.
 
-A formula differs from its operator by rounding only, like a fused kernel. Example: `1 / sqrt(x)` for `rsqrt(x)`. Each
-function states the order of its sums.
+A formula differs from its operator by rounding only, like a fused kernel. Example: `1 / sqrt(x)` for `rsqrt(x)`.
 """
 
 from __future__ import annotations
@@ -166,10 +165,9 @@ def names_of(program: Program, call: ReplayedCall) -> list[str]:
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Compute a call by another formula with other rounding, on all ranks. Returns the results by (slot, rank).
+    """Compute a call by another formula, `name`, on all ranks. Returns the results by (slot, rank).
 
-    `name` is the formula's name. A slot is the number of a value. `gets` has, for each rank, a function from slot to
-    value.
+    A slot is the number of a value. `gets` has, for each rank, a function from slot to value.
     """
     formula = dict(_formulas_of(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}

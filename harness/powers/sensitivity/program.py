@@ -205,9 +205,9 @@ def add_graph(
 ) -> None:
     """Add the calls of a graph to a program.
 
-    - `sources`: kind and name of each graph input, in order.
-    - `returned`: kind and name of the record for each output, in order.
-    - `partitions`: the ranks of each group, by the group's name.
+    - `sources`: kind and name of each graph input.
+    - `returned`: kind and name of the record for each output.
+    - `partitions`: the ranks of each group, by name.
 
     Raises PassError for a collective on an unknown group.
     """

@@ -1,7 +1,6 @@
 """Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-An error is lost in a call that nevertheless returns the recorded bits. Examples: rounding, a product with zero, a
-comparison with the same outcome. An error is seen as soon as a compared tensor is wrong or a call fails.
+An error ends where a call returns the right bits, a compared tensor is wrong, or a call fails.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class Fate:
 class Compared:
     """Decides which wrong values are noticed by a comparison of each call, not only of records.
 
-    A value is noticed if no call of the correct step returns it. Calls that are not logged, or whose nodes are in
-    `packing`, are not compared. `values` has the digests of all values of the correct step, per rank.
+    - `values`: for each rank, the digests of all values of the correct step. A value with another digest is noticed.
+    - `packing`: nodes whose calls are not compared.
     """
 
     program: Program

@@ -19,8 +19,7 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
     """Return a case's sensitivity, with rows in program order.
 
     - `found`: the finding about each examined call, by the call's index.
-    - `at_once`: the indices of the calls whose very first error was seen. That error changes a single element, in the
-      first step.
+    - `at_once`: the indices of the calls whose first error was seen, i.e. a single changed element in the first step.
     """
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []

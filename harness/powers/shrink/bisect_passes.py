@@ -80,11 +80,10 @@ def halve(
 ) -> Iterator[Sequence[T]]:
     """Bisect: yield ever fewer suspects, until a single suspect is left.
 
-    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in this part. It is called
-    ceil(log2(n)) times for n suspects.
+    `differs` decides whether the wanted suspect is in the first part of the suspects. Of n suspects, it needs log2(n)
+    calls, rounded up.
 
-    With a `guess`, the suspects before the guess are tried first, then the guess alone. Example: for the suspects a b c
-    d and the guess c, `differs` gets a b, then c.
+    A `guess` is tried first. Example: for the suspects a b c d and the guess c, `differs` gets a b, then c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -274,10 +273,9 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """Return a recording of another case's reference as the recording of the reference of `case`.
+    """Reuse a reference's recording for `case`, which may have other passes and fewer steps.
 
-    The cases may differ in their passes and in their number of steps. A reference without a graph records the same bits
-    for both. Raises RecordingError for a reference with a graph.
+    Passes do not change the bits of a reference without a graph. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     # Passes do not affect a reference without a graph, so a new run would record the same bits.

@@ -32,8 +32,7 @@ def tell_answer(
     """Yield the answer of a search for a pass, line by line.
 
     - `dumped`: the file that shows how the blamed pass changed the graph, or None.
-    - `replay`: the options of the command that repeats the case.
-    - `name`: the case's name.
+    - `replay`, `name`: the options to run the case again, and its name.
     """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"

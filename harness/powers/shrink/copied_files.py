@@ -29,8 +29,8 @@ class OwnFiles(NamedTuple):
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
     """Collect a user's files, and all files that they import from the same folders.
 
-    `sources` maps `FILE.py:NAME` to the path of the file. Data files, and modules whose names are computed at run time,
-    are missing. Raises OSError or SyntaxError for a file that is not readable Python.
+    `sources` maps `FILE.py:NAME` to a path. Data files are not collected. Raises OSError or SyntaxError for a file that
+    is not readable Python.
     """
     roots: dict[Path, str] = {}
     texts: dict[str, str] = {}

@@ -150,10 +150,9 @@ def change(trial: Trial, changes: Changes) -> Trial:
 
 
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
-    """Return the smallest trial found that fails in the same way as `start`.
+    """Return the smallest trial found that fails in the same way as `start`, whose run had the result `result`.
 
-    `result` is the result of running `start`. `show` gets a line of text about each run. Only sizes that the case
-    itself states are changed, not those of its model's flavor.
+    `show` gets a line of text about each run. Only sizes that the case itself states are changed.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"

@@ -77,12 +77,10 @@ class _FolderClient:
 def shrink_and_report(
     case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
 ) -> Shrunk:
-    """Shrink a case, print and write the result, and return it.
+    """Shrink a case, then print, write and return the result.
 
-    The result's exit status is 1 if the small case is DIFFERENT, and 3 if it fails in another way. If the case cannot
-    be shrunk, the exit status is that of `refuse`.
-
-    `replay` are the options that a run of the small case must repeat. Raises UsageError if the options are wrong.
+    The exit status is 1 if the small case is DIFFERENT, else 3. A case that is not shrunk has the status of `refuse`.
+    Raises UsageError for wrong options.
     """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
@@ -302,7 +300,7 @@ def _write_own_systems(
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
     """Write and run a file with a user's two systems. Returns its path, and a text about it with its output.
 
-    If the file shows no difference, it is removed. The result is then None, and a text with the reason.
+    A file that shows no difference is removed. The result is then None and the reason.
     """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)

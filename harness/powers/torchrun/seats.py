@@ -1,7 +1,6 @@
-"""Number the ranks that a launcher such as torchrun started on each machine, and assign GPUs to them.
+"""Assign a seat to each rank of a launcher such as torchrun: its number on its machine, and its GPU.
 
-A seat is a rank's number on its machine, and its GPU. No variables of the launcher are needed: each rank tells rank 0
-its machine, and the GPUs that it sees. Machines may have different numbers of ranks, and a rank may see only one GPU.
+Each rank sends rank 0 its machine and the GPUs that it sees. No variables of the launcher are needed.
 """
 
 from __future__ import annotations

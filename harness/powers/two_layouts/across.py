@@ -166,8 +166,7 @@ def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[R
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
     """Count the tensors that must be equal bit by bit, and those that may differ by rounding.
 
-    A tensor must be equal if it is computed before the first phase in which the two systems add in different orders.
-    Example: if only sums in backward differ, the loss of step 0 must be equal, and gradients may differ.
+    Example: if only sums in backward have other orders, the loss of step 0 must be equal, and gradients may differ.
     """
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)

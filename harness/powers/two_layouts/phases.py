@@ -43,12 +43,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def regrouped_from(
     reference: Manifest, candidate: Manifest, *, are_staged: bool = False, are_moved: bool = False
 ) -> int | None:
-    """The first phase in which the two systems add in another order or add other terms; None if there is none.
+    """The index in PHASES of the first phase in which the two systems' sums differ in order or terms, or None.
 
-    The phase is an index into PHASES.
-
-    - `are_staged`: each parameter is on a single rank, as with pipeline stages.
-    - `are_moved`: the two systems divide gradients differently among ranks.
+    - `are_staged`: each parameter is on a single rank.
+    - `are_moved`: the two systems divide gradients differently.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):

@@ -61,7 +61,6 @@ def measure_layouts(
 ) -> LayoutBounds:
     """Compute the bounds of all tensors, and the error of each tensor that differs.
 
-    - `reference`, `candidate`: folders of recordings with values.
     - `samples`: recordings of the reference with its sums in other orders.
     - `apart`: tensors without a bound, since their copies on several ranks differ.
 
@@ -260,8 +259,8 @@ class _Cell(NamedTuple):
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
     """The distances of a tensor in each recording from the same tensor in the first recording.
 
-    The first recording is the reference's, and the second the candidate's. All others are further runs of the
-    reference. Without `of_one_dtype`, floats of different dtypes are compared, as float64.
+    The second recording is the candidate's, and all others are the reference's. Without `of_one_dtype`, floats of
+    different dtypes are compared as float64.
     """
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}

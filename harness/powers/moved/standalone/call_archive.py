@@ -1,7 +1,6 @@
 """Read and write an archive of calls: the files `calls.json`, and `values.bin` with the bytes of tensors.
 
-An archive contains no code: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Every
-size is checked before memory is allocated. Each block of bytes has a digest, which reveals damage but not a forgery.
+An archive contains no code. Sizes are checked before memory is allocated. Digests reveal damage, but not a forgery.
 """
 
 from __future__ import annotations
@@ -158,10 +157,9 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """The bytes of each storage that a call's tensors use.
+        """The bytes of each storage that a call's tensors use, from the archive or drawn again from the recorded seed.
 
-        They are read from the archive. Bytes that were too large for the archive are drawn again from the recorded
-        seed. Raises RefusedArchiveError if they are not those that were recorded.
+        Raises RefusedArchiveError if drawn bytes are not those that were recorded.
         """
         found = []
         for storage in call["storages"]:

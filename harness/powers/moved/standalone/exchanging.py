@@ -1,7 +1,6 @@
 """Run a program in the new environment, but with the results of some calls replaced by those of the old environment.
 
-A result is replaced only if the call has the same inputs as in the old environment: operator, arguments, layouts and
-bits. Other differences, such as a changed setting, stay visible.
+Only calls with the same operator, arguments, layouts and input bits are replaced.
 """
 
 from __future__ import annotations

@@ -33,8 +33,7 @@ SUMS = {"sum", "mean"}
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
     """Facts about the kernel that a call uses here, to be compared with those from the other environment.
 
-    The keys are "shapes", "order", "bias" and others (see `_ASKED`). Facts that cannot be probed for this call are
-    missing.
+    The keys are "shapes", "order", "bias" and others (see `_ASKED`). Facts that cannot be probed are missing.
     """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
@@ -131,12 +130,9 @@ def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """For each term of a product, how many other terms are added before the term and the bias meet in a common sum.
+    """How many other terms are added before each term of a product meets the bias; None if this cannot be probed.
 
-    Two examples: 0, 1, 2, ... if a kernel starts with the bias and adds from left to right. The number of all other
-    terms, for each term, if the kernel adds the bias last.
-
-    None if the operator has no bias, or if the order cannot be probed.
+    Example: 0, 1, 2, ... if a kernel starts with the bias and adds from left to right.
     """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in ("addmm", "baddbmm"):
@@ -154,10 +150,9 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
 
 
 def _accumulator_bits(call: dict[str, Any]) -> int | None:
-    """The precision of the accumulator in bits: the smallest tried number of bits with which 1 + 2^-bits - 1 becomes 0.
+    """The accumulator's precision in bits: the smallest tried number with which 1 + 2^-bits - 1 becomes 0.
 
-    The small term is tried at several positions in the sum. None if it is never lost, or if the precision cannot be
-    probed.
+    None if the small term is never lost, or if this cannot be probed.
     """
     order = order_of_additions(call)
     if order is None:

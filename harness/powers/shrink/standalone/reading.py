@@ -31,8 +31,8 @@ class NoFileError(BitproofError):
 class Input(NamedTuple):
     """An input of the functions in a self-contained file, with its values.
 
-    - `contents`: the values for all ranks, or an entry per rank. If it is empty, the input is drawn at random.
-    - `origin`: a comment for the file, which states where the value comes from.
+    - `contents`: the values for all ranks, or an entry per rank. If empty, the input is random.
+    - `origin`: the source of the values, for a comment.
     """
 
     name: str
@@ -85,8 +85,7 @@ class Side:
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
         """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
 
-        Inputs are placeholders, and nodes for which `is_known` returns True. Memory that is written in place never
-        becomes such an input. All calls that write it are included instead.
+        Inputs are placeholders, and nodes whose memory is never written and for which `is_known` returns True.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:
@@ -137,11 +136,7 @@ def place_of(node: Node) -> str:
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
     """A node's saved value as an input of a file, without the input's name, or None.
 
-    It is None in three cases:
-
-    - The value is too large.
-    - Its dtype, shape or strides depend on the rank.
-    - Its elements share memory.
+    None if the value is too large, differs between ranks in dtype, shape or strides, or has elements that share memory.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]

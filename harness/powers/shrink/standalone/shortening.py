@@ -14,10 +14,10 @@ LARGEST_CONTENT = 1 << 17
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
-    """The text of the file that shows a difference with the fewest calls, and its number of calls per graph.
+    """The text of the shortest file that shows a difference, and its number of calls per graph.
 
-    `differing` are the outputs that differ. The file computes one of them. `is_short`: values that are equal in both
-    graphs become inputs of the file. Otherwise all calls are kept.
+    The file computes one of the outputs `differing`. `is_short`: values that both graphs have become inputs of the
+    file.
     """
     values = {name: _values(scene, name) for name in scene.sides}
     common = set(values["reference"].values()) & set(values["candidate"].values()) if is_short else set()

@@ -1,7 +1,6 @@
 """A simple `watch` for files that run without bitproof: such a file contains this module as its package `bitproof`.
 
-It shows the values that hooks of torch can see: gradients when an optimizer's `step` begins, then parameters, buffers
-and the optimizer's state. Other differences, such as a setting of an optimizer, need a file that imports bitproof.
+It shows gradients when an optimizer's `step` begins, then parameters, buffers and the optimizer's state.
 """
 
 from __future__ import annotations

@@ -27,10 +27,9 @@ def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor,
     """Return the result of a grouped matrix product, and its gradients.
 
     - The result (R, F): each row times its expert's weights.
-    - The gradients of the rows (R, D).
-    - The gradients of the weights (E, D, F).
+    - The gradients of the rows (R, D) and of the weights (E, D, F).
 
-    `counts_E` has the number of rows per expert.
+    `counts_E`: the rows per expert.
     """
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()

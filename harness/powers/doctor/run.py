@@ -2,8 +2,7 @@
 
     harness.powers.doctor.run FD --device cuda --ranks 8 --name digests --name offload
 
-Each result is written to the file descriptor FD as soon as it is known. A check fails if it crashes, raises or takes
-too long. The other checks still run.
+Each result is written to the file descriptor FD at once. A check fails if it crashes, raises or takes too long.
 """
 
 from __future__ import annotations

@@ -76,12 +76,12 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """The exit status of a comparison of two environments.
+    """The exit status of a comparison of two environments. The first of these rules that applies counts:
 
-    - 1: a call moved or is missing, or the program differs.
-    - 3: none of these, but a call was not judged, or there are no calls.
-    - 1: none of these, but an environment does not repeat its own bits.
-    - 0: otherwise.
+    1. A call moved or is missing, or the program differs: 1.
+    2. A call was not judged, or there are no calls: 3.
+    3. An environment does not repeat its own bits: 1.
+    4. Otherwise: 0.
     """
     # The states of all calls that are not equal.
     states = {row.state for row in certificate.rows}

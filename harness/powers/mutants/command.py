@@ -1,7 +1,7 @@
 """Run `bitproof faults`, from preparing the report folder to the exit status.
 
-A fault is killed if its case becomes DIFFERENT or fails. Otherwise it survives. A rewrite that keeps every bit is
-flagged if its case becomes DIFFERENT.
+A fault is killed if its case becomes DIFFERENT or fails. Otherwise the fault survives. A harmless rewrite is flagged if
+its case becomes DIFFERENT.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ def _finish(
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
     """Return the exit status of `bitproof faults`.
 
-    - 3: nothing was measured, a case differs or fails without any fault, or a planned fault was not judged.
-    - 1: a fault was not detected, or a harmless rewrite was reported as a difference.
+    - 3: a planned fault was not judged, nothing was measured, or a case differs without any fault.
+    - 1: a fault was not detected, or a harmless rewrite was reported.
     - 0: otherwise.
     """
     if not found.outcomes or not all(map(shows_faults, results)):

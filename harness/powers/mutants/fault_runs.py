@@ -223,8 +223,8 @@ class FaultRuns:
     ) -> FaultOutcome:
         """The outcome of a run with a fault: a copy of `blank` with the findings of `comparison`.
 
-        - `sites`: the calls that the fault changed.
-        - `calls`: the operator calls of the first differing step, by rank. If None, another run logs them.
+        `sites`: the calls that the fault changed. `calls`: those of the first differing step, by rank, or None to log
+        them.
         """
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT

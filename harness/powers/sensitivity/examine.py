@@ -137,8 +137,7 @@ class Examiner:
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
         """Try gross errors in all results of a call, first on a single rank, then on all ranks.
 
-        Returns None if a compared tensor showed an error. Otherwise the result has the calls at which the last error
-        disappeared.
+        Returns None if a compared tensor showed an error, otherwise the calls at which the last error disappeared.
         """
         fate = Fate()
         for turn in range(3):

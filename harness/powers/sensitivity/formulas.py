@@ -234,7 +234,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
     """Yield formulas that combine a sum with the call that makes its input, and round differently, as (name, function).
 
-    There are two: `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
+    There are two: `a*b + c` with an unrounded product, like an FMA, and `a + (b+c)` for `(a+b) + c`.
     """
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None

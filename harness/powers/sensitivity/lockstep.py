@@ -1,4 +1,4 @@
-"""Runs a program's calls for all ranks in a single process, each call on all ranks before the next call.
+"""Runs a program's calls for all ranks in a single process, each call on all ranks before the next.
 
 A collective reads the values of all ranks of its group. Each step's bits are compared with a recording.
 """
@@ -73,9 +73,9 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """Run a step for all ranks, and return all of its values as `[rank][slot]`. A slot is the number of a value.
+    """Run a step for all ranks, and return its values as `[rank][slot]`. A slot is the number of a value.
 
-    `before` has each rank's values before the step. Raises PassError for a step that cannot be repeated call by call.
+    `before` has each rank's values before the step. Raises PassError if single calls cannot be repeated.
     """
     ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
     for values, own in zip(ranks, before, strict=True):

@@ -173,7 +173,7 @@ class Variables:
     """The current value of each node or tensor, as a slot, i.e. the value's number.
 
     - `of`: the first slot of each node or tensor.
-    - `newest`: the slot that replaced a slot when a call wrote its memory.
+    - `newest`: which slot replaced a slot when its memory was written.
     """
 
     program: Program
@@ -205,8 +205,7 @@ def add_graph(
 ) -> None:
     """Add the calls of a graph to a program.
 
-    - `sources`: kind and name of each graph input.
-    - `returned`: kind and name of the record for each output.
+    - `sources`, `returned`: kind and name of each input, and of each output's record.
     - `partitions`: the ranks of each group, by name.
 
     Raises PassError for a collective on an unknown group.

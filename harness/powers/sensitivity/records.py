@@ -48,8 +48,8 @@ class SensitivityRow:
 class UnseenCall:
     """A call whose errors of 1 ULP showed in no compared tensor.
 
-    - `is_blind`: no comparison can see an error in this call. Gross errors in its whole output on all ranks did not
-      show either, or no call reads its output.
+    - `is_blind`: no comparison can see an error in this call. Even gross errors did not show, or no call reads its
+      output.
     - `reason`: where the errors disappeared.
     """
 

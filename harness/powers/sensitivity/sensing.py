@@ -1,9 +1,8 @@
 """Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
-1. Replay a step for all ranks in this process, and check that it has the recorded bits.
+1. Replay a step for all ranks in this process, and check that the step has the recorded bits.
 2. Fork a process per core. Each process makes errors in its share of the calls, in random order, until the time is up.
-3. Repeat this in the next step, for the calls whose errors did not show. Its parameters differ, so other errors may
-   show.
+3. Repeat this in the next step, for the calls whose errors did not show. With other parameters, errors may show.
 
 An error is followed only to the end of its step: the compared tensors include parameters and optimizer state.
 """

@@ -29,11 +29,11 @@ KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError
 
 @dataclass(frozen=True)
 class Fate:
-    """The end of an error that was followed through a step: a compared tensor shows it, or it disappears.
+    """The end of an error that was followed through a step.
 
     - `shown`: the kind of the first compared tensor that shows the error, or None.
-    - `lost`: the indices of the calls that returned right bits from a wrong value. -1 stands for a value that no call
-      reads.
+    - `lost`: if none shows it, the calls that returned right bits from wrong inputs. -1 means that no call reads the
+      error.
     """
 
     shown: str | None = None

@@ -80,10 +80,8 @@ def halve(
 ) -> Iterator[Sequence[T]]:
     """Bisect: yield ever fewer suspects, until a single suspect is left.
 
-    `differs` decides whether the wanted suspect is in the first part of the suspects. Of n suspects, it needs log2(n)
-    calls, rounded up.
-
-    A `guess` is tried first. Example: for the suspects a b c d and the guess c, `differs` gets a b, then c.
+    `differs` decides whether the wanted suspect is in the first part. A `guess` is tried first. Example: for a b c d
+    and the guess c, `differs` gets a b, then c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.

@@ -31,8 +31,8 @@ def tell_answer(
 ) -> Iterator[str]:
     """Yield the answer of a search for a pass, line by line.
 
-    - `dumped`: the file that shows how the blamed pass changed the graph, or None.
-    - `replay`, `name`: the options to run the case again, and its name.
+    `dumped` is the file that shows how the blamed pass changed the graph, or None. `replay` and `name` say how to
+    repeat the case.
     """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"

@@ -24,11 +24,8 @@ def model_sizes(case: Case) -> dict[str, int]:
 def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dict[str, Any]:
     """Write the text of a standalone file that shows the difference between the case's two systems, and run it.
 
-    - `extra_passes`: passes of the candidate's graph.
-    - `step`: the step whose inputs the file uses.
-    - `head`: the file's docstring.
-
-    Returns a dict with the fields of `standalone.Written`. Raises NoFileError if no file shows a difference.
+    The file uses the inputs of `step`, and `head` is its docstring. `extra_passes` are the candidate's. Raises
+    NoFileError if no file shows a difference.
     """
     import torch
 

@@ -18,7 +18,7 @@ class Probe:
 
     - `applied`: these passes or regions, such as "until chunk".
     - `reference`: the system that the candidate was compared with.
-    - `seconds`: the time, including that of recording the reference.
+    - `seconds`: the time. A missing recording of the reference is included.
     """
 
     applied: str

@@ -79,8 +79,8 @@ def shrink_and_report(
 ) -> Shrunk:
     """Shrink a case, then print, write and return the result.
 
-    The exit status is 1 if the small case is DIFFERENT, else 3. A case that is not shrunk has the status of `refuse`.
-    Raises UsageError for wrong options.
+    The exit status is 1 if the small case is DIFFERENT, else 3. For a case that is not shrunk, see `refuse`. Raises
+    UsageError for wrong options.
     """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)

@@ -283,8 +283,7 @@ class Coordinator:
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
         """Run a system on all ranks, or half of a run that resumes from a checkpoint.
 
-        Returns each rank's end and the path of its file. `number` is the half, 0 or 1. Raises the error of the rank to
-        blame.
+        Returns each rank's end and the path of its file. `number` is the half, 0 or 1. Raises the blamed rank's error.
         """
         # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:

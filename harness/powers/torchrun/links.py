@@ -60,9 +60,9 @@ class Line:
     """A connection to a peer, which is another rank's process.
 
     - `name`: the peer's name in errors.
-    - `is_known`: whether the peer's first message was accepted.
+    - `is_known`: whether its first message was accepted.
     - `gone`: why the connection ended, or None.
-    - `inbox`: the received messages, each with the file of its attached bytes or None.
+    - `inbox`: received messages, each with a file or None.
     """
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:

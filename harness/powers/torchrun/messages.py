@@ -22,9 +22,9 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    - `node`: the machine's name, and the launcher's agent on it.
-    - `machine`: also distinguishes machines with the same host name.
-    - `local_rank`: the rank's LOCAL_RANK, or None.
+    - `node`: the machine and the launcher's agent on it.
+    - `machine`: also distinguishes equal host names.
+    - `local_rank`: LOCAL_RANK, or None.
     """
 
     token: str
@@ -41,7 +41,7 @@ class Welcome:
     """Rank 0's answer to another rank, once all ranks have connected.
 
     - `run_dir`: rank 0's run folder.
-    - `own_dir`: the run folder on the other rank's machine.
+    - `own_dir`: the other rank's run folder.
     - `seat`: the other rank's number on its machine, and its GPU.
     """
 
@@ -73,11 +73,10 @@ class Account:
     """A rank's report of how its part of a run ended.
 
     - `run`: the number of the run, from 1.
-    - `end`: how the part ended. If it is None, `problem` is the error that prevented an end.
+    - `end`: how the part ended, or None. `problem` is then the error that prevented an end.
     - `clock`: the time of day minus the monotonic clock of the rank's machine. Only the time of day agrees between
       machines.
-    - `num_bytes`: the sizes of the attached files, in the order of `FILES`. A file that the rank does not have has size
-      0.
+    - `num_bytes`: the sizes of the attached files, in the order of `FILES`. A missing file has size 0.
     """
 
     run: int

@@ -1,6 +1,6 @@
 """Assign a seat to each rank of a launcher such as torchrun: its number on its machine, and its GPU.
 
-Each rank sends rank 0 its machine and the GPUs that it sees. No variables of the launcher are needed.
+For this, each rank sends rank 0 its machine and the GPUs that the rank sees.
 """
 
 from __future__ import annotations
@@ -113,10 +113,7 @@ def place_seats(
 ) -> tuple[Placement, str | None]:
     """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
 
-    A seat is a rank's number on its machine, and its GPU.
-
-    Raises CaseError like `machine.devices.place`. For `cuda` also if ranks see no GPU, or share a GPU without
-    `share_gpus`. The error names these ranks.
+    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU or share it without `share_gpus`.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _gpu_shortage(seats) if names and request != "cpu" else None

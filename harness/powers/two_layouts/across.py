@@ -56,11 +56,10 @@ Its arguments are the role, the run's name, such as `cells`, and the settings of
 class AcrossLayouts:
     """The results for a case whose systems divide tensors differently.
 
-    - `comparison`: the comparison of the two systems. It uses the second run of each, and the reference is converted to
-      the candidate's layout.
+    - `comparison`: the second runs of both systems, compared in the candidate's layout.
     - `controls`: each system's second run compared with its first.
     - `layouts`: which tensors must be equal, and bounds for the others.
-    - `have_partners`: whether each operator call has a counterpart in the other system. Only then a call can be blamed.
+    - `have_partners`: whether each call has a counterpart in the other system, so that a call can be blamed.
     """
 
     comparison: Comparison

@@ -4,7 +4,7 @@ A layout changes only the order of sums. A step has four phases: forward, backwa
 for all operations on gradients before they are recorded.
 
 Find the first phase in which the two systems add over different ranks, or exchange rows among different ranks. Before
-it, every sum has the same terms in the same order. So tensors of earlier phases must agree in every bit.
+this phase, every sum has the same terms in the same order. So tensors of earlier phases must agree in every bit.
 
 When do two sums have the same order?
 
@@ -16,8 +16,9 @@ When do two sums have the same order?
   first phase on.
 - Over more than two ranks, sums of different sizes have different orders. The order for an element depends on its index
   among all elements that are added at once (measured on gloo's ring).
-- For the same reason, sums of gradients differ if the systems divide a gradient differently. Example: FSDP1 cuts a
-  flattened tensor, and FSDP2 cuts rows. The sum of the parts' norms then has other terms, too.
+- So over more than two ranks, sums of gradients differ if the systems divide a gradient differently. Example: FSDP1
+  cuts a flattened tensor, and FSDP2 cuts rows. On any number of ranks, the sum of the parts' norms then has other
+  terms.
 - A factor that is not a power of two rounds. Dividing each term by 3 before the sum differs from dividing the sum by 3.
 
 Pipeline stages are an exception if each parameter is on a single rank in both systems, and no collective adds over
@@ -105,10 +106,8 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 def _depends_on_division(meeting: Meeting) -> bool:
     """Whether a sum may change if gradients are divided differently among ranks.
 
-    It may in two cases:
-
-    - A sum over more than two ranks: the order of its terms may change.
-    - A functional all-reduce, which adds results of a DTensor's parts, such as norms: the terms may change.
+    Two kinds of sums may: a sum over more than two ranks in its order, and a functional all-reduce, such as for norms,
+    in its terms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False

@@ -246,9 +246,8 @@ class _Side:
 class _Cell(NamedTuple):
     """A part of a tensor that each rank of either system has completely or not at all.
 
-    - `here`: a rank of the reference that has the cell.
-    - `at`: the slices that select the cell in this rank's part of the tensor.
-    - `there`: all ranks of the candidate that have the cell, each with the slices that select it there.
+    - `here`, `at`: a rank of the reference that has the part, and the slices that select the part there.
+    - `there`: all such ranks of the candidate, each with its slices.
     """
 
     here: int

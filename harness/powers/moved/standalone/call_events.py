@@ -20,9 +20,8 @@ class CallEvent:
     """An operator call.
 
     - `key`: equal for calls that differ only in their values, such as `mm` at each training step.
-    - `inputs`: a digest of all that the call reads, i.e. arguments, layouts, values and the state of the random
-      generator.
-    - `values`, `outputs`: the results and their digest, set after the call.
+    - `inputs`: a digest of all that the call reads, including the random generator's state.
+    - `values`, `outputs`: the results and their digest.
     """
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
@@ -52,7 +51,7 @@ class CallEvent:
         """Number the storages of the call's tensors, and note where each tensor is.
 
         - `storages` becomes a list of (storage, first byte used, byte after the last used).
-        - `places` becomes, for each tensor, [number of its storage, offset in bytes from the first used byte].
+        - `places` becomes, for each tensor, [number of its storage, offset from the first used byte].
         """
         self.storages: list[tuple[Any, int, int]] = []
         self.places: list[list[int]] = []

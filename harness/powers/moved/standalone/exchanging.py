@@ -50,8 +50,7 @@ class _Exchange(Listener):
 class ExchangeSession:
     """Replaces results in a run by those of the old environment. Run the program under `events`, then call `end`.
 
-    - `keys`: the keys of the calls to replace (see `CallEvent`).
-    - `results`: the folder with the old results; None to replace nothing.
+    `keys` are the keys of the calls to replace. The folder `results` has the old results, or is None.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:
@@ -97,14 +96,12 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """Return the first call of the new log that has no equal in the old log.
+    """Return the first call of the new log that has no equal in the old log, as a dict with two keys.
 
-    The result is a dict with two keys, and at most a single call:
+    - "moved_again": a call whose inputs are in the old log, but with other results.
+    - "other": a call whose inputs are not in the old log.
 
-    - "moved_again": an old call has the same inputs, but other results.
-    - "other": no old call has these inputs.
-
-    The other key, or both, are None.
+    A key without a call is None.
     """
     # Matched by their inputs, not by position: another torch may issue additional calls in a step.
     outputs = {row["in"]: row["out"] for row in old}

@@ -130,9 +130,9 @@ def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """How many other terms are added before each term of a product meets the bias; None if this cannot be probed.
+    """How many other terms are added before each term of a product meets the bias, or None.
 
-    Example: 0, 1, 2, ... if a kernel starts with the bias and adds from left to right.
+    Example: 0, 1, 2, ... if a kernel starts with the bias. None if this cannot be probed, e.g. without a bias.
     """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in ("addmm", "baddbmm"):

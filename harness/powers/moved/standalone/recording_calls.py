@@ -94,10 +94,10 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of the run; `records` are those of the program. Returns a dict:
+        """Write the archive of the run, with the `records` of the program. Returns a dict:
 
         - "calls": the number of distinct calls.
-        - "drawn": how many of them have random inputs, because their own were too large to store.
+        - "drawn": how many have random inputs, because theirs were too large.
         - "bytes": the size of the stored values.
         """
         recorder, events = self.recorder, self.events
@@ -137,8 +137,7 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks into an archive of their distinct calls.
 
-    The ranks' archives are the subfolders `0`, `1`, ... of `folder`. Each keeps its own log and records. Returns a
-    dict:
+    The ranks' archives are the subfolders `0`, `1`, ... of `folder`, and keep the logs and records. Returns a dict:
 
     - "calls": the number of distinct calls.
     - "drawn": how many of them have random inputs, because their own were too large to store.
@@ -213,11 +212,10 @@ class KeepingSession:
 
 
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
-    """Run the archive's program again, and store the results of some calls in the folder `out`. Returns a dict:
+    """Run the archive's program again, and store results of some calls in the folder `out`. Returns a dict:
 
-    - "kept": the number of calls whose results were stored.
-    - "lost": the number of calls whose results exceeded the budget.
-    - "repeats": whether the run had the same records as the archive.
+    - "kept", "lost": the number of calls with stored results, and with results that exceeded the budget.
+    - "repeats": whether the run had the archive's records.
     """
     head = Archive(folder).head
     session = KeepingSession(out, keys, inputs, budget)

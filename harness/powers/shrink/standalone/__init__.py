@@ -1,6 +1,6 @@
 """Write a difference between two graphs as a self-contained Python file that needs only torch.
 
-1. Write both graphs whole, with code that saves the value after each line. Run this file on all ranks. Its inputs are
+1. Write both graphs whole, with code that saves the value after each line. Run this file on all ranks. The inputs are
    the tokens of a step of the case. Parameters and buffers are drawn at random.
 2. Walk back from a differing output in both graphs. Stop at every value that the other graph has too, bit for bit, on
    all ranks. Such values become inputs, stored as bytes in the file. Example: if a wrong `sum` follows 500 equal calls,

@@ -31,8 +31,8 @@ class NoFileError(BitproofError):
 class Input(NamedTuple):
     """An input of the functions in a self-contained file, with its values.
 
-    - `contents`: the values for all ranks, or an entry per rank. If empty, the input is random.
-    - `origin`: the source of the values, for a comment.
+    `contents` has the values for all ranks, or an entry per rank. An empty input is random. `origin`: the source of the
+    values, for a comment.
     """
 
     name: str

@@ -88,10 +88,10 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Iterator[int | None]:
-    """Context with the file descriptor of the entry `name` in the open folder `parent`.
+    """Context with the file descriptor of the entry `name` in the open folder `parent`, or None.
 
-    None unless the entry is of this `kind`, such as `stat.S_IFDIR`. `entry_path` is named in errors, and opened without
-    a `parent`.
+    It is None unless the entry is of this `kind`, such as `stat.S_IFDIR`. `entry_path` is named in errors, and opened
+    without a `parent`.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(entry_path) if parent is None else name

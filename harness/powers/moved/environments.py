@@ -46,8 +46,11 @@ class Environment:
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Run `standalone/answer_request.py` in this environment, and return its answer to the request.
 
-        `what` is the kind of request, such as "replay". Raises UsageError for a bad program, MachineError without
-        torch, and RecordingError for a bad archive.
+        `what` is the kind of request, such as "replay". Raises:
+
+        - UsageError for a program that cannot run.
+        - MachineError for a Python without torch.
+        - RecordingError if the archive is refused, or if the process crashes.
         """
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")

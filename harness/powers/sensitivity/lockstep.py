@@ -51,8 +51,8 @@ def _keyword_arguments(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """Return the result of a collective on each rank of `group`, in the group's order.
 
-    `gets` has, for each rank, a function from slot (number of a value) to value. Raises RuntimeError if the ranks'
-    sizes disagree.
+    `gets` has, for each rank, a function from slot (number of a value) to value. Raises RuntimeError if sizes or dtypes
+    disagree.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:

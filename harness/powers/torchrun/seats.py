@@ -113,7 +113,8 @@ def place_seats(
 ) -> tuple[Placement, str | None]:
     """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
 
-    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU or share it without `share_gpus`.
+    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU, or share one without
+    `share_gpus`.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _gpu_shortage(seats) if names and request != "cpu" else None

@@ -106,8 +106,8 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 def _depends_on_division(meeting: Meeting) -> bool:
     """Whether a sum may change if gradients are divided differently among ranks.
 
-    Two kinds of sums may: a sum over more than two ranks in its order, and a functional all-reduce, such as for norms,
-    in its terms.
+    - A sum over more than two ranks may get another order.
+    - A functional all-reduce may get other terms: it adds results of a DTensor's parts, such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False

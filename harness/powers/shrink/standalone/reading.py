@@ -136,7 +136,7 @@ def place_of(node: Node) -> str:
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
     """A node's saved value as an input of a file, without the input's name, or None.
 
-    None if the value is too large, differs between ranks in dtype, shape or strides, or has elements that share memory.
+    None if the value is too large, has elements that share memory, or another dtype, shape or strides on some ranks.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]

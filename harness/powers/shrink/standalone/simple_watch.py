@@ -1,6 +1,6 @@
 """A simple `watch` for files that run without bitproof: such a file contains this module as its package `bitproof`.
 
-It shows gradients when an optimizer's `step` begins, then parameters, buffers and the optimizer's state.
+`watch` shows gradients when an optimizer's `step` begins, then parameters, buffers and the optimizer's state.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
    orders (`harness.disturb.regroup`). These runs are the samples.
 3. A tensor's spread is the root mean square of its samples' distances from the reference.
 4. A tensor's bound is its spread times Student's quantile. With probability CONFIDENCE, rounding keeps all tensors
-   within their bounds. A bound is at least FEWEST_UNITS units in the last place of the tensor's norm: a small tensor's
-   samples may all be rounded to the same value.
+   within their bounds. A bound is at least FEWEST_UNITS units in the last place of the tensor's norm. A small tensor's
+   samples may all be rounded to the same value, so their spread may be 0.
 5. Bounds from three samples are wide: 35 spreads if they hold for a hundred tensors together. A defect that moves a
    tensor by 17 spreads is then not found.
 6. Rounding itself moves a tensor by 1 spread, at most 2 (`bench_layouts.py defects`). A tensor within its bound, but

@@ -1,8 +1,7 @@
 """Checks of a single GPU: digests, attention, copies to host memory and back.
 
-Each check also runs on a CPU with gloo, where tests show that it can fail (`tests/harness/powers/doctor`); this shows
-nothing about GPUs. A check returns whether it passed, and its findings, e.g. "320 layouts, 0 with another digest than
-the CPU's". `topology.py`, `grouped.py`, `processes.py` and `together.py` have the other checks; `run.py` lists all.
+A check returns whether it passed, and a text about its findings. Tests run the checks on a CPU. `run.py` lists all
+checks.
 """
 
 from __future__ import annotations

@@ -3,10 +3,11 @@
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
 
-Both files are only written, never read: anyone with write access to that folder could forge a passed check. The next
-call reads the results from the cache (`runtime/disk_cache.py`), which only its owner may write. It continues an
-interrupted call only if machine, libraries, settings and code are the same. Passed checks are then skipped; failed and
-missing checks run.
+These two files are never read. The next call reads the results from a cache that only its owner may write
+(`runtime/disk_cache.py`): anyone could forge a file in REPORT_DIR.
+
+The next call skips the checks that passed, and runs all others. It starts from the beginning if the machine, libraries,
+settings or code have changed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """`bitproof doctor --gpu`: checks of a machine's GPUs, as a table of pass and fail.
 
-`plan.py` lists all checks in order. The first are about operations that a training step needs. Then a rank is killed,
-and a rank hangs: the error must name this rank. Last, cases run on all GPUs. Checks of several ranks are skipped if
-torch has no NCCL, or if there is a single GPU that ranks may not share. A machine without GPUs skips all checks: each
-line says NOT RUN, which does not count as a pass.
+1. Operations that a training step needs are checked.
+2. A rank is killed, then a rank hangs. The error must name this rank.
+3. Cases run on all GPUs.
+
+Checks of several ranks are skipped if torch has no NCCL, or if there is a single GPU that ranks may not share. Without
+a GPU, all checks are skipped. The table shows skipped checks as NOT RUN, which does not count as a pass. `plan.py`
+lists all checks.
 """
 
 from __future__ import annotations
@@ -63,11 +66,9 @@ class CheckLine:
 def examine_gpus(
     report_dir: Path, torch: Torch | str | None = None, *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Yield the result of every check, on all GPUs that torch can use.
+    """Check all GPUs that torch can use, yield each result, and save the results in `report_dir`.
 
-    `share_gpus`: with fewer than 8 GPUs, 8 ranks share them. Each result is saved at once in two files in `report_dir`;
-    if a previous call was interrupted, its passed checks are not repeated (`first_hour.py`). Without a GPU, nothing is
-    written.
+    Checks that passed in an interrupted call are not repeated. `share_gpus`: 8 ranks may share fewer GPUs.
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
@@ -184,9 +185,9 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
 def run_cases_on(
     ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Run a case with a killed rank, a case with a hanging rank, then the cases of the plan.
+    """Run a case with a killed rank, a case with a hanging rank, then the other planned cases.
 
-    `kept` are the names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo.
+    `kept`: names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo.
     """
     from bitproof.builtin_cases import CASES
 
@@ -234,10 +235,9 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case and return its line of the table. `tell` decides whether the case passed.
+    """Run a case, and return its line of the table. `tell` decides whether the case passed.
 
-    Each system runs a second time, as a control, unless a fault is injected with `inject`. Any error is a failure. With
-    device "cpu", only this function is tested, not GPUs.
+    Each system runs twice, unless a fault is injected with `inject`. The device "cpu" is for tests of this function.
     """
     from bitproof.harness.execute.launch import run_cases
 
@@ -264,10 +264,9 @@ def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether a time-out's report shows that `rank` blocks the others, and the finding in words.
+    """Return whether a time-out's report shows that `rank` blocks the others, and a text about it.
 
-    The report must list `rank` and at least another rank as late at step 1, and each rank's last action must show
-    that `rank` is behind the others.
+    The report must list `rank` and another rank as late at step 1, and show that `rank` is behind.
     """
     text = result.error or ""
     # The report of a time-out: the late ranks in its line `found`, then a line for each rank's last action.
@@ -306,9 +305,9 @@ def _error_names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
 
 
 def tell_equal(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
-    """Return whether a case has its expected verdict and ran on GPUs with this backend, and the finding in words.
+    """Return whether a case ran on GPUs as expected, and a text about its result.
 
-    The second run of each system, its control, must have been EQUAL to the first. `rank` is not used.
+    It must have the expected verdict, use this `backend`, and repeat its bits in a second run. `rank` is not used.
     """
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
     controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == backend

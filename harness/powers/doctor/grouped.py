@@ -26,8 +26,10 @@ COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6
 def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result of a grouped matrix product, and its gradients.
 
-    The result is each row times its expert's weights (R, F); the gradients are those of the rows (R, D) and of the
-    weights (E, D, F). `counts_E` has the number of rows per expert.
+    - The result (R, F): each row times its expert's weights.
+    - The gradients of the rows (R, D) and of the weights (E, D, F).
+
+    `counts_E`: the rows per expert.
     """
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()

@@ -15,9 +15,12 @@ Kind = Literal["alone", "together", "rank", "case"]
 class Planned:
     """A planned GPU check.
 
-    `kind`: "alone" checks a single device, "together" checks all ranks, "rank" is a case with a rank that fails on
-    purpose, and "case" runs the case with the check's name. `seconds` is a generous estimate, far above the time on an
-    H100. `shows` is the check's claim, `means` what a failure means, and `then` the first thing to do after a failure.
+    - `kind`: "alone" checks a single device, and "together" all ranks. "rank" is a case with a rank that fails on
+      purpose, and "case" the case with the check's name.
+    - `seconds`: a generous estimate, far above the time on an H100.
+    - `shows`: the check's claim.
+    - `means`: what a failure means.
+    - `then`: the first thing to do after a failure.
     """
 
     kind: Kind

@@ -2,8 +2,7 @@
 
     harness.powers.doctor.run FD --device cuda --ranks 8 --name digests --name offload
 
-A check fails if it crashes, raises or takes too long; the other checks still run. Each result is written to the file
-descriptor FD as soon as it is known.
+Each result is written to the file descriptor FD at once. A check fails if it crashes, raises or takes too long.
 """
 
 from __future__ import annotations
@@ -131,9 +130,10 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
-    """Run each body in a forked process, and return the check's result and the findings in words of each body.
+    """Run each function of `bodies` in a forked process.
 
-    If bodies fail, the result is the first failure, in rank order, and the list of findings is empty.
+    Returns the check's result, and a text with the findings of each process. If processes fail, the result is the first
+    failure, and there are no texts.
     """
     forked = [fork(functools.partial(_answer_from_fork, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

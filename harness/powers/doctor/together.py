@@ -1,7 +1,6 @@
 """Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
 
-Each check runs on every rank and returns the rank's answer; it passes if it passes on all ranks. For example, with
-uneven splits rank 1 must receive exactly the rows that the ranks sent to it. On a CPU, gloo replaces NCCL.
+A check passes if it passes on all ranks. On a CPU, gloo replaces NCCL.
 """
 
 from __future__ import annotations

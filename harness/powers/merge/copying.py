@@ -1,8 +1,8 @@
 """Copy from an untrusted folder: only real folders and regular files, no links.
 
-Every name is opened relative to its open parent folder, without following links. So no link leads out of the folder,
-even a link that is created during the copy. Pipes, sockets and devices are never opened. Files are copied, not
-hard-linked, so a later change to an original does not change its copy.
+- No link leads out of the folder, even if it is created during the copy: names are opened in their open parent folder.
+- Pipes, sockets and devices are never opened.
+- Files are copied, not hard-linked, so a later change to an original does not change its copy.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _BLOCK = 1 << 20
 
 @dataclass
 class CopyCapacity:
-    """How many more bytes and entries (files and folders) may be copied.
+    """How many more bytes and entries may be copied. An entry is a file or a folder.
 
-    An untrusted folder may be huge, so there is a limit. The limit is generous: a run of hundreds of cases that stores
-    all values takes about 1% of the default `num_bytes`.
+    The limit protects against a huge untrusted folder.
     """
 
+    # Generous: a run of hundreds of cases that stores all values takes about 1% of it.
     num_bytes: int = 64 << 30
     entries: int = 1_000_000
 
@@ -88,10 +88,10 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Iterator[int | None]:
-    """Context with the file descriptor of the entry `name` in the open folder `parent`.
+    """Context with the file descriptor of the entry `name` in the open folder `parent`, or None.
 
-    It is None if the entry is missing or not of this `kind`, such as `stat.S_IFDIR`. Errors name the entry by
-    `entry_path`, which is opened in place of `name` if there is no `parent`.
+    It is None unless the entry is of this `kind`, such as `stat.S_IFDIR`. `entry_path` is named in errors, and opened
+    without a `parent`.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(entry_path) if parent is None else name

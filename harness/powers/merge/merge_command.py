@@ -1,9 +1,9 @@
 """`bitproof merge`: join the run folders of a run that was split into shards, a shard per machine.
 
 1. Read every shard's report. An unreadable report counts as missing.
-2. Refuse anything except different shards of the same run, and at most one run of `bitproof faults`, whose score is
-   reported.
-3. Put the cases together in the selection's order. A case without a result is UNVERIFIED.
+2. Raise an error unless the folders are different shards of the same run. A single run of `bitproof faults` may be
+   among them, and its score is reported.
+3. Put the cases into the order of the run. A case without a result is UNVERIFIED.
 4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
 """
 
@@ -32,11 +32,14 @@ _FOLDERS_OF_CASES = ("logs", "recordings", "graphs")
 
 
 def merge(folders: Sequence[Path], report_dir: Path) -> int:
-    """Merge run folders into a new folder under `report_dir` and return the worst exit status.
+    """Merge run folders into a new folder under `report_dir`, and return the worst exit status.
 
-    Among the folders may be that of a run of `bitproof faults`: its score goes into the report, and counts for the
-    status. Raises UsageError if folders are no shards, are not of the same run, or contain a shard twice. Raises
-    RecordingError if no folder can be read, or if two contain the same case. After an error nothing is written.
+    A folder may be that of a run of `bitproof faults`: its score goes into the report, and counts for the status.
+
+    After an error nothing is written. Raises:
+
+    - UsageError if folders are no shards, are not of the same run, or contain a shard twice.
+    - RecordingError if no folder can be read, or if two contain the same case.
     """
     reports: Reports = []
     for folder in folders:
@@ -55,7 +58,7 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """Split off the run of `bitproof faults`: returns its score, or None without such a run, and all other reports.
+    """Return the score of the run of `bitproof faults`, or None without such a run, and all other reports.
 
     The cases of that run are left out, since they ran with faults. Raises UsageError for two such runs.
     """

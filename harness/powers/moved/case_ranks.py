@@ -1,8 +1,6 @@
 """Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
 
-The command `bitproof moved` writes a request to a file, and its path into an environment variable. As the request says,
-each rank records its operator calls, keeps the results of some calls, or replaces them by results from the other
-environment. After the last step it writes its answer.
+A request of `bitproof moved`, in a file that an environment variable names, states which results to keep or replace.
 """
 
 from __future__ import annotations

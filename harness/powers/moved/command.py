@@ -76,10 +76,12 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """The exit status: 1 if a call moved or the program differs, 3 if a call was not judged, otherwise 0.
+    """The exit status of a comparison of two environments. The first of these rules that applies counts:
 
-    A call or program that differs from itself in one environment also counts as 1, but 3 takes precedence. A
-    certificate without any calls is 3.
+    1. A call moved or is missing, or the program differs: 1.
+    2. A call was not judged, or there are no calls: 3.
+    3. An environment does not repeat its own bits: 1.
+    4. Otherwise: 0.
     """
     # The states of all calls that are not equal.
     states = {row.state for row in certificate.rows}

@@ -46,8 +46,11 @@ class Environment:
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         """Run `standalone/answer_request.py` in this environment, and return its answer to the request.
 
-        `what` is the kind of request, such as "replay". Raises UsageError for a program that cannot run, MachineError
-        for a Python without torch, and RecordingError for an archive that is refused or whose calls crash the process.
+        `what` is the kind of request, such as "replay". Raises:
+
+        - UsageError for a program that cannot run.
+        - MachineError for a Python without torch.
+        - RecordingError if the archive is refused, or if the process crashes.
         """
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
@@ -114,10 +117,9 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """Return the path of a Python whose environment has the required package, such as `torch==2.15.0`.
+    """Return the path of a Python that has a required package, such as `torch==2.15.0`, and this Python's packages.
 
-    The environment is made on first use, and also finds all packages of this Python: `transformers==5.2.0` leaves torch
-    unchanged. Raises UsageError unless the text names one package and its release, and MachineError if the installation
+    Its environment is made on first use. Raises UsageError for another text, and MachineError if the installation
     fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):

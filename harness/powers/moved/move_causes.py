@@ -32,10 +32,9 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _added(sizes: Sequence[int]) -> str:
-    """When the bias is added in the sum of a product, in words: "last", or "to term 0 first".
+    """When a kernel adds the bias of a product, in words: "last", or "to term 0 first".
 
-    `sizes` is the result of `order_probes._bias`: per term, how many other terms were added before the term and the
-    bias met in a common sum.
+    `sizes`: for each term, how many other terms are added before it meets the bias (`order_probes._bias`).
     """
     # The bias meets first the term with the fewest other terms in between.
     first = min(range(len(sizes)), key=sizes.__getitem__)

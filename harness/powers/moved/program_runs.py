@@ -1,8 +1,6 @@
 """Run a program in an environment, and record its operator calls, keep their results, or exchange results.
 
-To exchange results is to replace them by those of the other environment. A script or a function runs in a single
-process. A case runs like with `bitproof record`, on all its ranks, with real process groups; its system is made by
-`case_ranks.make`, which watches the calls of a rank.
+To exchange results is to use those of the other environment. The program is a script, a function or a case.
 """
 
 from __future__ import annotations
@@ -39,9 +37,12 @@ class OneProcess:
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
         """Run the program in a process of this environment, and return the answer of `standalone/answer_request`.
 
-        `what` is the request. "record" takes a `budget` of bytes. "results" stores results below `folder`; it takes a
-        `budget`, and the calls by their `keys` and `inputs` (see `call_events.CallEvent`). "exchange" takes `sets`, a
-        list of sets of keys, and runs the program once per set.
+        `what` is the request, and `asked` its arguments:
+
+        - "record" records the program's calls. `budget`: the most bytes of values to store.
+        - "results" stores results of calls below `folder`. It takes a `budget`, and the calls by `keys` and `inputs`
+          (see `call_events.CallEvent`).
+        - "exchange" runs the program once for each set of keys in `sets`, and replaces the results of these calls.
         """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {
@@ -54,10 +55,12 @@ class OneProcess:
 
 @dataclass
 class CaseOnRanks:
-    """A program that runs on several ranks: a case, with `system` as the system to record.
+    """Runs a case on all its ranks with `bitproof record`, in one environment after the other.
 
-    `arguments` are further options of `bitproof record`, such as `--steps 2`. `old` is the old environment's recording.
-    `identities` identify the old and the new recording, once the case has run in both environments.
+    - `system`: the case's system to record.
+    - `arguments`: further options of `bitproof record`, such as `--steps 2`.
+    - `old`: the recording of the old environment.
+    - `identities`: digests and facts of the old and the new recording, once both exist.
     """
 
     name: str
@@ -96,11 +99,14 @@ class CaseOnRanks:
         return found
 
     def _compared(self, recording: Recording) -> dict[str, Any]:
-        """Compare a recording with the old environment's.
+        """Compare a recording with the old environment's. Returns a dict:
 
-        Returns a dict: whether the recordings are "equal"; "first", a text that names the first differing record, or
-        ""; the number of compared "records"; and the recording's "digest". Raises RecordingError if the recordings
-        cannot be compared.
+        - "equal": whether the recordings are equal.
+        - "first": a text that names the first differing record, or "".
+        - "records": the number of compared records.
+        - "digest": the digest of `recording`.
+
+        Raises RecordingError if the recordings cannot be compared.
         """
         assert self.old is not None, "a case is recorded before it is compared"
         found = compare(self.old, recording, Case.from_dict(self.old.manifest.case))

@@ -1,6 +1,6 @@
 """Identify a recording by a digest of its bits, and by the facts of its environment that can change a bit.
 
-A certificate contains the identities of the two recordings that it explains, so it cannot be used for others.
+A certificate contains the identities of its two recordings, so it cannot be used for others.
 """
 
 from __future__ import annotations

@@ -22,9 +22,11 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 class MovedRow:
     """An operator call that is not equal in the new environment. Calls that differ only in their values share a row.
 
-    `smallest` is the smallest of the tried input shapes at which the call differs. `alone` is the first record that
-    changes if only this call has its new results. `is_drawn`: the inputs were too large for the archive, so the call
-    was replayed with inputs drawn from the same distribution.
+    - `elements`, `total`: how many elements of the results differ, and how many there are.
+    - `smallest`: the smallest of the tried input shapes at which the call differs.
+    - `switch`: a setting that restores the old bits.
+    - `alone`: the first record that changes if only this call has its new results.
+    - `is_drawn`: the inputs were too large to store. The call was replayed with random inputs of the same distribution.
     """
 
     __pydantic_config__ = STRICT
@@ -49,10 +51,13 @@ class MovedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The verdicts about the program: its run in the new environment, compared with that in the old one.
+    """The verdicts about the program: its run in the new environment, compared with its run in the old environment.
 
-    `plain` is the verdict of an unchanged run. `with_exchange` is the verdict of a run in which the results of all
-    moved calls are replaced by those of the old environment.
+    - `plain`: the verdict of an unchanged run.
+    - `with_exchange`: the verdict of a run in which all moved calls return their old results. A call has moved if its
+      results changed.
+    - `first`, `remainder`: in words, the first difference of each of these two runs.
+    - `exchanged`: the number of replaced results.
     """
 
     __pydantic_config__ = STRICT

@@ -1,13 +1,13 @@
-"""Compare two environments: record in the old one, replay in the new one, exchange results, and explain.
+"""Compare two environments: record in the old environment, replay in the new, exchange results, and explain.
 
-1. Record the program's distinct calls in the old environment, and replay them there. Calls that do not repeat their
-   results are not used.
-2. Replay them in the new environment, and run the program in it.
-3. If the program's records differ, run the program again in the old environment, and store the results of the moved
-   calls, i.e. those whose results differ. Then run it in the new environment with these results in place of its own. If
-   the first call that still differs has equal inputs in both environments, it also moved, though not on the recorded
-   inputs: add it to the moved calls, and repeat step 3.
-4. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
+1. Record the program's distinct calls in the old environment, and replay them there. Leave out calls that do not repeat
+   their results.
+2. Replay the calls in the new environment. A call has moved if its results differ. Run the program there, too.
+3. If the program's records differ, store the results of the moved calls in the old environment. Then run the program in
+   the new environment with these old results.
+4. If there is still a difference, look at the first call that differs. If its inputs are equal in both environments, it
+   has moved, too: repeat step 3 with it.
+5. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class TwoEnvironments:
         return self.program
 
     def replay(self, *, control: bool) -> MovedCertificate:
-        """Replay the archive in the new environment, without running the program, and return the certificate so far.
+        """Replay the archive's calls in the new environment, and return the certificate so far.
 
-        With `control`, the archive is also replayed in the old environment. A call whose results differ there is
-        nondeterministic, and does not count as moved.
+        `control`: also replay them in the old environment. Calls whose results differ there count as nondeterministic,
+        not as moved. The program does not run.
         """
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)

@@ -1,7 +1,7 @@
 """Run `bitproof faults`, from preparing the report folder to the exit status.
 
-Terms of mutation testing: a fault is killed if the case that contains it becomes DIFFERENT or fails, and survives
-otherwise. An equivalent rewrite keeps every bit; it is flagged if the case nevertheless becomes DIFFERENT.
+A fault is killed if its case becomes DIFFERENT or fails. Otherwise the fault survives. A harmless rewrite is flagged if
+its case becomes DIFFERENT.
 """
 
 from __future__ import annotations
@@ -95,10 +95,12 @@ def faults(
 ) -> int:
     """Inject faults into cases, print and write each outcome, and return the exit status.
 
-    A fault is injected into the first case that should detect it, or, with `everywhere`, into each case to which it
-    applies. Outcomes of an earlier call in the folder `resume` are reused. The table is also written into `page`. The
-    exit status is 0 if every fault was detected and no harmless rewrite was reported as a difference, 1 if not, and 3
-    if something could not be judged.
+    - `everywhere`: inject each fault into each case to which it applies. Otherwise only the first case that should
+      detect it is used.
+    - `resume`: the folder of an earlier call, whose outcomes are reused.
+    - `page`: a Markdown file into which the table of results is written, too.
+
+    The exit status is that of `status_of`: 0 if every fault was detected and no harmless rewrite was reported.
     """
     # Before anything runs: the faults take hours, and the page is written at their end.
     _check_page(page)
@@ -215,9 +217,9 @@ def _finish(
 def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
     """Return the exit status of `bitproof faults`.
 
-    It is 3 if there are no outcomes, if a case without a fault does not have the verdict that is needed, or if a
-    planned fault was not judged; else 1 if a fault was not detected or a harmless rewrite was reported as a difference,
-    else 0.
+    - 3: a planned fault was not judged, nothing was measured, or a case differs without any fault.
+    - 1: a fault was not detected, or a harmless rewrite was reported.
+    - 0: otherwise.
     """
     if not found.outcomes or not all(map(shows_faults, results)):
         return UNJUDGED

@@ -1,16 +1,16 @@
 """Injects faults into a case in turn, and judges each.
 
-1. The reference is recorded once, and the candidate once without a fault. They must agree: otherwise no difference
-   could be attributed to a fault. The first step of both is repeated with every call logged, and must agree with the
-   recordings.
-2. For each fault, the process that traced the candidate forks a process, which runs the candidate with the fault; the
-   result is compared with the reference. Nearly all faults show in the first step, so only this step is run first, with
-   every call logged. If it does not differ, all steps run. Equivalent rewrites always run all steps.
-3. If a later step differs first, that step is replayed with every call logged; a single replay of the reference is used
-   for all faults. The blamed call is compared with the sites, i.e. the calls that the fault changed.
-4. If the two systems have different layouts, or one resumes from a checkpoint, the whole case is run for each fault.
-   Calls of two layouts cannot be paired, so no call is blamed; module and direction are those of the first record that
-   differs by more than its bound.
+1. Run the reference, and the candidate without a fault. They must agree. Otherwise no difference could be attributed to
+   a fault.
+2. Repeat the first step of both with every call logged. It must agree with the recordings.
+3. For each fault, run the first step with the fault, and compare it with the reference. Nearly all faults show there.
+   If the step does not differ, run all steps. Equivalent rewrites always run all steps.
+4. If a later step differs first, repeat it with every call logged.
+5. Compare the call to blame with the calls that the fault changed.
+
+If the systems have different layouts, or a system resumes from a checkpoint, the whole case runs for each fault. No
+call is blamed then, since calls of two layouts have no counterparts. Module and direction are those of the first record
+that differs by more than its bound.
 """
 
 from __future__ import annotations
@@ -172,10 +172,9 @@ class FaultRuns:
         )
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """Run only the first step with a fault. Return the fault's outcome if the step differs from the reference's.
+        """Run only the first step with a fault. Return the fault's outcome, or None if all steps must run.
 
-        Returns None if the step is equal or fails, or if it differs even without a fault: then all steps must run.
-        `blank` is an outcome with the facts that are known before a run; the result is a copy with the findings.
+        They must run unless the fault changes the step. `blank` is the fault's outcome before any run.
         """
         if not self._is_clean_when_logged_too():
             return None
@@ -224,8 +223,8 @@ class FaultRuns:
     ) -> FaultOutcome:
         """The outcome of a run with a fault: a copy of `blank` with the findings of `comparison`.
 
-        `sites` are the calls that the fault changed. `calls` are the operator calls of the run's first differing step,
-        by rank; if None, they are logged by another run.
+        `sites`: the calls that the fault changed. `calls`: those of the first differing step, by rank, or None to log
+        them.
         """
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT

@@ -146,10 +146,9 @@ BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """Return a page in which the text between the lines BEGIN and END is replaced by the table of results.
+    """Return the page with the text between its lines BEGIN and END replaced by a table of results, or None.
 
-    The table has the scores by family and the unexpected outcomes. `call` is the command that measured them. Returns
-    None if the page has no such lines.
+    It is None without such lines. `call` is the command that measured the results.
     """
     # Anchored to whole lines, since a sentence of the page may mention BEGIN.
     place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)

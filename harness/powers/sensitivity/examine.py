@@ -33,11 +33,12 @@ Answer = Literal["seen", "same", "lost"]
 class CallFinding:
     """Whether errors in the output of a call showed in the compared tensors.
 
-    `shown` is the kind of the compared tensor that showed an error of 1 ULP, or None. `tries` is the number of elements
-    that were changed, each alone. If none showed, `lost` has the indices of the calls at which the last error
-    disappeared: they returned the right bits although they read wrong bits; -1 means that no call read it. `is_blind`:
-    even gross errors in all elements on all ranks did not show; then `lost` is about the gross errors. `neighbours` has
-    the results for formulas with other rounding.
+    - `shown`: the kind of the compared tensor that showed an error of 1 ULP, or None.
+    - `tries`: how many elements were changed, each alone.
+    - `is_blind`: even gross errors in all elements on all ranks did not show.
+    - `lost`: if nothing showed, the indices of the calls that returned right bits from wrong inputs. -1 means that no
+      call read the output. For a blind call, this is about the gross errors.
+    - `neighbours`: the results for formulas with other rounding, by name.
     """
 
     call: int
@@ -79,11 +80,10 @@ class Examiner:
     ) -> CallFinding:
         """Return whether the compared tensors show errors in the output of the call with this index.
 
-        Three kinds of errors are tried: 1 ULP in an element; gross errors, only if no error of 1 ULP showed; and the
-        results of formulas with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
-
-        `formulas` are the formulas to try, None for all. With `needs_ulp` false, only formulas are tried. With
-        `may_be_blind` false, no gross errors are tried.
+        - First, the call is computed by each of `formulas`, with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
+          None stands for all formulas.
+        - With `needs_ulp`, an element is then changed by 1 ULP.
+        - With `may_be_blind`, gross errors are tried if no error of 1 ULP showed.
 
         Raises NotRepeatableError if calls that read the unchanged output do not repeat their bits.
         """
@@ -115,10 +115,9 @@ class Examiner:
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
     def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """Return an error in a call's output: the slot (number) of a value, the rank, and the value with the error.
+        """Return an error in a call's output: a slot (number of a value), a rank, and the wrong value.
 
-        One element is off by 1 ULP. `turn` is the number of the attempt: each changes another element, drawn from the
-        seed.
+        An element is off by 1 ULP. `turn` is the number of the attempt. Each attempt draws another element.
         """
         chance = random.Random(f"{self._seed} {call.index} {turn}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
@@ -136,10 +135,9 @@ class Examiner:
         return self._followed({(slot, rank): wrong}, is_safe(value))
 
     def _is_blind(self, call: ReplayedCall, targets: Sequence[int]) -> Fate | None:
-        """Try gross errors in all results of a call, first on one rank, then on all ranks.
+        """Try gross errors in all results of a call, first on a single rank, then on all ranks.
 
-        Returns None if any of the errors showed; otherwise the fate of the last error, with the calls at which it
-        disappeared.
+        Returns None if a compared tensor showed an error, otherwise the calls at which the last error disappeared.
         """
         fate = Fate()
         for turn in range(3):

@@ -1,7 +1,6 @@
 """Neighbouring formulas of operators: the same function with another order, dtype or number of roundings.
 
-Such a formula differs from its operator by rounding only, like a fused kernel or a decomposition: `1 / sqrt(x)` for
-`rsqrt(x)`, for example. Each function states the order of its sums.
+A formula differs from its operator by rounding only, like a fused kernel. Example: `1 / sqrt(x)` for `rsqrt(x)`.
 """
 
 from __future__ import annotations
@@ -166,9 +165,9 @@ def names_of(program: Program, call: ReplayedCall) -> list[str]:
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Compute a call by another formula, `name`, with other rounding, on all ranks; returns results by (slot, rank).
+    """Compute a call by another formula, `name`, on all ranks. Returns the results by (slot, rank).
 
-    A slot is the number of a value; `gets` has a function per rank that returns the value of a slot.
+    A slot is the number of a value. `gets` has, for each rank, a function from slot to value.
     """
     formula = dict(_formulas_of(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
@@ -233,9 +232,9 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield (name, function) of formulas that combine a sum with the call that makes its input, and round differently.
+    """Yield formulas that combine a sum with the call that makes its input, and round differently, as (name, function).
 
-    These are `a * b + c` without rounding the product, like an FMA, and `a + (b + c)` for `(a + b) + c`.
+    There are two: `a*b + c` with an unrounded product, like an FMA, and `a + (b+c)` for `(a+b) + c`.
     """
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None

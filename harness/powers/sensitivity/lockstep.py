@@ -1,8 +1,6 @@
-"""Runs a program's calls for all ranks in one process, in lockstep: each call on all ranks before the next call.
+"""Runs a program's calls for all ranks in a single process, each call on all ranks before the next.
 
-A collective reads the values of all ranks of its group. Each call has the same arguments, strides and alignment as on a
-rank, so it computes the same bits; sums over ranks are added in the group's order. This is not assumed: the bits of
-each measured step are compared with a recording.
+A collective reads the values of all ranks of its group. Each step's bits are compared with a recording.
 """
 
 from __future__ import annotations
@@ -27,10 +25,9 @@ Ranks = Sequence[Sequence[Any]]
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call that is no collective; returns (slot, new value) for its result and for each argument that it writes.
+    """Run a call that is no collective. Returns (slot, new value) for its result and for each argument that it writes.
 
-    A slot is the number of a value, and `get` returns the value of a slot. The values themselves are not modified: the
-    call writes copies.
+    A slot is a value's number, and `get` returns its value. Values are not modified.
     """
     if call.is_wait:
         # In one process a collective has ended when it returns, so a wait returns its argument.
@@ -54,8 +51,8 @@ def _keyword_arguments(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """Return the result of a collective on each rank of `group`, in the group's order.
 
-    `gets` has a function for each rank of the run that returns the value of a slot (a value's number). Raises
-    RuntimeError if ranks disagree about a message, e.g. about a split size; a real process group would fail or hang.
+    `gets` has, for each rank, a function from slot (number of a value) to value. Raises RuntimeError if sizes or dtypes
+    disagree.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
@@ -76,10 +73,9 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """Run a step, and return all values as `[rank][slot]`, where a slot is the number of a value.
+    """Run a step for all ranks, and return its values as `[rank][slot]`. A slot is the number of a value.
 
-    `before` has the values that exist before the step, for each rank. Raises PassError if the step cannot be run this
-    way, for example because it overwrites memory that a view of it reads later.
+    `before` has each rank's values before the step. Raises PassError if single calls cannot be repeated.
     """
     ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
     for values, own in zip(ranks, before, strict=True):

@@ -62,9 +62,10 @@ def is_safe(value: Any) -> bool:
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
     """Return the value with an element off by 1 ULP; None if the value contains neither elements nor a number.
 
-    `chance` chooses the element, among finite nonzero elements if there are any. Integers change by 1 and stay within
-    the range of the tensor's values unless all are equal. A Python number changes by 1. Elements that share memory,
-    e.g. of an expanded dim, change together.
+    - `chance`, a random generator, chooses the element, among finite nonzero elements if there are any.
+    - An integer, or a Python number, changes by 1. Integers stay within the range of the tensor's values unless all are
+      equal.
+    - Elements that share memory, e.g. of an expanded dim, change together.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + chance.choice((-1, 1)) if value else value + 1

@@ -1,10 +1,12 @@
-"""A step as a list of calls over numbered slots: the nodes of a graph, then the calls of the optimizer's update.
+"""A step as a list of calls over numbered values: the nodes of a graph, then the calls of the optimizer's update.
 
-A slot is a variable that is assigned once per step, with a value on each rank. A call that writes an argument in place
-is represented as a call that assigns a new slot, and later calls that read this memory read the new slot. For example,
-`x.add_(y)` reads slot 3 and fills slot 7; from then on `x` means slot 7. So no value is lost, and a call can be
-repeated at any time. A step is refused if it writes memory and later reads an older view of this memory: that cannot be
-expressed like this.
+The number of a value is its slot. A slot is assigned once per step, and has a value on each rank. A call that writes an
+argument in place assigns a new slot. Later calls that read this memory read the new slot.
+
+Example: `x.add_(y)` reads slot 3 and fills slot 7. From then on, `x` means slot 7. So no value is lost, and a call can
+be repeated at any time.
+
+A step is refused if it writes memory and later reads an older view of this memory: slots cannot express that.
 """
 
 from __future__ import annotations
@@ -43,12 +45,13 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedCall:
-    """An operator call of a step, in the form in which it can be repeated.
+    """An operator call of a step, in a form in which it can be repeated. A slot is the number of a value.
 
-    A slot is the number of a value. `result` is the slot of the return value. `writes` has, for each argument that the
-    call writes, the slot before and the slot after the call. `partition` is set for a collective: the ranks of its
-    groups. `counts` is false for calls that compute nothing, such as taking an element of a tuple, a wait, a size or a
-    check.
+    - `result`: the slot of the return value.
+    - `writes`: for each argument that the call writes, its slot before and after the call.
+    - `reads`: the slots of all values that the call reads.
+    - `partition`: for a collective, the ranks of its groups.
+    - `counts`: false for calls that compute nothing, such as taking an element of a tuple, a wait, a size or a check.
     """
 
     index: int
@@ -78,10 +81,11 @@ class ReplayedCall:
 
 @dataclass
 class Program:
-    """A step's calls. Each value has a number, its slot. `inputs` has the slots of values that exist before the step.
+    """A step as a list of calls that read and make values. Each value has a number, its slot.
 
-    `last` has the slots of the same values after the step. `compared` maps the kind and name of each record to its
-    slot, in the order in which they are recorded.
+    - `inputs`: the slot of each value that exists before the step, such as a parameter.
+    - `last`: the slots of the same values after the step.
+    - `compared`: the slot of each record, by kind and name, in the order of recording.
     """
 
     calls: list[ReplayedCall] = field(default_factory=list)
@@ -166,10 +170,10 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current slot of each node or tensor, i.e. the number of its value.
+    """The current value of each node or tensor, as a slot, i.e. the value's number.
 
-    `of` maps a node or tensor to its first slot. `newest` maps a slot to the slot that replaced it when a call wrote
-    its memory.
+    - `of`: the first slot of each node or tensor.
+    - `newest`: which slot replaced a slot when its memory was written.
     """
 
     program: Program
@@ -201,8 +205,10 @@ def add_graph(
 ) -> None:
     """Add the calls of a graph to a program.
 
-    `sources` are kind and name of each graph input, in order; `returned` are kind and name of the record that each
-    output becomes. Raises PassError for a collective on an unknown group.
+    - `sources`, `returned`: kind and name of each input, and of each output's record.
+    - `partitions`: the ranks of each group, by name.
+
+    Raises PassError for a collective on an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)

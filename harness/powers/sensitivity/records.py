@@ -26,9 +26,11 @@ class Effort:
 class SensitivityRow:
     """Counts of the calls in modules that match a pattern, such as `layers.*.moe`, and in one direction.
 
-    `calls` counts all of them, `tried` those that were examined, and `seen` those whose error was noticed. `at_once`
-    counts those whose error was noticed when the first element was changed, in the first step. `blind` counts those
-    whose errors no comparison can notice (see `UnseenCall`).
+    - `calls`: all of them.
+    - `tried`: calls in which errors were made.
+    - `seen`: calls whose error was noticed.
+    - `at_once`: calls whose first error was noticed, i.e. a single changed element in the first step.
+    - `blind`: calls whose errors no comparison can notice (see `UnseenCall`).
     """
 
     __pydantic_config__ = GROWING
@@ -44,10 +46,11 @@ class SensitivityRow:
 
 @dataclass(frozen=True, kw_only=True)
 class UnseenCall:
-    """A call whose errors of 1 ULP no compared tensor showed. `reason` states where the errors disappeared.
+    """A call whose errors of 1 ULP showed in no compared tensor.
 
-    `is_blind`: even gross errors in its whole output on all ranks did not show, or no call reads its output. So no
-    comparison can see an error in this call.
+    - `is_blind`: no comparison can see an error in this call. Even gross errors did not show, or no call reads its
+      output.
+    - `reason`: where the errors disappeared.
     """
 
     __pydantic_config__ = GROWING
@@ -65,8 +68,10 @@ class UnseenCall:
 class FormulaRow:
     """Counts for a formula that differs from an operator by rounding only, such as `1 / sqrt(x)` for `rsqrt`.
 
-    `tried` counts the calls that were computed by the formula instead. Their results had the same bits (`same`), other
-    bits that a compared tensor showed (`seen`), or other bits that none showed (`lost`).
+    - `tried`: calls that were computed by the formula instead.
+    - `same`: calls whose results had the same bits.
+    - `seen`: calls with other bits, which a compared tensor showed.
+    - `lost`: calls with other bits, which no compared tensor showed.
     """
 
     __pydantic_config__ = GROWING
@@ -81,13 +86,16 @@ class FormulaRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """How many of a case's calls the comparison would notice if wrong. If nothing was measured, `reason` states why.
+    """How many of a case's calls the comparison would notice if their results were wrong.
 
-    `steps` is the number of measured steps. `is_sampled`: not all calls were tried; then `interval` is Wilson's 95%
-    interval for the share of noticed calls. `unseen` lists the calls that were not noticed, including those that cannot
-    be; `formulas` has the results for formulas with other rounding. `shown` counts noticed calls by the kind of the
-    first compared tensor that differs, or "failure" if an error made a call fail. `seconds` is the elapsed time, with
-    `processes` processes.
+    - `steps`, `ranks`: how many were measured.
+    - `rows`: counts per module and direction.
+    - `unseen`: the calls that were not noticed, including those that no comparison can notice.
+    - `formulas`: the results for formulas with other rounding.
+    - `shown`: the number of noticed calls by the kind of the first compared tensor that differs. The kind is "failure"
+      if the error made a call fail.
+    - `seconds`, `processes`: the elapsed time, and how many processes measured.
+    - `reason`: why nothing was measured, or None.
     """
 
     __pydantic_config__ = GROWING

@@ -1,10 +1,10 @@
 """Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
-1. Replay a step for all ranks in this process, and check that it has the recorded bits.
-2. Fork a process per core. Each examines its share of the calls. The order of the calls is shuffled with the case's
-   seed, so the calls tried within the time limit are a random sample.
-3. In the next step, where parameters differ, examine the calls whose errors were not seen before. An error need not be
-   followed into a next step: the compared tensors include parameters and optimizer state.
+1. Replay a step for all ranks in this process, and check that the step has the recorded bits.
+2. Fork a process per core. Each process makes errors in its share of the calls, in random order, until the time is up.
+3. Repeat this in the next step, for the calls whose errors did not show. With other parameters, errors may show.
+
+An error is followed only to the end of its step: the compared tensors include parameters and optimizer state.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ FIRST_STEP = 0.8
 
 @dataclass(frozen=True, kw_only=True)
 class Sensing:
-    """The case to measure, and the path of its candidate's recording.
+    """A measurement of a case's sensitivity: the case, and the path of its candidate's recording.
 
-    `extra_passes` are graph passes added to its pipeline. `packing` is set if every call was compared, not only
-    records: it has the names of nodes that are not compared, since they only pack correct values, e.g. `cat` into a
-    bucket.
+    - `effort`: limits of the measurement.
+    - `extra_passes`: graph passes that are added to the case's pipeline.
+    - `packing`: None if only records are compared. Otherwise every call is compared, except those of the nodes with
+      these names. Such nodes only pack correct values, e.g. `cat` into a bucket.
     """
 
     case: Case

@@ -1,7 +1,6 @@
 """Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-The error is lost in a call that returns the recorded bits nevertheless, for example after rounding, a product with
-zero, or a comparison with the same outcome. The error is seen as soon as a compared tensor is wrong or a call fails.
+An error ends where a call returns the right bits, a compared tensor is wrong, or a call fails.
 """
 
 from __future__ import annotations
@@ -30,9 +29,11 @@ KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError
 
 @dataclass(frozen=True)
 class Fate:
-    """How a followed error ends. `shown` is the kind of the first compared tensor that shows it; None if none does.
+    """The end of an error that was followed through a step.
 
-    `lost` are the indices of calls that read a wrong value and returned the recorded bits; -1 if no call reads it.
+    - `shown`: the kind of the first compared tensor that shows the error, or None.
+    - `lost`: if none shows it, the calls that returned right bits from wrong inputs. -1 means that no call reads the
+      error.
     """
 
     shown: str | None = None
@@ -41,10 +42,10 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Decides which wrong values are noticed if each call is compared, not only records.
+    """Decides which wrong values are noticed by a comparison of each call, not only of records.
 
-    A value is noticed if a call that is logged returns it, and no call of the correct step returns it. `values` has the
-    digests of all values of the correct step, per rank. Calls of the nodes in `packing` are not compared.
+    - `values`: for each rank, the digests of all values of the correct step. A value with another digest is noticed.
+    - `packing`: nodes whose calls are not compared.
     """
 
     program: Program
@@ -72,10 +73,13 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Follow wrong values through a step, and return the kind of the first compared tensor that shows the error.
+    """Follow wrong values through a step, and return where the error ends.
 
-    If none does, the result has the calls at which the error disappeared. `wrong` has the wrong values by (slot, rank),
-    where a slot is the number of a value; `ranks[rank][slot]` are the right values.
+    The result has the kind of the first compared tensor that shows the error. If none does, it has the calls at which
+    the error disappeared.
+
+    - `ranks`: the right values, as `[rank][slot]`. A slot is the number of a value.
+    - `wrong`: the wrong values, by (slot, rank).
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():

@@ -18,8 +18,8 @@ NO_MODULE = "no module"
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
     """Return a case's sensitivity, with rows in program order.
 
-    `found` has the finding about each examined call, by the call's index. `at_once` has the indices of the calls whose
-    very first error was seen: the first changed element, in the first step in which the call was examined.
+    - `found`: the finding about each examined call, by index.
+    - `at_once`: the calls whose first error was seen, i.e. a changed element in the first step.
     """
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []

@@ -1,7 +1,6 @@
 """Records the operator calls of a trainer's update, i.e. of the optimizer and of buffers, as part of a program.
 
-All ranks make the same calls, so they are recorded on one rank. The update runs under a dispatch mode on the rank's
-real state, which is restored afterwards. Its collectives are not executed: they return a value of the right shape.
+All ranks make the same calls, so a single rank is recorded. Its tensors are restored afterwards.
 """
 
 from __future__ import annotations
@@ -81,10 +80,9 @@ def begin_state(trainer: TrainerLike) -> None:
 
 
 def add_update(program: Program, trainer: TrainerLike, partitions: Mapping[str, Partition]) -> None:
-    """Add the calls of a trainer's update to a program. The update runs once; the trainer's tensors are restored.
+    """Add the calls of a trainer's update to a program. The update runs once, then the trainer's tensors are restored.
 
-    The trainer is that of any rank. The calls read the gradients that the program compares. Raises PassError if the
-    update reads a tensor outside the trainer's state.
+    The calls read the program's gradients. Raises PassError if the update reads a tensor outside the trainer's state.
     """
     gradients = _zero_gradients(trainer)
     known = held(trainer)

@@ -33,8 +33,11 @@ BISECT_FILE = "bisect.json"
 def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Find the pass that first changes a case's bits, print and write the result, and return the exit status.
 
-    The status is 0 if every bit agrees, 1 if the pass was found or if tracing without any pass already differs, and 3
-    if the search had no result. Raises UsageError if options or case are wrong, before anything runs.
+    - 0: every bit agrees.
+    - 1: the pass was found, or tracing without any pass already differs.
+    - 3: the search had no result.
+
+    Raises UsageError if options or case are wrong, before anything runs.
     """
     options = checked_options(case, options)
     # Under torchrun only rank 0 searches.

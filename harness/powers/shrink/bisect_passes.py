@@ -1,19 +1,19 @@
 """Find the pass that first changes the bits, by running the case with only its first passes.
 
-1. Run the case. The verdict must be DIFFERENT, which implies that each system agrees with itself.
-2. A prefix applies only the first passes of the list. The empty prefix only traces; the longest applies all passes and
-   the backend. First test a guess: the last pass that changed the number of nodes of the blamed operator. If the prefix
-   before this pass is EQUAL and the prefix that ends with it is DIFFERENT, the guess is right, after at most 3 runs,
-   including the run of the case. Otherwise bisect the remaining suspects. For n passes, log2(n) + 4 runs are enough. To
-   test a prefix, only the candidate runs, up to the first differing step: a reference is recorded once.
-3. If chunk is the answer and chunks several regions, bisect these: chunk only some of them, in both systems. Then run
-   the case with only the remaining region chunked, and find the call to blame in it.
+1. Run the case. The verdict must be DIFFERENT, which implies that each system repeats its bits.
+2. A prefix is a run with only the first passes of the list. The empty prefix only traces the step. The longest prefix
+   applies all passes and the backend.
+3. Guess: the last pass that changed the number of nodes of the blamed operator. The guess is right if the prefix before
+   this pass is EQUAL, and the prefix that ends with it is DIFFERENT.
+4. Otherwise bisect the remaining passes. For n passes, log2(n) + 4 runs are enough.
+5. If the pass is chunk and chunks several regions, bisect these: chunk only some of them, in both systems. Then run the
+   case with only the remaining region chunked, and find the call to blame in it.
 
-A prefix without chunk is compared with eager, others with the case's reference.
+For a prefix, only the candidate runs, up to the first differing step. A prefix without chunk is compared with eager,
+others with the case's reference. References are recorded once.
 
 Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL, and "until bucket" DIFFERENT, so the answer is
-bucket. A later pass may undo a difference; then there are several passes after which EQUAL turns into DIFFERENT, and
-any of them may be found.
+bucket. A later pass may undo a difference. Then several passes turn EQUAL into DIFFERENT, and any of them may be found.
 """
 
 from __future__ import annotations
@@ -78,11 +78,10 @@ def check_case(case: Case) -> None:
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Bisect: yield ever fewer suspects, until a single one is left.
+    """Bisect: yield ever fewer suspects, until a single suspect is left.
 
-    `differs` gets the first part of the suspects, and decides whether the wanted suspect is in this part. For n
-    suspects, `differs` is called ceil(log2(n)) times. With a `guess`, it is first called with the suspects before the
-    guess, and then with the guess alone: with the suspects a b c d and the guess c, it is called with a b, then with c.
+    `differs` decides whether the wanted suspect is in the first part. A `guess` is tried first. Example: for a b c d
+    and the guess c, `differs` gets a b, then c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -272,10 +271,9 @@ class Bisector:
 
 
 def shared_reference(recording: Recording, case: Case) -> Recording:
-    """Reuse a reference's recording, made by a run with other passes, as the recording of the reference of `case`.
+    """Reuse a reference's recording for `case`, which may have other passes and fewer steps.
 
-    The result has only the steps of `case`, and its manifest names `case`. Raises RecordingError for a reference with a
-    graph.
+    Passes do not change the bits of a reference without a graph. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     # Passes do not affect a reference without a graph, so a new run would record the same bits.

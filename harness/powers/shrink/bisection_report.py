@@ -29,10 +29,10 @@ def tell_probes(found: Bisection) -> Iterator[str]:
 def tell_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """Yield the search's answer, line by line.
+    """Yield the answer of a search for a pass, line by line.
 
-    `dumped` is the file that shows how the blamed pass changed the graph, if there is any. `replay` are the options of
-    the command that repeats the case, and `name` is the case's name.
+    `dumped` is the file that shows how the blamed pass changed the graph, or None. `replay` and `name` say how to
+    repeat the case.
     """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"

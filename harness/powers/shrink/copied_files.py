@@ -15,9 +15,10 @@ from bitproof.harness.user_code.own_files import files_of, imports_of, package_o
 class OwnFiles(NamedTuple):
     """A user's files, to be written into another folder.
 
-    `texts` maps each relative path to its content. Files keep their paths relative to the folder that their imports
-    start from, so that the imports work. `names` maps each requested source to its new location, as `FILE.py:NAME`.
-    `needs` are the distributions that the files import, each with its version.
+    - `texts`: the content of each file, by path. Paths start at the folder where the files' imports start, so that the
+      imports work.
+    - `names`: the new location of each requested source, as `FILE.py:NAME`.
+    - `needs`: the packages that the files import, each with its version.
     """
 
     texts: dict[str, str]
@@ -28,8 +29,8 @@ class OwnFiles(NamedTuple):
 def own_files(sources: Mapping[str, Path]) -> OwnFiles:
     """Collect a user's files, and all files that they import from the same folders.
 
-    `sources` maps `FILE.py:NAME` to the path of the file. Data files are left out, and so are modules whose names are
-    computed at run time. Raises OSError or SyntaxError for a file that cannot be read as Python.
+    `sources` maps `FILE.py:NAME` to a path. Data files are not collected. Raises OSError or SyntaxError for a file that
+    is not readable Python.
     """
     roots: dict[Path, str] = {}
     texts: dict[str, str] = {}

@@ -22,11 +22,10 @@ def model_sizes(case: Case) -> dict[str, int]:
 
 
 def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dict[str, Any]:
-    """Make the text of a standalone file that shows the difference between the case's two systems, and run it.
+    """Write the text of a standalone file that shows the difference between the case's two systems, and run it.
 
-    `extra_passes` are those of the candidate's graph, and `step` is the step whose inputs the file uses. `head` becomes
-    the file's docstring. Returns a dict with the fields of `standalone.Written`, such as the text and the output.
-    Raises NoFileError if no file shows a difference.
+    The file uses the inputs of `step`, and `head` is its docstring. `extra_passes` are the candidate's. Raises
+    NoFileError if no file shows a difference.
     """
     import torch
 

@@ -16,8 +16,9 @@ TRACE = "trace"
 class Probe:
     """A run of a search: the case with only the first passes of its list, or with only some of its regions chunked.
 
-    `applied` says which passes or regions, such as "until chunk". `reference` is the system that the candidate was
-    compared with. `seconds` includes running the reference, if it was not yet recorded.
+    - `applied`: these passes or regions, such as "until chunk".
+    - `reference`: the system that the candidate was compared with.
+    - `seconds`: the time. A missing recording of the reference is included.
     """
 
     applied: str
@@ -28,12 +29,15 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Bisection:
-    """The result of a search for the pass that first changes bits, possibly unfinished.
+    """The result of a search for the pass that first changes bits. The search may be unfinished.
 
-    `suspects` are the passes that may be to blame; at the end a single one is left, which is "trace" if tracing without
-    any pass already differs. `equal` is the last pass of the longest list that was EQUAL. `result` is the result of the
-    case with all passes. `region_result` is the result with a single region chunked, if it differs. `problem` and
-    `region_problem` are the reasons why the search for a pass or a region ended without an answer.
+    - `suspects`: the passes that may be to blame. If tracing alone changes bits, only "trace" is left.
+    - `equal`: the last pass of the longest pass list that was EQUAL.
+    - `probes`, `region_probes`: the runs of the search for the pass, and for the region, i.e. a module that is chunked.
+    - `regions`: the regions that may be to blame.
+    - `result`: the result of the case with all passes.
+    - `region_result`: the result with a single region chunked, if the systems differ.
+    - `problem`, `region_problem`: why the search for a pass or a region found no answer.
     """
 
     suspects: tuple[str, ...] = ()
@@ -67,10 +71,12 @@ class Bisection:
 class Shrunk:
     """The result of shrinking a failing case.
 
-    `result` is the result of the small case, or of the case itself if there was nothing to shrink; None if the search
-    was interrupted. `symptom` is the failure in words; None unless a last run of the small case failed in the same way.
-    `case_file` contains the small case. `file` is a Python file that shows the failure, None if there is none.
-    `exit_status` is the command's exit status.
+    - `result`: the result of the small case, or of the case itself if it cannot be shrunk. None if the search was
+      interrupted.
+    - `symptom`: the failure in words. None unless the small case failed in the same way when it ran again.
+    - `case_file`: the file with the small case.
+    - `file`: a Python file that shows the failure, or None.
+    - `exit_status`: the command's exit status.
     """
 
     exit_status: int

@@ -1,19 +1,19 @@
 """Shrink a failing case greedily: find a small case that still fails the same way.
 
 1. Go through the dimensions (steps, ranks, model, batch, passes), those that shorten runs first. Try to make a
-   dimension minimal, to halve it, and to lower it by 1; repeat this as long as the case fails the same way. Example: 8
-   steps, first different at step 2, become 3 steps.
-2. Repeat this until a whole round changes nothing, or the budget is spent.
+   dimension minimal, to halve it, and to lower it by 1. Repeat this as long as the case fails the same way.
+2. Repeat step 1 until a whole round changes nothing, or the budget is spent.
 
-Invalid cases, such as an odd batch that must be split, are skipped without a run, and no case is tried twice. The order
-is fixed, so the same case always shrinks to the same result.
+Example: a case with 8 steps that first differs at step 2 gets 3 steps.
 
-A user's system may ignore the sizes of a case's model and batch. Therefore a run makes all sizes minimal at once. If
-every loss and every difference stays the same, bit for bit, the systems ignore the sizes: they are not changed, and are
-reported as ignored. Otherwise sizes are tried separately.
+Invalid cases, such as an odd batch that must be split, are skipped. No case is tried twice. The same case always
+shrinks to the same result.
 
-Two runs fail the same way if they have the same `Symptom`. It leaves out everything that shrinking can change: indices
-of layers, names of nodes, ranks, steps.
+A user's system may ignore the sizes of a case's model and batch. So a run first makes all sizes minimal at once. If
+every loss and every difference stays the same, bit for bit, the sizes are reported as ignored and not changed.
+
+Two runs fail the same way if they have the same `Symptom`. It has no ranks, steps, names of nodes or indices of layers,
+which shrinking can change.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ FEWEST_RANKS = 2
 class Symptom(NamedTuple):
     """How a case fails. Two cases with equal symptoms fail the same way. Unknown fields are None.
 
-    - DIFFERENT: `kind` of the first differing tensor; `operator`, `direction` and `module` of the blamed call. Numbers
-      in the module become `*`: layers.3.mlp is layers.*.mlp. An extra call has no module: a pass adds calls in many
-      modules, and sizes decide which of them is first.
-    - ERROR: `error`, the first line and the `found:` line of the message, without names and numbers.
+    - `verdict`: DIFFERENT or ERROR.
+    - `kind`: the kind of the first differing tensor.
+    - `operator`, `direction`, `module`: those of the call to blame. Numbers in the module become `*`: layers.3.mlp is
+      layers.*.mlp. An extra call has no module.
+    - `error`: for ERROR, the first line and the `found:` line of the message, without names and numbers.
     """
 
     verdict: Verdict
@@ -75,6 +76,7 @@ def symptom_of(result: CaseResult) -> Symptom | None:
     if (call := first.call) is None:
         return Symptom(Verdict.DIFFERENT, first.kind)
     module = None
+    # An extra call gets no module: a pass adds calls in many modules, and sizes decide which of them is first.
     if call.module is not None and call.how != HOW["adds"]:
         module = re.sub(r"\d+", "*", call.module)
     return Symptom(Verdict.DIFFERENT, first.kind, call.operator, call.direction, module)
@@ -150,8 +152,7 @@ def change(trial: Trial, changes: Changes) -> Trial:
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
     """Return the smallest trial found that fails in the same way as `start`, whose run had the result `result`.
 
-    `show` gets a line of text about each run. Sizes that the case does not state, since its model's flavor has them,
-    are not changed; so `start` should state all of them.
+    `show` gets a line of text about each run. Only sizes that the case itself states are changed.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
@@ -282,8 +283,9 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
     """Smaller sizes to try in place of n: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
 
-    For example, _smaller(8) is [1, 4, 7]. The smallest comes first, since most defects also show with it.
+    Example: _smaller(8) is [1, 4, 7].
     """
+    # The smallest first: most defects also show with it.
     found = (least, n // 2 // step * step, n - step)
     return list(dict.fromkeys(size for size in found if least <= size < n))
 

@@ -1,9 +1,9 @@
 """`bitproof shrink`: find the smallest case that fails in the same way, and write files that reproduce the failure.
 
-1. Run the case's first step and, if this is not DIFFERENT, the whole case. A case that does not fail, or in which a
+1. Run the case's first step. If it is not DIFFERENT, run the whole case. A case that does not fail, or in which a
    system differs from itself, is not shrunk.
 2. Shrink the case. Each system runs only once per try, in a temporary folder. If the first step differs, tries run only
-   one step, and log its operator calls in the same run, so that no replay is needed to find the call to blame.
+   this step, and log its operator calls to find the call to blame.
 3. Run the smallest case again, each system twice.
 4. Write the small case, a report and, if possible, a plain Python file that shows the difference.
 """
@@ -77,11 +77,10 @@ class _FolderClient:
 def shrink_and_report(
     case: Case, options: RunOptions, budget: Budget, report_dir: Path, replay: Sequence[str]
 ) -> Shrunk:
-    """Shrink a case, print and write the result, and return it.
+    """Shrink a case, then print, write and return the result.
 
-    Its exit status is 1 if the small case is DIFFERENT, and 3 if it is ERROR or fails in another way; for a case that
-    cannot be shrunk, see `refuse`. `replay` are the options that a run of the small case must repeat. Raises UsageError
-    if the options are wrong.
+    The exit status is 1 if the small case is DIFFERENT, else 3. For a case that is not shrunk, see `refuse`. Raises
+    UsageError for wrong options.
     """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
@@ -98,10 +97,9 @@ def shrink_and_report(
 
 @dataclass
 class _Shrinking:
-    """A search for the smallest case that fails in the same way.
+    """A search for the smallest case that fails in the same way, with its client, folder and options.
 
-    `logs_calls`: tries run a single step and log its operator calls. The logs are sufficient to find the symptom, which
-    does not depend on the tensors' bits.
+    `logs_calls`: each try runs a single step, and logs its operator calls to find the call to blame.
     """
 
     client: Client
@@ -141,6 +139,7 @@ class _Shrinking:
             short = replace(start, case=replace(start.case, steps=1))
             result = self._watched(short, "up_to_difference", "first_step", logs_calls=True)
             if result.verdict == Verdict.DIFFERENT:
+                # The logs suffice to find the symptom, which does not depend on the tensors' bits.
                 self.logs_calls = True
                 return short, result
         return start, self._watched(start, "up_to_difference", "first")
@@ -301,7 +300,7 @@ def _write_own_systems(
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
     """Write and run a file with a user's two systems. Returns its path, and a text about it with its output.
 
-    If the file shows no difference, it is removed; then returns None and a text with the reason.
+    A file that shows no difference is removed. The result is then None and the reason.
     """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)

@@ -61,8 +61,10 @@ def tell_own_systems(
 ) -> str:
     """The text of a script that runs a small case with a user's two systems, and exits with 1 if they differ.
 
-    The script contains the user's files: `texts` maps each relative path to its content. `names` maps a system or pass
-    to its name in these files; others are named by their full path. `needs` are the packages to install.
+    - `command`: the command that the script's head shows.
+    - `texts`: the user's files, by relative path. The script contains them.
+    - `names`: the name of a system or pass in these files. Others are named by their full path.
+    - `needs`: the packages to install.
     """
     # The script must exit with 1 if the systems differ, so its case expects EQUAL.
     values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()

@@ -1,6 +1,6 @@
 """A rank of torchrun: it connects to the other ranks, and runs its part of every run.
 
-On rank 0 it is also the client that runs the cases: it sends each run to all ranks, and collects how their parts ended.
+Rank 0 also runs the cases: it sends each run to all ranks, and collects how their parts ended.
 """
 
 from __future__ import annotations
@@ -214,8 +214,8 @@ class Coordinator:
     def place(self, case: Case) -> Placement:
         """Return the device and the backend on which all ranks run a case.
 
-        Raises CaseError if a rank lacks a GPU, if the case resumes from a checkpoint and the ranks are on several
-        machines, or if collectives in shared memory are requested.
+        Raises CaseError if GPUs are missing, for collectives in shared memory, or if a case that resumes is on several
+        machines.
         """
         # `machine` and not `node`: several agents of torchrun may be on one machine.
         machines = len({seat.machine for seat in self._seats})
@@ -281,10 +281,9 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run a system on all ranks, or one half of a run that resumes from a checkpoint.
+        """Run a system on all ranks, or half of a run that resumes from a checkpoint.
 
-        Returns how each rank's part ended, and the path of each rank's file. `number`, 0 or 1, is part of the files'
-        names, so that the two halves have different ones. Raises the error of the rank to blame.
+        Returns each rank's end and the path of its file. `number` is the half, 0 or 1. Raises the blamed rank's error.
         """
         # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:
@@ -306,10 +305,9 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run.
+        """Run this rank's part of a run, and return how it ended and the rank's files.
 
-        Returns an Account of how it ended, with the error if it failed, and the rank's files. On ranks other than 0,
-        raises RankError if rank 0 or the launcher is gone.
+        The Account has the error, if any. Ranks other than 0 raise RankError if rank 0 or the launcher is gone.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
@@ -404,8 +402,8 @@ class Coordinator:
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
         """Wait until each rank has reported the end of its part.
 
-        Returns, in rank order, each rank's Account and a file with the bytes that it attached. `own` are rank 0's
-        Account and files. Raises the error of the rank to blame, or RankError if a rank does not report or is gone.
+        Returns, in rank order, each rank's Account and a file of attached bytes. `own` are rank 0's. Raises the error
+        of the rank to blame.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done

@@ -1,11 +1,12 @@
 """Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
 
-A message is a line of JSON (`framing.py`), followed by files of any size, which are copied in parts from disk to disk.
-Both ends send an empty message, a pulse, every second. So a vanished peer is noticed within SILENCE seconds, even if
-its machine or the network failed, and even while this process is busy. A killed peer is noticed immediately, since its
-system closes the connection.
+- A message is a line of JSON (`framing.py`), which may be followed by files.
+- Both ends send an empty message, a pulse, every second. So a vanished peer is noticed within SILENCE seconds, even
+  while this process is busy.
+- A killed peer is noticed at once, since its system closes the connection.
+- A peer is trusted only if its first message contains the run's token.
 
-Only a peer whose first, short message contains the run's token is trusted. Imports no torch.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -56,10 +57,12 @@ def allow_open_files(number: int) -> None:
 
 
 class Line:
-    """A connection to a peer, which is another rank's process; `name` describes the peer in errors.
+    """A connection to a peer, which is another rank's process.
 
-    `is_known`: the peer's first message was accepted. `gone` is the reason why the connection ended, None until then.
-    `inbox` has the received messages, each with the file of its attached bytes or None.
+    - `name`: the peer's name in errors.
+    - `is_known`: whether its first message was accepted.
+    - `gone`: why the connection ended, or None.
+    - `inbox`: received messages, each with a file or None.
     """
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:

@@ -22,9 +22,9 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    `node` names the machine and the launcher's agent on it; `machine` distinguishes machines with the same host name.
-    `local_rank` is LOCAL_RANK, None if the launcher did not set it. The rank's versions and code are sent later, once
-    its host, a child process, has loaded torch.
+    - `node`: the machine and the launcher's agent on it.
+    - `machine`: also distinguishes equal host names.
+    - `local_rank`: LOCAL_RANK, or None.
     """
 
     token: str
@@ -38,10 +38,11 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """Rank 0's answer to a rank, once all ranks have connected.
+    """Rank 0's answer to another rank, once all ranks have connected.
 
-    `run_dir` is rank 0's run folder, and `own_dir` the run folder on the receiving rank's machine. `seat` has the
-    receiving rank's number on its machine, and its GPU.
+    - `run_dir`: rank 0's run folder.
+    - `own_dir`: the other rank's run folder.
+    - `seat`: the other rank's number on its machine, and its GPU.
     """
 
     run_dir: Path
@@ -69,11 +70,13 @@ Message = RunRequest | CaseResult | Failed | Farewell
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
-    """A rank's report of how its part of a run ended. `run` is the number of the run, from 1.
+    """A rank's report of how its part of a run ended.
 
-    `end` describes the end; if there is none, `problem` is the error that prevented it. `clock` is the time of day, on
-    which machines agree, minus the monotonic clock of the rank's machine. `num_bytes` has the sizes of the attached
-    files, in the order of `FILES`; 0 if the rank has no such file.
+    - `run`: the number of the run, from 1.
+    - `end`: how the part ended, or None. `problem` is then the error that prevented an end.
+    - `clock`: the time of day minus the monotonic clock of the rank's machine. Only the time of day agrees between
+      machines.
+    - `num_bytes`: the sizes of the attached files, in the order of `FILES`. A missing file has size 0.
     """
 
     run: int

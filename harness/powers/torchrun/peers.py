@@ -158,9 +158,9 @@ class Peers:
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
-        """Whether this rank's part of a run cannot end by itself, so that its processes must be killed.
+        """Whether this rank's processes must be killed, because its part of a run cannot end by itself.
 
-        This is so if a rank is gone, or if another rank failed more than 5 s ago and this rank may wait for it.
+        This is so if a rank is gone, or if another rank failed more than 5 s ago.
         """
         if self.has_lost():
             self.note_failed()

@@ -1,8 +1,6 @@
-"""Assign seats to the ranks that a launcher such as torchrun started: each rank's number on its machine, and its GPU.
+"""Assign a seat to each rank of a launcher such as torchrun: its number on its machine, and its GPU.
 
-This needs no variables from the launcher: each rank sends rank 0 the name of its machine, and the GPUs that it sees. So
-it also works if each rank sees only one GPU, as with `srun --gpus-per-task=1`, and if machines have different numbers
-of ranks.
+For this, each rank sends rank 0 its machine and the GPUs that the rank sees.
 """
 
 from __future__ import annotations
@@ -24,10 +22,12 @@ _UUIDS = ("GPU-", "MIG-")
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts:
-    """A rank's machine, its LOCAL_RANK (None if its launcher set no number), and the GPUs that it sees, in order.
+    """A rank's machine, and the GPUs that the rank sees there.
 
-    `node` distinguishes the launcher's agents on a machine: each agent counts its own ranks from 0. A GPU is named by
-    its UUID, or by its number on the machine.
+    - `machine`: the machine's name.
+    - `node`: the machine and the launcher's agent on it. Each agent counts its own ranks from 0.
+    - `local_rank`: the rank's LOCAL_RANK; None if the launcher set no number.
+    - `gpus`: the GPUs in order, each named by its UUID, or by its number on the machine.
     """
 
     machine: str
@@ -38,10 +38,12 @@ class Whereabouts:
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """A rank's number on its node, the number of ranks there, as torchrun counts them, and the rank's GPU.
+    """A rank's number on its node, the number of ranks on this node, and the rank's GPU.
 
-    `gpu` is an index into the GPUs that this rank sees, None if it sees none. `name` is the GPU's name: two ranks with
-    the same name share a GPU.
+    A node is a machine, or a part of it whose ranks torchrun numbers from 0.
+
+    - `gpu`: an index into the GPUs that this rank sees, or None.
+    - `name`: the GPU's name. Two ranks with the same name share a GPU.
     """
 
     machine: str = ""
@@ -68,10 +70,12 @@ def own_local_rank(environment: Mapping[str, str]) -> int | None:
 def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
     """Return each rank's seat: its number on its node (local rank), and its GPU.
 
-    The local ranks are those that the launcher set if they are 0, 1, 2, ... on a node; otherwise a node's ranks are
-    numbered in order. Example: ranks 0 and 1 are on one machine and rank 2 on another, none has a LOCAL_RANK, and each
-    sees four GPUs. Their local ranks are 0, 1, 0, and their GPUs are 0, 1, 0. If each rank sees only one GPU, which no
-    other sees, each gets index 0.
+    - The local ranks are those that the launcher set, if they are 0, 1, 2, ... on a node. Otherwise a node's ranks are
+      numbered in order.
+    - Ranks that see the same GPUs on a machine share them out. A rank that alone sees a GPU gets index 0.
+
+    Example: ranks 0 and 1 are on one machine, rank 2 on another, and each sees four GPUs. The launcher set no numbers.
+    The local ranks are 0, 1, 0, and the GPUs are 0, 1, 0.
     """
     on_node = _numbers([(rank.machine, rank.node) for rank in ranks], ranks)
     # Ranks that see the same GPUs on a machine share them out, whichever agents started the ranks.
@@ -107,10 +111,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """Return the devices of a case on a launcher's ranks; and why `auto` did not choose the visible GPUs, or None.
+    """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
 
-    Raises CaseError like `machine.devices.place`; also for `cuda` if ranks see no GPU, or would share one without
-    `share_gpus`: then the error names these ranks.
+    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU, or share one without
+    `share_gpus`.
     """
     names = {seat.name for seat in seats if seat.name}
     lack = _gpu_shortage(seats) if names and request != "cpu" else None

@@ -94,8 +94,7 @@ class Launcher:
 class Store:
     """torch's key-value store, in which rank 0 publishes its address. torchrun or rank 0 serves it.
 
-    Its C++ code handles no signals and may wait for long, so it runs in a thread with a time limit. `where` is the
-    reason, in words, why the last call failed; "" after a successful call.
+    `where` is the reason, in words, why the last call failed, or "". Each call has a time limit.
     """
 
     def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
@@ -181,6 +180,7 @@ def _in_thread(act: Callable[[], A], deadline: float) -> A:
         except BaseException as error:
             problems.append(error)
 
+    # In a thread: the store's C++ code handles no signals and may wait for long.
     thread = threading.Thread(target=work, name="bitproof-store", daemon=True)
     thread.start()
     limit = min(deadline, time.monotonic() + 4 * _STORE_SECONDS)

@@ -1,17 +1,16 @@
 """Compare two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
 
-1. Each system runs, and its recording contains its layout. The indices at which either layout divides a tensor are the
-   cuts; the parts between cuts are cells, so each rank of either system has a cell completely or not at all. Example:
-   rows 0-2, 2-4 in one layout and 0-3, 3-4 in the other have the cells 0-2, 2-3, 3-4. Each system runs a second time,
-   as its control, and records a digest of each cell.
-2. The reference's records are converted to the candidate's layout and compared with the candidate's as usual.
-3. If a tensor differs whose sums are added in different orders, the reference runs three more times with its sums in
-   other orders. The values of these runs give bounds for the differences, and the candidate is compared with them.
-4. If all tensors are within their bounds, a defect as small as rounding may still be hidden. So both systems, and the
-   reference with sums in another order, run once more in float64 (`widen`): there rounding is 2^29 times
-   smaller than in float32, but a defect is not.
-5. If a system cannot run in float64, and tensors differ by more than rounding usually does, the reference runs with
-   other orders up to twelve times: more runs narrow the bounds.
+1. Run both systems. Each recording states how its system divides tensors. Cut each tensor wherever either system cuts
+   it. The parts are called cells. Example: rows 0-2, 2-4 and rows 0-3, 3-4 have the cells 0-2, 2-3, 3-4. A rank has a
+   cell completely or not at all.
+2. Run both systems again, and record a digest of each cell. This run must be equal to the system's first run.
+3. Convert the reference's records to the candidate's layout, and compare them as usual.
+4. If a tensor differs whose sums have different orders, run the reference three more times with sums in other orders.
+   These runs give a bound for each tensor.
+5. A defect as small as rounding may hide within the bounds. So run both systems, and the reordered reference, in
+   float64 (`widen`). Rounding is 2^29 times smaller there than in float32, but a defect is not.
+6. If a system cannot run in float64, and tensors differ by more than rounding usually does, more runs narrow the
+   bounds. The reference then runs with up to twelve orders of sums.
 """
 
 from __future__ import annotations
@@ -61,12 +60,10 @@ Its arguments are the role, the run's name, such as `cells`, and the settings of
 class AcrossLayouts:
     """The results for a case whose systems divide tensors differently.
 
-    - `comparison`: the reference's second run, converted to the candidate's layout, compared with the candidate's
-      second run.
+    - `comparison`: the second runs of both systems, compared in the candidate's layout.
     - `controls`: each system's second run compared with its first.
-    - `layouts`: which tensors must be equal, and the bounds of the others.
-    - `have_partners`: each operator call of a rank has a counterpart in the other system, so a call to blame can be
-      searched for.
+    - `layouts`: which tensors must be equal, and bounds for the others.
+    - `have_partners`: whether each call has a counterpart in the other system, so that a call can be blamed.
     """
 
     comparison: Comparison
@@ -84,8 +81,10 @@ def compare_layouts(
 ) -> AcrossLayouts:
     """Compare two systems that divide tensors among ranks differently.
 
-    `firsts` are the recordings of their first runs. `record` runs a system again, `read` reads a recording from its
-    folder, and `ask` sends a request to the host, the process with torch, and returns the answer.
+    - `firsts`: the recording of each system's first run.
+    - `record`: a function that runs a system again.
+    - `read`: a function that reads a recording from its folder.
+    - `ask`: a function that sends a request to the process with torch, and returns the answer.
     """
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
     # The second run of each system: its control, with a digest per cell.
@@ -175,10 +174,9 @@ def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[R
 
 
 def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
-    """Count the tensors that must be equal bit by bit, and those that may differ by rounding; bounds are set later.
+    """Count the tensors that must be equal bit by bit, and those that may differ by rounding.
 
-    A tensor must be equal if it is computed before the first phase in which the two systems add in different orders.
-    Example: if only sums in backward differ, the loss of step 0 must be equal, and gradients may differ.
+    Example: if only sums in backward have other orders, the loss of step 0 must be equal, and gradients may differ.
     """
     first = regrouped_between(cells["reference"], cells["candidate"])
     start = apart_from(cells["candidate"].manifest)

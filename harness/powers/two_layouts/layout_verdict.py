@@ -78,8 +78,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 def told_near(layouts: LayoutBounds) -> str | None:
     """A remark on tensors within their bounds that differ by more than rounding usually does; None if there are none.
 
-    Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, most of all 3 tensors of
-    blocks.1.norm, by up to 85% of the bound; elsewhere at most 20%".
+    Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, ...".
     """
     # By module, the share of its bound that each tensor uses.
     used: dict[str, list[float]] = {}

@@ -1,25 +1,30 @@
-"""Decide which tensors must be equal bit by bit between two layouts.
+"""Decide which tensors must be equal bit by bit between two systems with different layouts.
 
-A layout changes only the order of sums. The phases of a step are forward, backward, clipping (operations on gradients
-before they are recorded) and update. Consider the first phase in which the two systems add over different ranks, or
-exchange rows among different ranks. Before this phase, every sum has the same terms in the same order, so each tensor
-must agree in every bit. These rules decide whether two sums have the same order:
+A layout changes only the order of sums. A step has four phases: forward, backward, clipping and update. Clipping stands
+for all operations on gradients before they are recorded.
 
-- Two terms have only one sum, so over two ranks an all-reduce and a reduce-scatter agree. Over more ranks, different
+Find the first phase in which the two systems add over different ranks, or exchange rows among different ranks. Before
+this phase, every sum has the same terms in the same order. So tensors of earlier phases must agree in every bit.
+
+When do two sums have the same order?
+
+- Two terms have only one sum. Over two ranks, an all-reduce and a reduce-scatter agree. Over more ranks, different
   collectives add in different orders.
-- Several backward passes per step also change the order: one system may reduce accumulated gradients, another may
-  accumulate reduced gradients. If the numbers of backward passes differ, the batch is divided differently, so sums
-  differ from the first phase on.
-- Over more than two ranks, a collective's order of addition for an element depends on the element's index among all
-  elements that are added at once (measured on gloo's ring). So sums of different sizes have different orders. Sums of
-  gradients also do if the two systems divide a gradient differently: FSDP1 cuts a flattened tensor, and FSDP2 cuts
-  rows. The norms of such parts differ as well, so the sum of norms has other terms on any number of ranks.
-- A factor that is not a power of two rounds: dividing each term by 3 before the sum differs from dividing the sum by 3.
+- Several backward passes per step change the order. One system may reduce accumulated gradients, another may accumulate
+  reduced gradients.
+- If the systems have different numbers of backward passes, they divide the batch differently. Sums then differ from the
+  first phase on.
+- Over more than two ranks, sums of different sizes have different orders. The order for an element depends on its index
+  among all elements that are added at once (measured on gloo's ring).
+- So over more than two ranks, sums of gradients differ if the systems divide a gradient differently. Example: FSDP1
+  cuts a flattened tensor, and FSDP2 cuts rows. On any number of ranks, the sum of the parts' norms then has other
+  terms.
+- A factor that is not a power of two rounds. Dividing each term by 3 before the sum differs from dividing the sum by 3.
 
-Stages of a pipeline are an exception. If each parameter is on a single rank in both systems, and no collective adds
-over ranks, all terms of a gradient are added on that rank. Then the number of ranks has no effect: the sums are the
-same if both systems add the same number of parts to each gradient. If there is only one part, the numbers of backward
-passes must be equal, too.
+Pipeline stages are an exception if each parameter is on a single rank in both systems, and no collective adds over
+ranks. All terms of a gradient are then added on that rank, and the number of ranks has no effect. The sums are the same
+if both systems add the same number of parts to each gradient. If there is only one part, the numbers of backward passes
+must be equal, too.
 """
 
 from __future__ import annotations
@@ -40,10 +45,10 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def regrouped_from(
     reference: Manifest, candidate: Manifest, *, are_staged: bool = False, are_moved: bool = False
 ) -> int | None:
-    """The first phase, as an index into PHASES, in which sums have another order or other terms; None if there is none.
+    """The index in PHASES of the first phase in which the two systems' sums differ in order or terms, or None.
 
-    `are_staged`: each parameter is on a single rank, as with pipeline stages. `are_moved`: the systems divide gradients
-    differently.
+    - `are_staged`: each parameter is on a single rank.
+    - `are_moved`: the two systems divide gradients differently.
     """
     meetings = [manifest.meetings or () for manifest in (reference, candidate)]
     if are_staged and not any(meeting.ranks for side in meetings for meeting in side):
@@ -100,10 +105,10 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _depends_on_division(meeting: Meeting) -> bool:
-    """Whether a sum's terms, or their order, depend on how gradients are divided among ranks.
+    """Whether a sum may change if gradients are divided differently among ranks.
 
-    The order depends on it in a sum over more than two ranks. The terms may depend on it in a functional all-reduce,
-    with which DTensors add results of parts, such as norms.
+    - A sum over more than two ranks may get another order.
+    - A functional all-reduce may get other terms: it adds results of a DTensor's parts, such as norms.
     """
     if meeting.phase == "forward" or meeting.what != "sum":
         return False

@@ -1,21 +1,21 @@
 """Bound the differences that another order of sums explains: some tensors must be equal, others may differ by rounding.
 
 1. `phases.py` decides which tensors must agree in every bit.
-2. All others may differ by rounding. How much depends on the number of terms, on dtypes and on how later operations
-   amplify errors, so it is measured: the reference runs a few more times with all of its sums in other orders
-   (`reordered_sums`), in as many parts as the larger system has ranks. These runs are the samples.
-3. A tensor's spread is the root mean square of its samples' distances from the reference. Its bound is the spread times
-   Student's quantile, at such a level that all tensors together stay within their bounds with probability CONFIDENCE. A
-   bound is at least FEWEST_UNITS units in the last place of the tensor's norm, since the samples of a tensor with few
-   elements may all be rounded to the same value, and some sums are fused.
-4. Three samples estimate a spread badly. So bounds that hold for a hundred tensors together are 35 spreads wide, and a
-   defect that moves a tensor by 17 spreads is not found. Rounding itself moves a tensor by 1 spread, at most 2
-   (`bench_layouts.py defects`). A tensor that is within its bound, but moved by more than NEAR_SPREADS spreads and more
-   than a unit, is counted as `near`: it moved farther than rounding usually does. If there are such tensors, and the
-   systems cannot be compared in float64, `across` takes more samples: with twelve, a bound is 6 spreads wide.
+2. The others may differ by rounding. How much is measured: the reference runs a few more times with its sums in other
+   orders (`reordered_sums`). These runs are the samples.
+3. A tensor's spread is the root mean square of its samples' distances from the reference.
+4. A tensor's bound is its spread times Student's quantile. With probability CONFIDENCE, rounding keeps all tensors
+   within their bounds. A bound is at least FEWEST_UNITS units in the last place of the tensor's norm. A small tensor's
+   samples may all be rounded to the same value, so their spread may be 0.
+5. Bounds from three samples are wide: 35 spreads if they hold for a hundred tensors together. A defect that moves a
+   tensor by 17 spreads is then not found.
+6. Rounding itself moves a tensor by 1 spread, at most 2 (`bench_layouts.py defects`). A tensor within its bound, but
+   moved by more than NEAR_SPREADS spreads and more than a unit, counts as `near`.
+7. If there are such tensors, and the systems cannot run in float64, `across` takes more samples. With twelve samples, a
+   bound is 6 spreads wide.
 
-Distances are Euclidean, over all cells of a tensor, each counted once. If several ranks of the candidate have a cell,
-the largest distance counts.
+A distance is Euclidean, over all elements of a tensor, each counted once. If several ranks of the candidate have an
+element, the largest distance counts.
 """
 
 from __future__ import annotations
@@ -78,9 +78,10 @@ def measure_layouts(
 ) -> LayoutBounds:
     """Compute the bounds of all tensors, and the error of each tensor that differs.
 
-    The paths are recordings with values; `samples` are runs of the reference with its sums in other orders. Tensors in
-    `apart` get no bound, since their replicas on several ranks differ. Raises RecordingError if a value does not have
-    its recorded digest.
+    - `samples`: recordings of the reference with its sums in other orders.
+    - `apart`: tensors without a bound, since their copies on several ranks differ.
+
+    Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (reference, candidate, *samples)
     recordings = [read_recording(folder) for folder in folders]
@@ -133,11 +134,13 @@ def measure_in_float64(
 ) -> InFloat64:
     """Compare two layouts by runs in float64, where rounding is tiny and a defect is not.
 
-    `wide` and `plain` are the recordings of reference, candidate and samples (the reference with its sums in other
-    orders), `wide` in float64 and `plain` in the case's precision.
+    - `wide`: recordings in float64 of the reference, of the candidate, and of samples. A sample is a run of the
+      reference with its sums in other orders.
+    - `plain`: the same recordings in the case's precision.
+    - `apart`: tensors that are left out.
 
     The candidate counts as less accurate if its errors are significantly larger than those of the plain reference and
-    of its samples. Tensors in `apart` are left out. Raises RecordingError if a value does not have its recorded digest.
+    of its samples. Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]
@@ -175,10 +178,9 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """The factor that |error / spread| exceeds with probability `level`, for a spread estimated from `degrees` samples.
+    """Student's quantile for a two-sided test: the factor that |error / spread| exceeds with probability `level`.
 
-    Two-sided Student's t distribution: Student, Biometrika 6 (1908), 1. Its integral for whole degrees of freedom:
-    Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.3 and 26.7.4.
+    The spread is a standard deviation, estimated from `degrees` samples.
     """
     # Found by bisection, since the probability to exceed a distance falls as the distance grows.
     low, high = 0.0, 1e6
@@ -190,6 +192,7 @@ def student_quantile(level: float, degrees: int) -> float:
 
 def _student_within(t: float, degrees: int) -> float:
     """The probability that |T| is at most t, if T has Student's distribution with `degrees` degrees of freedom."""
+    # Student, Biometrika 6 (1908), 1. Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.
     # The sums of 26.7.3 and 26.7.4: in powers of the cosine, even powers for even degrees of freedom, odd for odd.
     angle = math.atan(t / math.sqrt(degrees))
     sine, cosine = math.sin(angle), math.cos(angle)
@@ -205,12 +208,13 @@ def _student_within(t: float, degrees: int) -> float:
 
 @dataclass(frozen=True)
 class Distances:
-    """A tensor's distances from the reference: of the candidate (`error`), and of each of the `samples`.
+    """A tensor's distances from the reference, for the candidate and for further runs of the reference.
 
-    The samples are runs of the reference with its sums in other orders.
-
-    `norm` is the norm of the reference's tensor, and `least` the smallest distance that may be its bound. `rank` is the
-    candidate's first rank that differs.
+    - `error`: the distance of the candidate's tensor.
+    - `samples`: the distances of runs of the reference with sums in other orders.
+    - `norm`: the norm of the reference's tensor.
+    - `least`: the smallest distance that may be the tensor's bound.
+    - `rank`: the candidate's first rank that differs.
     """
 
     rank: int
@@ -257,10 +261,10 @@ class _Side:
 
 
 class _Cell(NamedTuple):
-    """A cell of a tensor: a part that each rank of either system has completely or not at all.
+    """A part of a tensor that each rank of either system has completely or not at all.
 
-    `here` is a rank of the reference that has the cell, and `at` the slices that select it in this rank's part. `there`
-    has each rank of the candidate that has the cell, with the slices that select it in that rank's part.
+    - `here`, `at`: a rank of the reference that has the part, and the slices that select the part there.
+    - `there`: all such ranks of the candidate, each with its slices.
     """
 
     here: int
@@ -271,8 +275,8 @@ class _Cell(NamedTuple):
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
     """The distances of a tensor in each recording from the same tensor in the first recording.
 
-    The second recording is the candidate's; all others have the layout of the first. Unless `of_one_dtype`, floats of
-    all dtypes are compared as float64.
+    The second recording is the candidate's, and all others are the reference's. Without `of_one_dtype`, floats of
+    different dtypes are compared as float64.
     """
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}

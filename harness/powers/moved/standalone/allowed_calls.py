@@ -1,7 +1,7 @@
 """Decide which operators an archive may name, and derive facts about a call from the operator's schema.
 
-An archive may come from an untrusted source. It can name operators, by their schema's name, but no other functions.
-Operators that access files, print, resize memory of other tensors or return storages are refused.
+An archive may be untrusted. Operators that access files, print, resize memory of other tensors or return storages are
+refused.
 """
 
 from __future__ import annotations

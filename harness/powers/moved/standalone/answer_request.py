@@ -1,7 +1,6 @@
 """Answer a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
 
-The request is a JSON object with the arguments of WHAT, such as "replay". The answer is a JSON object; if it has the
-key "error", the request was refused or failed.
+The request is a JSON object with the arguments of WHAT, such as "replay". An answer with the key "error" is a failure.
 """
 
 from __future__ import annotations

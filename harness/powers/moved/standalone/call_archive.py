@@ -1,8 +1,6 @@
 """Read and write an archive of calls: the files `calls.json`, and `values.bin` with the bytes of tensors.
 
-The archive contains no code: operators are names, arguments are tagged JSON (`call_values`), tensors are bytes. Every
-size is checked before memory is allocated for it. Each block of bytes has a digest, which reveals damage but does not
-show who wrote the block.
+An archive contains no code. Sizes are checked before memory is allocated. Digests reveal damage, but not a forgery.
 """
 
 from __future__ import annotations
@@ -159,10 +157,9 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """The bytes of each storage that a call's tensors use.
+        """The bytes of each storage that a call's tensors use, from the archive or drawn again from the recorded seed.
 
-        They are read from the archive or, if they were too large for it, drawn again from the recorded seed. Raises
-        RefusedArchiveError if the bytes are not those that were recorded.
+        Raises RefusedArchiveError if drawn bytes are not those that were recorded.
         """
         found = []
         for storage in call["storages"]:

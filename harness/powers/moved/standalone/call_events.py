@@ -17,10 +17,11 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 
 
 class CallEvent:
-    """An operator call. `key` is equal for calls that differ only in their values, such as `mm` at each training step.
+    """An operator call.
 
-    `inputs` is a digest of all that the call reads: arguments, layouts, values and the state of the random generator.
-    `values` and `outputs`, the results and their digest, are set after the call.
+    - `key`: equal for calls that differ only in their values, such as `mm` at each training step.
+    - `inputs`: a digest of all that the call reads, including the random generator's state.
+    - `values`, `outputs`: the results and their digest.
     """
 
     def __init__(self, index: int, operator: Any, args: Any, kwargs: Any) -> None:
@@ -49,8 +50,8 @@ class CallEvent:
     def _layouts(self) -> None:
         """Number the storages of the call's tensors, and note where each tensor is.
 
-        Sets `storages` to a list of (storage, first byte used, byte after the last used). Sets `places`, for each
-        tensor, to [number of its storage, offset in bytes from the storage's first used byte].
+        - `storages` becomes a list of (storage, first byte used, byte after the last used).
+        - `places` becomes, for each tensor, [number of its storage, offset from the first used byte].
         """
         self.storages: list[tuple[Any, int, int]] = []
         self.places: list[list[int]] = []
@@ -121,9 +122,9 @@ class Listener:
 class Events(TorchDispatchMode):
     """Dispatch mode that runs a program's calls unchanged, describes each to `listener`, and adds it to `log`.
 
-    `uncollected` counts calls that cannot be described, by reason, such as an operator of another namespace, another
-    device or a tensor subclass. `errors` are errors of bitproof's own code: they are raised again at the end of the
-    run, since the program may have caught them.
+    - `uncollected`: how many calls could not be described, by reason, such as another device or a tensor subclass.
+    - `errors`: errors of bitproof's own code. They are raised again at the end of the run, in case the program caught
+      them.
     """
 
     def __init__(self, listener: Listener | None = None) -> None:

@@ -1,7 +1,6 @@
 """Run a program in the new environment, but with the results of some calls replaced by those of the old environment.
 
-A result is replaced only if the call has the same inputs as in the old environment: operator, arguments, layouts and
-bits. So replacing results never hides a difference of another origin, such as a changed setting.
+Only calls with the same operator, arguments, layouts and input bits are replaced.
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class _Exchange(Listener):
 
 
 class ExchangeSession:
-    """Replaces results in a run by those of the old environment: run the program under `events`, then call `end`.
+    """Replaces results in a run by those of the old environment. Run the program under `events`, then call `end`.
 
-    `keys` are the keys of the calls to replace. The folder `results` has the old results; None if there are none.
+    `keys` are the keys of the calls to replace. The folder `results` has the old results, or is None.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:
@@ -73,8 +72,12 @@ class ExchangeSession:
 def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict[str, Any]:
     """Run the archive's program here, with old results for the calls `keys`, and compare it with the old run.
 
-    Returns a dict with "equal"; "first", a text that names the first differing record, or ""; the number of "records"
-    and their "digest"; and the entries about exchanged calls that `ExchangeSession.end` returns.
+    Returns a dict:
+
+    - "equal": whether all records agree.
+    - "first": a text that names the first differing record, or "".
+    - "records", "digest": the number of the old run's records, and a digest of the new run's.
+    - The facts about exchanged calls that `ExchangeSession.end` returns.
     """
     head = archive.head
     session = ExchangeSession(results, keys)
@@ -93,10 +96,12 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """Return the first call of the new log that has no equal in the old log.
+    """Return the first call of the new log that has no equal in the old log, as a dict with two keys.
 
-    The key "moved_again" describes the call if an old call has the same inputs but other results, and the key "other"
-    if no old call has these inputs. A key without a call is None.
+    - "moved_again": a call whose inputs are in the old log, but with other results.
+    - "other": a call whose inputs are not in the old log.
+
+    A key without a call is None.
     """
     # Matched by their inputs, not by position: another torch may issue additional calls in a step.
     outputs = {row["in"]: row["out"] for row in old}

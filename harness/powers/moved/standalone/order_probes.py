@@ -1,9 +1,12 @@
 """Probe how a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
 
-The order is found as in FPRev (Xie et al., USENIX ATC 2025). In a sum of n ones, two terms are replaced by +big and
--big. Each absorbs the ones that are added to it, until both cancel where they meet in the tree of additions. The result
-is therefore the number of ones outside the smallest subtree that contains both. For example, if 8 terms are added from
-left to right, with +big first and -big third, the result is 5.
+The order is found as in FPRev (Xie et al., USENIX ATC 2025):
+
+1. In a sum of n ones, replace two terms by +big and -big.
+2. Each of the two absorbs the ones that are added to it, until both meet and cancel.
+3. So the result is the number of ones that are added later, outside the smallest partial sum that contains both.
+
+Example: 8 terms are added from left to right, with +big first and -big third. The result is 5.
 """
 
 from __future__ import annotations
@@ -30,8 +33,7 @@ SUMS = {"sum", "mean"}
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
     """Facts about the kernel that a call uses here, to be compared with those from the other environment.
 
-    The keys are "order", "bias" and others (see `_ASKED`), and "shapes". A fact that cannot be probed for this call is
-    missing.
+    The keys are "shapes", "order", "bias" and others (see `_ASKED`). Facts that cannot be probed are missing.
     """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
@@ -97,11 +99,13 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The order of additions, as a dict of facts about the tree of additions; None if it cannot be probed.
+    """The order in which a kernel adds the terms of a call, as a dict of facts; None if it cannot be probed.
 
-    `sizes` has an entry for term 0 with each other term, then for the middle term with each other term. Each is the
-    number of terms in the smallest subtree that contains both: 3 for terms 0 and 2 of a sum from left to right. `first`
-    is the term that meets term 0 first, and `terms` the number of terms.
+    - "sizes": for pairs of terms, the number of terms in the smallest partial sum that contains both. The pairs are
+      term 0 with each other term, then the middle term with each other term. Example: in a sum from left to right,
+      terms 0 and 2 have size 3.
+    - "first": the term that is added to term 0 first.
+    - "terms": the number of terms.
     """
     terms, dtype = _inner(call)
     name = call["op"].split(".")[1]
@@ -126,10 +130,9 @@ def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """For each term of a product, how many other terms were added before the term and the bias met in a common sum.
+    """How many other terms are added before each term of a product meets the bias, or None.
 
-    If a kernel starts with the bias and adds from left to right, these are 0, 1, 2, ... If it adds the bias last, each
-    is the number of all other terms. None if the operator has no bias.
+    Example: 0, 1, 2, ... if a kernel starts with the bias. None if this cannot be probed, e.g. without a bias.
     """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in ("addmm", "baddbmm"):
@@ -147,10 +150,9 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
 
 
 def _accumulator_bits(call: dict[str, Any]) -> int | None:
-    """The precision of the accumulator in bits: the first tried number of bits with which 1 + 2^-bits - 1 becomes 0.
+    """The accumulator's precision in bits: the smallest tried number with which 1 + 2^-bits - 1 becomes 0.
 
-    None if none of the tried numbers loses the small term, at several positions in the sum, or if this cannot be
-    probed.
+    None if the small term is never lost, or if this cannot be probed.
     """
     order = order_of_additions(call)
     if order is None:

@@ -94,10 +94,11 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of the run; `records` are those of the program.
+        """Write the archive of the run, with the `records` of the program. Returns a dict:
 
-        Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the budget
-        and are drawn again in replays, and the size of the values in "bytes".
+        - "calls": the number of distinct calls.
+        - "drawn": how many have random inputs, because theirs were too large.
+        - "bytes": the size of the stored values.
         """
         recorder, events = self.recorder, self.events
         recorder.values.file.flush()
@@ -134,10 +135,13 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 
 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-    """Merge the archives of all ranks, in the folders `0`, `1`, ..., into an archive of their distinct calls.
+    """Merge the archives of all ranks into an archive of their distinct calls.
 
-    The merged archive has no log and no records: these stay with each rank. Returns the number of distinct "calls", how
-    many of them were "drawn", i.e. have inputs that exceeded the budget, and the size of the values in "bytes".
+    The ranks' archives are the subfolders `0`, `1`, ... of `folder`, and keep the logs and records. Returns a dict:
+
+    - "calls": the number of distinct calls.
+    - "drawn": how many of them have random inputs, because their own were too large to store.
+    - "bytes": the size of the stored values.
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
@@ -208,10 +212,10 @@ class KeepingSession:
 
 
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
-    """Run the archive's program again, and store the results of some calls in the folder `out`.
+    """Run the archive's program again, and store results of some calls in the folder `out`. Returns a dict:
 
-    Returns the number of calls whose results were "kept"; "lost", the number whose results exceeded the budget; and
-    "repeats": whether the run had the same records as the archive.
+    - "kept", "lost": the number of calls with stored results, and with results that exceeded the budget.
+    - "repeats": whether the run had the archive's records.
     """
     head = Archive(folder).head
     session = KeepingSession(out, keys, inputs, budget)

@@ -122,9 +122,12 @@ def replay(
 ) -> dict[str, Any]:
     """Replay calls of an archive, and compare their results with the recorded ones.
 
-    Returns a dict: "rows" has, by the call's key, a dict with the call, its "state" ("equal", "moved", ...), and for
-    moved calls how much their results changed. "environment" has facts about this environment, and "recorded" facts
-    about the recorded run. `only` limits the replay to calls with these keys.
+    `only` limits the replay to calls with these keys. Returns a dict:
+
+    - "rows": for each call's key, facts about the call and its "state" ("equal", "moved", ...). A moved call also has
+      facts about how much its results changed.
+    - "environment": facts about this environment.
+    - "recorded": facts about the recorded run.
     """
     try:
         torch.empty(0, device=device)

@@ -1,8 +1,8 @@
 """Run a user's program, a script or a function, and record its losses, gradients, parameters and results.
 
-A function `FILE.py:NAME` is called once per step. If its first call returns an object with a method `step`, as
-`bitproof.watch` does, `step(index)` is called for each step instead. A script is stopped after the requested number of
-optimizer steps.
+- A function `FILE.py:NAME` is called once per step. If its first call returns an object with a method `step`, as
+  `bitproof.watch` does, `step(index)` is called for each step instead.
+- A script is stopped after the requested number of optimizer steps.
 """
 
 from __future__ import annotations

@@ -1,17 +1,14 @@
 """Write a difference between two graphs as a self-contained Python file that needs only torch.
 
-1. Write both graphs whole, with code that saves the value after each line, and run this file on all ranks, as `python
-   FILE`.
-2. Walk back from a differing output in both graphs, and stop at every value that the other graph has too, bit for bit,
-   on all ranks. Such values become inputs, stored as bytes in the file, so the remaining calls compute the same as in
-   the whole graphs. For example, if a wrong `sum` follows 500 equal calls, only the `sum` remains.
-3. Choose the output that needs the fewest calls. A value that is too large to store is computed instead: the walk
-   continues through its call.
+1. Write both graphs whole, with code that saves the value after each line. Run this file on all ranks. The inputs are
+   the tokens of a step of the case. Parameters and buffers are drawn at random.
+2. Walk back from a differing output in both graphs. Stop at every value that the other graph has too, bit for bit, on
+   all ranks. Such values become inputs, stored as bytes in the file. Example: if a wrong `sum` follows 500 equal calls,
+   only the `sum` remains. If a value is too large to store, the walk continues through its call.
+3. Choose the output that needs the fewest calls.
 4. Run the file. If it does not exit with 1, no file is written.
 
-The whole graphs get the tokens of a step of the case; parameters and buffers are drawn at random.
-
-`reading` collects the content of a file, `statements` writes a graph as Python, `rendering` assembles the file, and
+`reading` collects the content of a file, `statements` writes a graph as Python, and `rendering` assembles the file.
 `shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
 """
 

@@ -1,11 +1,15 @@
 """Write a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
 
-`alone_text` assembles it from the user's files, the functions below and, if those files import `watch`, `simple_watch`.
-So the functions below use only torch, the standard library and functions of `template`. A system that needs more of the
-case or of bitproof fails in such a file; then another kind of file is written (`shrink_command`).
+`alone_text` assembles the file from the user's files and the functions below. If the user's files import `watch`, the
+file also contains `simple_watch`. The functions below may use only torch, the standard library and functions of
+`template`.
 
-The ranks of each system are processes, joined by gloo, with the same seeds and settings as under bitproof. Each rank
-saves the tensors that its system shows at every step. Then the tensors of both systems are compared, bit for bit.
+1. The ranks of each system are processes, joined by gloo, with the same seeds and settings as under bitproof.
+2. Each rank saves the tensors that its system shows at every step.
+3. The tensors of both systems are compared, bit for bit.
+
+A system that needs more of the case or of bitproof fails in such a file. `shrink_command` then writes another kind of
+file.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Functions that a self-contained file contains only while it is being made: they save values instead of comparing.
 
-`rendering` adds them to a file with two functions, `reference` and `candidate`, that call `see` after each line. Each
-rank writes JSON into the folder that the command line names: every value's digest, and the bytes of small values.
+Each rank writes JSON into the folder that the command line names: digests, and the bytes of small values.
 """
 
 from __future__ import annotations

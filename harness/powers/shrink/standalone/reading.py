@@ -29,10 +29,10 @@ class NoFileError(BitproofError):
 
 
 class Input(NamedTuple):
-    """An input of the functions in a file, with its values.
+    """An input of the functions in a self-contained file, with its values.
 
-    `contents` has one content for all ranks, or one per rank; if it is empty, the input is drawn at random. `origin`,
-    in words, becomes a comment in the file.
+    `contents` has the values for all ranks, or an entry per rank. An empty input is random. `origin`: the source of the
+    values, for a comment.
     """
 
     name: str
@@ -50,10 +50,11 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Side:
-    """The graph of the reference or of the candidate, with its outputs and placeholders by name.
+    """The graph of the reference or of the candidate.
 
-    `owners` maps each node to the first node with the same storage, such as a view to its base. `writers` maps such a
-    first node to the calls that write into its storage.
+    - `outputs`, `placeholders`: the graph's outputs by name, and the names of its inputs.
+    - `owners`: for each node, the first node with the same memory. A view's owner is its base.
+    - `writers`: for each owner, the calls that write its memory in place.
     """
 
     graph: StepGraph
@@ -84,8 +85,7 @@ class Side:
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
         """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
 
-        Inputs are placeholders, and nodes for which `is_known` returns True. A storage that is written in place has no
-        single value that could become an input: so all calls that write it are included, back to the placeholders.
+        Inputs are placeholders, and nodes whose memory is never written and for which `is_known` returns True.
         """
         calls, inputs, pending = set(), set(), list(outputs)
         while pending:
@@ -111,9 +111,10 @@ class Scene:
     - `sides`: both graphs, by "reference" and "candidate".
     - `partitions`: for each process group's name, the ranks of each of its groups.
     - `tokens`: for each rank, the inputs of the step by name.
-    - `head`: the file's docstring. `ordered_group`: the source code of a process group that sums in rank order.
+    - `head`: the file's docstring.
+    - `ordered_group`: the source code of a process group that sums in rank order.
     - `timeout`: the time limit in seconds for running the file.
-    - `seen`: for each rank, the values that running both whole graphs has saved (`probe`).
+    - `seen`: for each rank, all values of both graphs, once they have run (see `probe`).
     """
 
     sides: dict[str, Side]
@@ -133,10 +134,9 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A node's value, as saved by `probe`, as an input of a file. The input's name is set later.
+    """A node's saved value as an input of a file, without the input's name, or None.
 
-    Returns None if the value is too large, if its dtype, shape or strides depend on the rank, or if its elements share
-    memory.
+    None if the value is too large, has elements that share memory, or another dtype, shape or strides on some ranks.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]

@@ -23,8 +23,8 @@ def render(
 ) -> tuple[str, dict[str, int]]:
     """The text of a file that computes `outputs` by both graphs, and the number of calls per graph.
 
-    `is_known` gets "reference" or "candidate" and a node: if it returns True, the node's value becomes an input of the
-    file. With `probing`, the file saves all values instead of comparing.
+    `is_known`: whether a graph's node becomes an input of the file. `probing`: the file saves all values, and compares
+    nothing.
     """
     inputs: dict[Any, Input] = {}
     functions, num_calls, collectives = [], {}, []
@@ -81,10 +81,9 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
 
 
 def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
-    """The source code of the file's `wrap_group`: given a process group of gloo, it returns the group for collectives.
+    """The source code of the file's `wrap_group`, a function that gets a process group of gloo.
 
-    If a sum is over more than two ranks, the order of its terms matters, so the returned group adds in rank order.
-    Otherwise gloo's group is returned unchanged.
+    If a sum is over more than two ranks, it returns a group that adds in rank order, otherwise gloo's group.
     """
     sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
     if any(len(groups[name][0]) > 2 for name in sums):

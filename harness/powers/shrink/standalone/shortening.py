@@ -14,10 +14,10 @@ LARGEST_CONTENT = 1 << 17
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
-    """The text of the file with the fewest calls that shows a difference, and its number of calls per graph.
+    """The text of the shortest file that shows a difference, and its number of calls per graph.
 
-    `differing` are the outputs that differ; the file computes one of them. With `is_short`, values that both graphs
-    have become inputs of the file; otherwise all calls are kept.
+    The file computes one of the outputs `differing`. `is_short`: values that both graphs have become inputs of the
+    file.
     """
     values = {name: _values(scene, name) for name in scene.sides}
     common = set(values["reference"].values()) & set(values["candidate"].values()) if is_short else set()

@@ -1,8 +1,6 @@
 """A simple `watch` for files that run without bitproof: such a file contains this module as its package `bitproof`.
 
-It shows the values that hooks of torch can see: gradients when an optimizer's `step` begins, then parameters, buffers
-and the optimizer's state. If two systems differ only in something else, such as a setting of an optimizer, a file with
-this `watch` shows no difference; then a file that needs bitproof is written instead.
+`watch` shows gradients when an optimizer's `step` begins, then parameters, buffers and the optimizer's state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The functions that are the same in every self-contained file: make inputs, join process groups, compare.
 
-`rendering` copies them into the file that it writes. There, `reference`, `candidate` and the tables, which are empty
-here, have their real content. So this module imports only torch and the standard library.
+`rendering` copies them, and fills in `reference`, `candidate` and the tables. This module imports only torch and the
+standard library.
 """
 
 from __future__ import annotations

@@ -942,13 +942,18 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """Return the state of a graph before its first call.
+    """Return the state of a walk through a graph, before its first call.
 
-    `values` has the term of each call so far: a list for several results, None if the call is refused. `stale` has the
-    calls whose value was overwritten, `lying` the calls by the storage of their results, `inputs` the call and term of
-    each input and constant, `symbols` the term of each symbol, `generator` the term of the random generator's state,
-    and `last_use` the last call that reads each storage. `filling` and `reading` have, by storage, the launches that
-    fill or read it and were not waited for.
+    A term describes a value in the proof. The state has:
+
+    - `values`: the term of each call so far: a list for several results, None for a refused call.
+    - `stale`: the calls whose value was overwritten.
+    - `lying`: the calls by the storage of their results.
+    - `inputs`: the call and the term of each input and constant.
+    - `symbols`: the term of each symbol.
+    - `generator`: the term of the random generator's state.
+    - `filling`, `reading`: by storage, the launches that write or read it and were not waited for.
+    - `last_use`: the last call that reads each storage.
     """
     calls = [
         {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
@@ -1302,11 +1307,12 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 
 
 def _show(g: State, place: int, call: State) -> Json:
-    """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
+    """Return the term or terms of a view, a split or a reshape; NEXT ("try the next rule") for any other call.
 
-    If no size depends on data, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
-    UnknownError for a view as another dtype, and for one that no window describes. Line 11 of
-    docs/reference/certificate.md.
+    A term describes a value in the proof. The term of a view has the view's layout. If a size depends on data, it has
+    the view's operator and arguments instead. Line 11 of docs/reference/certificate.md.
+
+    Raises UnknownError for a view as another dtype, and for a view that has no strided layout on its tensor.
     """
     op, results = call["op"], call["results"]
     if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
@@ -1441,9 +1447,9 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
 
 
 def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
-    """Store a term for each new symbol among `sizes`: `term(i)` for the symbol that is the i-th size.
+    """Define each new symbol among `sizes`: `term(i)` is the term of the symbol that is the i-th size.
 
-    A new symbol must be a whole size. Raises UnknownError if it only occurs within a size, as in `2 * u0`.
+    Raises UnknownError for a new symbol that only occurs within a size, as in `2 * u0`.
     """
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
@@ -1472,10 +1478,10 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for an unknown kind of write, or if the order of accesses may affect its result.
+    """Raise UnknownError if a write is of an unknown kind, or if its result may depend on the order of accesses.
 
-    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Also raised for a write
-    to a constant, and for one that changes the tensor's layout.
+    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Writes to a constant,
+    and writes that change the tensor's layout, are unknown kinds.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -1499,9 +1505,11 @@ def _own(g: State, n: int) -> list[Json]:
 def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
-    With dims sorted by stride, it returns False if each stride exceeds the distance between the first and the last
-    element of the dims before. If a size or stride depends on data, it only returns False for a row-major tensor in
-    which nothing but the first size does.
+    False in two cases, otherwise True:
+
+    - All sizes and strides are numbers. With dims sorted by stride, each stride exceeds the distance between the first
+      and the last element of the dims before.
+    - Only the first size depends on data, and the tensor is row-major.
     """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
@@ -1533,10 +1541,11 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Record a launch: until its wait, it fills its results' storages and reads the storages `takes`.
+    """Record a launch of a collective or a copy, which uses memory until its wait.
 
-    `kind` is the kind of its wait. If `holds`, the graph must keep the memory that the launch reads until the wait, as
-    for an offload.
+    - `kind`: the kind of the wait.
+    - `takes`: the storages that the launch reads until the wait. Until then it also writes the storages of its results.
+    - `holds`: whether the graph must keep the storages `takes` until the wait, as for an offload.
     """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
@@ -2191,10 +2200,10 @@ def read(folder: Path) -> tuple[Json, list[Json], Json]:
 
 
 def _sealed(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of each file in a certificate's folder, by name.
+    """Return the bytes of each file in a certificate's folder, by name, after a check of their digests.
 
-    Raises RejectedError unless both lists of digests match the files. SHA256SUMS lists all files; the main file lists
-    the others, so a signature of the main file covers all.
+    SHA256SUMS lists the digests of all files. The main file lists those of the others, so its signature covers all.
+    Raises RejectedError if a list does not match the files.
     """
     contents = {name: _content(folder / name) for name in FILES}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

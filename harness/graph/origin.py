@@ -253,10 +253,9 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """Return a line of user code as `folder/folder/file.py:line`; None for a line of any other code.
+    """Return a line of user code as `folder/folder/file.py:line`; None if the code is not the user's.
 
-    Other code is torch, this package, the standard library and generated code. For example, a fault that is injected at
-    the end of a step is called by `contextlib`, which is no user code.
+    Code of torch, of this package and of the standard library is not the user's, and neither is generated code.
     """
     return f"{file}:{line}" if (file := _user_file(path)) else None
 

@@ -105,8 +105,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
     """Return the pass list up to and including the pass `until`: the whole list for None, an empty list for "".
 
-    After any prefix of the pass list, the graph can run. Raises CaseError for a name that is not in the list; the error
-    names the passes.
+    Raises CaseError, with the names of the passes, for a name that is not in the list.
     """
     names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":

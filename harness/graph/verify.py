@@ -1,8 +1,7 @@
-"""The rules for a graph between passes: each is a function of a pass's effect that may raise PassError.
+"""The rules for a graph between passes: functions that raise PassError if a pass has broken a rule.
 
-`stages.py` lists the rules of each stage. Each rule reads every node once, and a value that many nodes share once, so
-the cost of verification is linear in the size of the graph. Each nested graph of a higher-order operator must obey the
-same rules, and may only compute from the operator's operands (`only_computes`).
+`stages.py` lists the rules for each point of the pass list. Nested graphs of higher-order operators must obey the same
+rules, and may only compute from the operator's operands. The cost of verification is linear in the size of the graph.
 """
 
 from __future__ import annotations

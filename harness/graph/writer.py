@@ -30,8 +30,8 @@ CHUNK_KEY = "chunk"
 class GraphWriter:
     """Writes a graph node by node. `source` is the graph that the pass reads.
 
-    In the values of the new graph's inputs, the number `extent` replaces the chunk symbol, `symbol`. If the graph has
-    halves, the attribute `half` must be set to the half of the next calls.
+    `symbol` is the chunk symbol. The number `extent` replaces it in the sizes of the new graph's inputs. If the graph
+    has halves (forward and backward), set the attribute `half` before writing calls of a half.
     """
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:

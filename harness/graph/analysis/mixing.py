@@ -68,11 +68,10 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Refuses a module that mixes rows of different chunks, before the module's first chunk runs in eager.
+    """Raises ChunkError if a module mixes rows of different chunks, before the module's first chunk runs in eager.
 
-    The module's forward is traced with a symbolic size of the chunked dim, and must pass the rules of the chunk pass.
-    If several modules are built from submodules of the same types, only the first is checked. `dim` is the chunked
-    dim's name in errors, and `chunk_dim` its number.
+    The check traces the module's forward. If several modules are built from submodules of the same types, only the
+    first is checked. `dim` is the chunked dim's name in errors, and `chunk_dim` its number.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -167,7 +166,7 @@ class _Follower:
         """Return which dim of a value holds the chunked rows, for readers outside the code that computes the value.
 
         If this code declares that it keeps rows, a mixed value counts outside as having the rows of the code's
-        arguments. This requires that all arguments with rows have the same rows, and the value has as many.
+        arguments. All arguments with rows must have the same rows, and the value must have as many.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:

@@ -267,10 +267,11 @@ def _scatter(call: RuleCall) -> Answer:
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rule for an index, which keeps the rows in three cases. Any other index mixes them.
+    """Rule for `x[index]`. Three cases keep the rows, and any other case mixes them:
 
-    The index holds the rows, and the indexed table has none; or the index is along other dims than the rows; or the
-    index permutes the rows.
+    - The index holds the rows, and `x` has none.
+    - The index is along other dims of `x` than the rows.
+    - The index permutes the rows of `x`.
     """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]

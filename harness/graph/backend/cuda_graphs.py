@@ -14,8 +14,8 @@ Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream ca
 4. Memory is allocated for copies on a separate stream, as offload does.
 5. Data determine a branch or a number of iterations; random numbers come from a generator unknown to torch.
 
-A CUDA graph needs a GPU. The graph's calls run separately on a CPU, if each operator is observed, or if an injected
-fault cannot be captured. They read the same static inputs, and their results are copied into static outputs.
+In three cases there is no CUDA graph: on a CPU, if each operator is observed, and if an injected fault cannot be
+captured. Then the graph's calls run separately, with the same static inputs and outputs.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
     """Return the launches of collectives and messages in a rank's graph, and the waits for them, in order.
 
-    `ranks_in` takes a group's name, and returns the ranks in the instance of this group that the rank belongs to; None
-    for an unknown group. `rank` is the rank's own number; if it is None, messages are left out.
+    - `ranks_in`: takes a group's name, and returns the ranks in the rank's own instance of the group; None for an
+      unknown group.
+    - `rank`: the rank's own number. If it is None, messages are left out.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 

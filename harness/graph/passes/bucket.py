@@ -225,10 +225,9 @@ def _block_of(module: str, pattern: str) -> str:
 
 
 class _Writer:
-    """Writes buckets into the graph. The collectives that a bucket replaces stay, but nothing reads them any more.
+    """Writes buckets into the graph. The collectives that a bucket replaces stay in the graph, without readers.
 
-    `place` has each node's index before the pass. For a bucket with a single member, the collective is only moved,
-    without copies.
+    `place` has each node's index before the pass. A bucket with a single member moves the collective, without copies.
     """
 
     def __init__(self, graph: Graph, place: dict[Node, int]) -> None:

@@ -147,10 +147,10 @@ def _seed_of(graph: Graph) -> Node:
 
 
 def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphModule:
-    """Return a copy of the graph in the form of torch's partitioners.
+    """Return a copy of the graph in the form that torch's partitioners read.
 
-    `seed`, the call that makes backward's initial gradient, is an input of the copy. The outputs are the loss, the new
-    values of buffers, then the gradients.
+    `seed`, the call that makes backward's initial gradient, becomes an input. The outputs are the loss, the new values
+    of buffers, then the gradients.
     """
     graph = Graph()
     env: dict[Node, Node] = {}
@@ -184,8 +184,11 @@ def _join_halves(
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.
 
-    `writes` are the writes to buffers; `seed` is the call that makes backward's initial gradient. Returns the graph,
-    the values of forward that backward reads, and the number of calls that run in both halves.
+    `writes` are the writes to buffers, and `seed` is the call that makes backward's initial gradient. Returns:
+
+    - the graph;
+    - the values of forward that backward reads;
+    - the number of calls that run in both halves.
     """
     graph = Graph()
     values: dict[str, Node] = {}

@@ -27,10 +27,12 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 @dataclass(frozen=True)
 class Part:
-    """The forward or the backward of a stage, as a graph of its own. All names are those of nodes in the whole graph.
+    """The graph of a stage's forward or backward. All names are those of nodes in the whole graph.
 
-    `inputs` and `outputs` are in the graph's order. `received` are the inputs from another stage, `sent` the outputs
-    for another stage. `results` are the outputs that are results of the step: the loss and gradients.
+    - `inputs`, `outputs`: in the graph's order.
+    - `received`: the inputs from another stage.
+    - `sent`: the outputs for another stage.
+    - `results`: the outputs that are results of the step: the loss and gradients.
     """
 
     module: GraphModule

@@ -1,15 +1,21 @@
-"""Places a graph's calls in stages, and each stage's calls in forward and backward; finds the values between stages.
+"""Places a graph's calls in pipeline stages, and each stage's calls in forward and backward.
 
-The calls of a layer belong to the layer's stage. Other calls belong to the latest stage among their inputs; in backward
-to the earliest, as gradients flow back. A call without inputs from a stage belongs to the stage of its first reader.
-Numbers and views computed only from the graph's inputs belong to no stage: each stage that reads them computes them.
+The rules:
 
-A parameter that two stages read has a gradient from each stage. The addition of the two gradients belongs to no stage,
-either: each stage adds its own gradients over micro-batches, and the two sums are added once per step.
+1. The calls of a layer belong to the layer's stage.
+2. Any other call belongs to the latest stage among its inputs. In backward it is the earliest, as gradients flow back.
+3. A call without inputs from a stage belongs to the stage of its first reader.
+4. Numbers and views computed only from the graph's inputs belong to no stage. Each stage that reads them computes them.
+5. A parameter that two stages read has a gradient from each stage. Each stage adds its own gradients over
+   micro-batches. The addition of the two sums belongs to no stage, and runs once per step.
 
-Refused are: a value that skips a stage or flows against its direction, for example the result of a call that joins
-calls of two stages; a message that is not a dense tensor of known size; more messages than tags; a parameter of two
-stages whose gradient is not the sum of both stages' gradients.
+Refused are:
+
+- a value that skips a stage or flows against its direction, such as the result of a call that joins calls of two
+  stages;
+- a message that is not a dense tensor of known size;
+- more messages than tags;
+- a parameter of two stages whose gradient is not the sum of both stages' gradients.
 """
 
 from __future__ import annotations

@@ -115,9 +115,10 @@ def export_joint_step(
 ) -> JointGraph:
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `loss_function` calls `model`. Only shapes and dtypes of inputs are read, and values are faked on `device`. Backward
-    starts from `gradient_seed` as the gradient of the loss. Raises TraceError for steps that torch cannot export, and
-    for inputs or outputs with an unknown descriptor.
+    `loss_function` calls `model`. Only shapes and dtypes of inputs are read, and fake values are on `device`.
+    `gradient_seed` is the gradient of the loss.
+
+    Raises TraceError for a step that torch cannot export, and for an input or output with an unknown descriptor.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)

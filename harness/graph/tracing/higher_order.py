@@ -26,9 +26,9 @@ _FOLLOWED = frozenset({"flex_attention"})
 
 
 def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
-    """Raise ChunkError for the first call that passes rows of the chunked dim to nested graphs that cannot be followed.
+    """Raise ChunkError for the first call that passes chunked rows to nested graphs which cannot be followed.
 
-    `calls` has pairs of a call and the chunked module that makes it; `symbol` is the size of the chunked dim.
+    `calls` has pairs of a call and the chunked module that makes it. `symbol` is the size of the chunked dim.
     """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]

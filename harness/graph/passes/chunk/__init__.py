@@ -184,12 +184,14 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The chosen module in which to write autograd's addition of two gradients once per chunk; None if the addition
-        is written once, or if the node is no such addition.
+        """Return the chosen module in which autograd's addition of two gradients is written once per chunk.
 
-        A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks, also of
-        different modules, or already split. Any other sum in chunks adds the gradients of two uses of a parameter.
-        Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient.
+        None if the addition is written once, or if the node is no such addition.
+
+        - A sum that has the chunk symbol in its shape is written once per chunk if both operands are in chunks or
+          already split. The chunks may be those of different modules.
+        - Any other sum in chunks adds the gradients of two uses of a parameter. Raises ChunkError if the two uses are
+          not in the same module, or if the sum is the parameter's whole gradient.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -335,9 +337,9 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """The nodes of both halves of a whole value, written at the first use, with the strides that eager has.
+        """Return the two halves of a whole value. The first call writes them, with the strides that eager has.
 
-        The halves of a module's input are made contiguous; those of a gradient stay views, as in the backward of `cat`.
+        The halves of a module's input are contiguous; those of a gradient are views, as in the backward of `cat`.
         """
         if node not in self.split:
             dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")

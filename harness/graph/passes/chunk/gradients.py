@@ -1,7 +1,7 @@
 """Follow each gradient output back to the node that first computes the parameter's gradient.
 
-A chain of nodes leads from that node to the output: the cast to the reduce dtype, padding, the reduce-scatter, its
-wait, and a cast of the result. Each of them has a single tensor input and a single reader.
+The nodes in between cast, pad and reduce the gradient. Each of these nodes has a single tensor input and a single
+reader.
 """
 
 from __future__ import annotations

@@ -19,10 +19,11 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:
-    """A rank's simulated clock, in the unit of the costs.
+    """The simulated clock of a rank, in the unit of the costs.
 
-    `time` is the time after the nodes run so far. `arrival` maps the launch of each collective to the time at which the
-    collective arrives, and `blocked` to the time for which waits for the collective blocked the rank.
+    - `time`: the time after the nodes run so far.
+    - `arrival`: by a collective's launch, the time at which the collective arrives.
+    - `blocked`: by a collective's launch, the time for which waits for the collective blocked the rank.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:

@@ -439,8 +439,7 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return dims (size, stride, other stride) without those of size 1, with neighbours merged where possible.
 
-    Two neighbours are merged if a single dim has the same elements by both strides: (2, 3, 30) and (3, 1, 10) become
-    (6, 1, 10).
+    A single dim must have the same elements by both strides: (2, 3, 30) and (3, 1, 10) become (6, 1, 10).
     """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
@@ -463,9 +462,9 @@ def flat(w: Json) -> Json:
 def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
     """Convert a window from one numbering of a tensor's elements to another. None if the result is no window.
 
-    The tensor has the given `shape`. The old number of its element at index i is sum(i[k] * weights[k]), and the new
-    number is more + sum(i[k] * others[k]). For example, `weights` are strides in memory, and `others` row-major
-    strides.
+    A window [shape, strides, offset] selects elements by number. The element of the tensor at index i has the old
+    number sum(i[k] * weights[k]), and the new number more + sum(i[k] * others[k]). For example, `weights` are strides
+    in memory, and `others` row-major strides.
     """
     # A number is written in digits, one per dim, the largest weight first. The offset and each stride of the window are
     # converted digit by digit. That is right only if no index makes a digit reach the size of its dim: no carry.
@@ -636,8 +635,8 @@ def of_exact(s: State, term: Json) -> int | None:
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
     """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
 
-    The step's hint has `pieces`, a list of [index of a part, window on the part]. If there are several pieces, it also
-    has `dim`, the dim along which they are concatenated.
+    The step's hint has `pieces`: a list of [index of a part, window on the part]. A window is [shape, strides, offset].
+    Several pieces are concatenated along `dim`.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -886,8 +885,8 @@ WORDS_TAKE = {
 def fits(op: str, names: Iterable[str]) -> bool:
     """Return whether an operator can be called with exactly these arguments by name.
 
-    For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
-    it is a user's operator, or if its calls are refused anyway.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. Any arguments fit an operator without a signature that
+    is a user's or whose calls are refused anyway.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -1127,8 +1126,8 @@ def _copy(g: State, place: int, call: State) -> Json:
 def _exact(g: State, place: int, call: State) -> Json:
     """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
-    NEXT for any other call, and for an exact operator that line 5 of docs/reference/certificate.md does not cover, such
-    as one with a number that the dtype cannot represent.
+    Line 5 of docs/reference/certificate.md lists the exact operators. NEXT ("try the next rule") for any other call,
+    and for a call that line 5 does not cover, such as one with a number that the dtype cannot represent.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1179,10 +1178,10 @@ def _common(shapes: list[list[int]]) -> list[int]:
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """Return an argument's value as a float; 0 or 1 for a truth value.
+    """Return an argument's value as a float, 0 or 1 for a truth value; None if the argument is no number.
 
-    None if the argument is no number, an integer beyond 2^53, or a number that the dtype cannot represent. For float32,
-    a float is first rounded to float32, as torch does before it computes with a float32 tensor.
+    None also for an integer beyond 2^53, and for a number that the dtype cannot represent. For float32, a float is
+    first rounded to float32, as in torch.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1212,10 +1211,10 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
-    """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
+    """Return the term of a padded tensor; NEXT ("try the next rule") for any other call.
 
-    The term is a cat with filled ends for each dim, the last dim first. NEXT also if an amount of padding is negative,
-    a size depends on data, or the dtype cannot represent the filled number.
+    The term is a cat with filled ends for each dim, the last dim first. Also NEXT if an amount of padding is negative,
+    a size depends on data, or the dtype cannot represent the filled number. Line 7 of docs/reference/certificate.md.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1247,10 +1246,10 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 
 
 def _join(g: State, place: int, call: State) -> Json:
-    """Return the term of a cat or a stack; NEXT for any other call.
+    """Return the term of a cat or a stack; NEXT ("try the next rule") for any other call.
 
-    NEXT also if the parts have several dtypes, or a size depends on data. torch ignores parts of shape [0] in a cat of
-    tensors with more dims. Line 8 of docs/reference/certificate.md.
+    Also NEXT if the parts have several dtypes, or if a size depends on data. In a cat of tensors with more dims, parts
+    of shape [0] are ignored, as in torch. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1480,8 +1479,8 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 def _check_write(g: State, call: State) -> None:
     """Raise UnknownError if a write is of an unknown kind, or if its result may depend on the order of accesses.
 
-    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Writes to a constant,
-    and writes that change the tensor's layout, are unknown kinds.
+    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Writes to a constant
+    raise it, too, and so do writes that change the tensor's layout.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -1525,9 +1524,9 @@ def overlaps(x: Json) -> bool:
 def _overwrite(g: State, call: State, value: Json) -> None:
     """Record that a call writes memory; `value` is the term of the new elements.
 
-    Calls whose values are exactly the written elements get this term. All other values in that memory become stale, so
-    that no later call may read them. If the writing call is refused, `value` is None, and everything in the memory of
-    its arguments becomes stale.
+    - Calls whose values are exactly the written elements get this term.
+    - All other values in that memory become stale: no later call may read them.
+    - If the writing call is refused, `value` is None. Then everything in the memory of its arguments becomes stale.
     """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:
@@ -1557,8 +1556,8 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
     """Record a wait of this kind: it ends the launches that fill these storages.
 
-    The memory that a launch reads may have to be kept until its wait. Raises UnknownError if such memory is last used
-    before the wait, since it may be freed by then.
+    Some launches need the memory that they read until the wait. Raises UnknownError if such memory may be freed
+    earlier, because its last use is before the wait.
     """
     is_late = False
     for storage in storages:
@@ -2006,9 +2005,9 @@ ASSUMPTIONS = (
 
 
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
-    """Return (final term, initial term) of each output of a graph, by name.
+    """Return (final term, initial term) of each output of a graph, by name. A term describes a value in the proof.
 
-    The final value of the input or constant NAME is the output `written NAME`. For other outputs the initial term is
+    The output `written NAME` is the final value of the input or constant NAME. For other outputs the initial term is
     -1. The final term is None if the output is refused.
     """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
@@ -2070,10 +2069,10 @@ def check_answers(main: Json, answers: list[list[str]]) -> None:
 
 
 def check_subject(main: Json, graphs: list[Json]) -> None:
-    """Raise RejectedError if the certificate's graphs contradict its subject.
+    """Raise RejectedError if the certificate's graphs contradict its subject, the case that it states.
 
-    Only a new trace could show that the graphs are those of the stated case. This function checks that the graphs have
-    the inputs and outputs of a training step, in order, and that collectives are among all ranks of the case.
+    The graphs must have the inputs and outputs of a training step, in order. Collectives must be among all ranks of the
+    case. Only a new trace could show that the graphs are those of the case.
     """
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}

@@ -39,10 +39,11 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A mark on a node, which states which output or gradient of a module the node computes.
+    """A mark on a node: the node computes an output of a module, or such an output's gradient.
 
-    `boundary` names that output or gradient. `dim` is the value's chunked dim, None if no single dim is chunked.
-    `carries` states whether the value's shape depends on the size of the chunked dim.
+    - `boundary`: names that output or gradient.
+    - `dim`: the value's chunked dim; None if no single dim is chunked.
+    - `carries`: whether the value's shape depends on the size of the chunked dim.
     """
 
     boundary: Boundary

@@ -50,9 +50,11 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class PassEffect:
-    """The effect of a pass: the new graph, with the facts of the graph before the pass and the facts of the new graph.
+    """The effect of a pass, for the rules that verify it.
 
-    `chunk_symbol` is the symbol that some pass must replace by a number; None if there is none.
+    - `module`: the new graph.
+    - `before`, `after`: the facts of the graph before the pass, and those of the new graph.
+    - `chunk_symbol`: the symbol that some pass must replace by a number; None if there is none.
     """
 
     module: GraphModule

@@ -1,8 +1,7 @@
 """Writes a graph node by node, and computes each node's fake value.
 
-A pass that reads a graph and writes another never patches metadata: a node's `val` is the operator's own result for the
-values of the node's inputs. Calls with the same operator, equal constants and inputs with equal layouts have results
-with equal layouts, so each distinct call runs once. Layers repeat, so few calls are distinct.
+A node's `val`, its fake value, is the operator's own result for the values of the node's inputs; a pass never patches
+metadata. Equal calls (same operator, equal constants, equal layouts of inputs) run once.
 
 `val` describes a value's layout, but not aliasing, as two nodes may share a fake tensor.
 """

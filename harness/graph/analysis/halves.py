@@ -1,8 +1,7 @@
 """Forward and backward of a step's graph as two halves, and the values that forward saves for backward.
 
-In a partitioned graph (passes/partition.py) each call states its half. It remains a single graph, so that every pass
-can read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
-graph, for a backend.
+In a partitioned graph (passes/partition.py) each call states its half, and no pass moves a call to the other half.
+`divide` returns each half as a separate graph, for a backend.
 
 A call's half states when it runs; its direction states what it computes. For example, a recomputed activation has the
 direction forward and the half backward.
@@ -94,10 +93,10 @@ def divide(module: GraphModule) -> Halves:
 
 
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """Return a new module with copies of `calls` and of their references to nested graphs.
+    """Return a new module with copies of `calls`, which are calls of `module`.
 
-    `calls` are calls of `module`. `inputs` become the new graph's inputs: they must include all other nodes that the
-    calls read, except nested graphs.
+    `inputs` become the new graph's inputs: they must include all other nodes that the calls read. Nested graphs that
+    the calls read are copied as well.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

@@ -55,10 +55,12 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`, naming the call that mixes.
+    """Raise ChunkError for the first chunked module whose result mixes rows. The error names the call that mixes.
 
-    `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None. `symbol`
-    is the chunk symbol: the size of the chunked dim. `dim` is the chunked dim's name in errors.
+    - `nodes`: in topological order.
+    - `roots`: maps each node to the chosen module that contains it, or to None.
+    - `symbol`: the size of the chunked dim.
+    - `dim`: the chunked dim's name in errors.
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -230,8 +232,8 @@ class _Follower:
     def _made(self, node: Node, name: str) -> State:
         """Return which dim holds the chunked rows in the result of a call that reads no rows, such as `zeros`.
 
-        Such a result has the same elements in every chunk, so it is not mixed. Only the result of a call that counts
-        positions, such as `arange`, is mixed.
+        Every chunk has the same elements, so the result is not mixed. Exception: a call that counts positions, such as
+        `arange`.
         """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
@@ -255,10 +257,11 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """Record the result of a call in `permutations`, if it is a permutation of rows.
+        """Record a call's result in `permutations`, if it is a permutation of rows.
 
-        Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse. Copies
-        of a permutation are permutations as well.
+        - The sort of a value with a single dim returns a permutation.
+        - The sort of a permutation returns its inverse.
+        - A copy of a permutation is a permutation as well.
         """
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):

@@ -99,9 +99,11 @@ def compile_for(
 ) -> Compiled:
     """Compile a graph with a backend, and return the compiled step.
 
-    `group_sizes` has the number of ranks of every process group by name. `regions`, for regional_inductor, are patterns
-    of modules to compile; without any, each attention operator is a region. Raises MachineError if this machine cannot
-    compile the graph, and PassError if Inductor cannot compile it anywhere.
+    - `group_sizes`: the number of ranks of every process group by name.
+    - `regions`: for regional_inductor, patterns of modules to compile. Without any, each attention operator is
+      compiled.
+
+    Raises MachineError if this machine cannot compile the graph, and PassError if Inductor cannot compile it anywhere.
     """
     on_cpu = not any(device.type == "cuda" for device in _devices(module))
     if on_cpu and (problem := compiler_problem()):

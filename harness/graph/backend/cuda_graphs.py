@@ -145,8 +145,9 @@ class StaticStep:
     """A step with static inputs, which may be a CUDA graph.
 
     The step is called with the graph's inputs: `num_state` tensors of state, then the step's own inputs. State is read
-    and written in place; the step's own inputs are copied into static inputs. Each call of the step overwrites the
-    results of the call before. `run` runs the graph of `module` without a CUDA graph.
+    and written in place; own inputs are copied into static inputs. Each call overwrites the results of the call before.
+
+    `run` runs the graph of `module` without a CUDA graph.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:

@@ -44,6 +44,8 @@ def name_of_call(call: At) -> str:
     return f"{name} in {origin}{call.where}"
 
 
+# Proof for the conditions at the top: consider the first collective that some rank has not reached. It is the next
+# collective for each such rank, so all ranks of its group reach it.
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
     """Return the possible deadlocks of ranks that all run the same graph.
 

@@ -53,10 +53,12 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A launch of a collective or a message, or a wait for it.
+    """A launch of a collective or a message, or a wait for such a launch.
 
-    `call` is the launch. `waits` is the wait, or None if this is the launch. `choice` is the data-dependent call (such
-    as `cond`) whose branch contains the launch or wait, or None.
+    - `call`: the launch.
+    - `waits`: the wait; None if this is the launch.
+    - `choice`: the data-dependent call, such as `cond`, whose branch contains the launch or wait; None if there is
+      none.
     """
 
     call: At

@@ -226,8 +226,9 @@ def _join_halves(
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
     """Append the calls of `half` to the graph. Returns how many of them run a second time.
 
-    `values` maps names to nodes of the graph, and gets the copies of the half's nodes. `name` is the half's name,
-    forward or backward; `known` has the names of calls in the other half, which run a second time here.
+    - `values`: maps names to nodes of the graph; gets the copies of the half's nodes.
+    - `name`: the half's name, forward or backward.
+    - `known`: the names of the other half's calls. A call with such a name runs a second time here.
     """
     recomputed = 0
     for node in half.graph.nodes:

@@ -47,8 +47,9 @@ class Part:
 class CutGraph:
     """All parts of a graph, and the names of the whole graph's inputs, loss and gradients.
 
-    `by_place` has the parts by (stage, half). `gradients` has a dict for each parameter: by stage, the name of the
-    gradient that the stage computes. `open_dim` has the size of the chunk symbol, if it remains.
+    - `by_place`: the parts by (stage, half).
+    - `gradients`: for each parameter a dict: by stage, the name of the gradient that the stage computes.
+    - `open_dim`: has the size of the chunk symbol, if it remains.
     """
 
     by_place: dict[tuple[int, Half], Part]

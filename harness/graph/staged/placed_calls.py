@@ -49,12 +49,15 @@ class Crossing:
 
 
 class PlacedCalls:
-    """A graph's calls, each placed in a stage and in a half of the stage.
+    """A graph's calls, each placed in a pipeline stage and in a half of the stage: forward or backward.
 
-    `inputs` are the graph's inputs; `results` are its outputs, the loss and the gradients. `stages` has the stage of
-    each call that belongs to one. `open_dim` has the size of the chunk symbol, if it remains in the graph. `gradients`
-    has a dict for each parameter: by stage, the gradient that the stage computes. `joins` has the additions of the
-    gradients of two stages.
+    - `inputs`: the graph's inputs.
+    - `results`: the graph's outputs, the loss and the gradients.
+    - `stages`: the stage of each call that belongs to a stage.
+    - `gradients`: for each parameter a dict: by stage, the gradient that the stage computes.
+    - `joins`: the additions of the gradients of two stages.
+
+    `open_dim` has the size of the chunk symbol, if it remains in the graph.
     """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
@@ -105,8 +108,8 @@ class PlacedCalls:
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
         """Return the values that a stage's forward or backward receives from other stages, in the graph's order.
 
-        `given` are the inputs of this half. A stage's forward also receives the activations that only its backward
-        reads. Raises PassError if there are more values than message tags.
+        `given` are the inputs of this half. Forward also receives the activations that only backward reads. Raises
+        PassError if there are more values than message tags.
         """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
@@ -227,8 +230,8 @@ class PlacedCalls:
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
         """Yield each value outside `own` that the calls `own` need, once.
 
-        Every stage computes numbers and views of the graph's inputs itself. So if a call reads such a number or view,
-        the values from which it is computed are needed as well.
+        Every stage computes numbers and views of the graph's inputs itself. So the values from which they are computed
+        are needed as well.
         """
         inside, seen = set(own), set[Node]()
 

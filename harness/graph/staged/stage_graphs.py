@@ -39,8 +39,9 @@ from bitproof.harness.torch_compat import LazyGraphModule
 class StageGraph:
     """The graph of a stage. Passes replace `module`, the graph in its current state.
 
-    `modules` are the names of the modules that run in the stage. `received`, `sent` and `parameters` have the names of
-    these values' nodes in the traced graph.
+    - `modules`: the names of the modules that run in the stage.
+    - `received`, `sent`: the names of values from other stages and for other stages, in the traced graph.
+    - `parameters`: the names of the stage's parameters in the traced graph.
     """
 
     module: GraphModule
@@ -63,10 +64,10 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph into stages, and mark each of its calls with its half. Raises PassError for a refused graph.
+        """Divide a graph into pipeline stages, and mark each of its calls with its half: forward or backward.
 
         `open_dim` has the size of the chunk symbol. If there is a single stage, its graph is `module` itself, without
-        marks.
+        marks. Raises PassError for a graph that cannot be divided.
         """
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])

@@ -48,8 +48,7 @@ def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None
     """Raise PassError if ranks with these actions could deadlock, or could receive messages in another order than sent.
 
     `actions` has each rank's actions in order. An action runs once the message that it reads has arrived. A message
-    arrives if the action that sends it has run, and if it is the next message of its group both on the sending and on
-    the receiving rank.
+    arrives when its sender has run, and when it is the next message of its group on both ranks.
     """
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]

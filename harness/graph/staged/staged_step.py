@@ -32,11 +32,12 @@ Values = Mapping[str, Any]
 
 
 class StagedStep:
-    """Runs a rank's part of a step. `running` is the current action, None outside the step.
+    """Runs a rank's part of a step.
 
-    `groups` are the groups for messages to higher and to lower ranks; without a pipeline there are none. The trainer
-    calls `join` once per step with the gradients by parameter name; `join` adds the gradients of parameters that two
-    stages share.
+    - `running`: the current action; None outside the step.
+    - `groups`: the groups for messages to higher and to lower ranks; empty without a pipeline.
+    - `join`: adds the gradients of parameters that two stages share. The trainer calls `join` once per step with the
+      gradients by parameter name.
     """
 
     def __init__(
@@ -55,8 +56,8 @@ class StagedStep:
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Run the rank's part of a step. Returns the losses of micro-batches, and the rank's gradients by parameter.
 
-        There are only losses on a rank with the last stage. `state` has the values of parameters and buffers by name,
-        and `micro_batches` has the inputs of each micro-batch by name.
+        Only a rank with the last stage has losses. `state` has parameters and buffers by name, and `micro_batches` has
+        the inputs of each micro-batch by name.
         """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}

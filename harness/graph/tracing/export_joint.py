@@ -53,8 +53,8 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 class _Step(nn.Module):
     """A model and its loss function as a module, which calls `recording` when torch begins to trace the graph.
 
-    Torch only gets the first name of a tied parameter or buffer: otherwise each name would be a separate input with a
-    separate gradient. During the step, the model finds the value of the first name under the other names as well.
+    Torch only gets the first name of a tied parameter or buffer, so that there is a single input and gradient. During
+    the step, the other names have the same value.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:

@@ -39,8 +39,7 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
     """Context in which a trace records each `torch._check` of data in the user's code as a call.
 
-    Raises TraceError if a number from data is asserted to equal an expression of the chunked dim: the number could no
-    longer be distinguished from that dim, and would be halved in each chunk.
+    Raises TraceError if a number from data is asserted to equal an expression of the chunked dim.
     """
 
     def written(
@@ -56,7 +55,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
         torch.ops.aten._assert_scalar.default(condition, f"{text} (checked at {place})")
         check_with(error_type, condition, message)
         # torch has noted the condition by now: an equality with the chunk symbol replaces the number by an expression
-        # of that symbol.
+        # of that symbol. Then the number could not be distinguished from the dim, and each chunk would halve it.
         if equal := sorted(str(x) for x in data if chunk_symbol in shape_env.replace(x).free_symbols):
             raise TraceError(
                 f"a number from data, {equal[0]}, is asserted to equal an expression of the chunked dim",

@@ -139,13 +139,17 @@ def trace_joint_step(
 ) -> JointGraph:
     """Trace a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `loss_function` calls `model`. `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n
-    must be even. The model may be on the meta device: only shapes and dtypes are read, and values are faked on
-    `device`. Backward starts from `gradient_seed` as the gradient of the loss. `observe` has patterns of modules: their
-    outputs, and the gradients of these outputs, are marked (observation.py).
+    - `model`: may be on the meta device. Only shapes and dtypes are read, and values are faked on `device`.
+    - `loss_function`: calls `model`.
+    - `inputs`: tensors that all have the size n along `chunk_dim`. With `is_cut`, n must be even.
+    - `gradient_seed`: the gradient of the loss, from which backward starts.
+    - `observe`: patterns of modules. Their outputs, and the gradients of these outputs, are marked (observation.py).
 
-    Raises TraceError for code that cannot be traced (the error names the line), CaseError for a pattern that matches no
-    module, and ChunkError for a higher-order operator in a module that `chunking` chooses.
+    Raises:
+
+    - TraceError for code that cannot be traced; the error names the line.
+    - CaseError for a pattern that matches no module.
+    - ChunkError for a higher-order operator in a module that `chunking` chooses.
     """
     # 1. Fake tensors, with one symbol for the chunked dim of all inputs.
     extent = _common_extent(inputs, chunk_dim, is_cut)

@@ -306,8 +306,12 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """The argument that chunk `index` of `reader`, a node of module `root`, gets for `node`: a number if `node` is
-        a size, its chunk if it is chunked or its shape has the chunk symbol, else its whole value."""
+        """Return the argument that chunk `index` of `reader`, a node of module `root`, gets for `node`.
+
+        - If `node` is a size: a number.
+        - If `node` is chunked, or its shape has the chunk symbol: its chunk.
+        - Otherwise: its whole value.
+        """
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)

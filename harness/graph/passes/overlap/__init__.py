@@ -54,9 +54,11 @@ log = logging.getLogger(__name__)
 
 
 class NodePosition(NamedTuple):
-    """A node's position before the pass: the index of its region, its part of the region, and its index in the graph.
+    """A node's position before the pass.
 
-    `part` is 0 for chunk 0, 1 for chunk 1, and 2 for nodes that belong to neither.
+    - `region`: the index of its region, a module's forward or backward.
+    - `part`: 0 for chunk 0, 1 for chunk 1, 2 for nodes that belong to neither.
+    - `position`: its index in the graph.
     """
 
     region: int

@@ -161,6 +161,7 @@ def _fit_line(points: list[tuple[float, float]]) -> CostLine:
     x, y = torch.tensor(points, dtype=torch.float64).unbind(1)
     predicted = torch.ones_like(y)
     for _ in range(_REPEATS):
+        # Noise grows with time: without weights, the largest sizes would determine the cost of small sizes.
         weight = (1 / predicted) / (1 / predicted).sum()
         fixed, per_unit = _weighted_line(x, y, weight)
         # The last term limits the weight of an amount of 0.
@@ -219,11 +220,12 @@ def work_of(
     number: Callable[[Any], float] = float,
     group_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> NodeWork:
-    """The kind and the amount of a node's work.
+    """Return the kind and the amount of a node's work.
 
-    `is_view` is whether its result shares the storage of an argument. `value_of` returns a node's fake or real value;
-    `number` converts a size to a number. `group_sizes` has the number of ranks of each group by name, for collectives
-    that name only their group.
+    - `is_view`: whether the node's result shares the storage of an argument.
+    - `value_of`: returns a node's fake or real value.
+    - `number`: converts a size to a number.
+    - `group_sizes`: the number of ranks of each group by name, for collectives that name only their group.
     """
 
     def extent(x: Tensor) -> float:

@@ -313,8 +313,9 @@ def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shap
 def _check_argument(types: list[Json], x: Json, where: str) -> None:
     """Raise RejectedError unless the terms in an argument have the types that the argument states.
 
-    `types` has the type of each term. `where` is the kind of the term that has the argument, or `generator` for the
-    argument with the random generator's state.
+    - `types`: the type of each term.
+    - `where`: the kind of the term that has the argument; `generator` for the argument with the random generator's
+      state.
     """
     if type(x) is int:
         return
@@ -885,8 +886,8 @@ WORDS_TAKE = {
 def fits(op: str, names: Iterable[str]) -> bool:
     """Return whether an operator can be called with exactly these arguments by name.
 
-    For example, `aten.sum.dim_IntList` needs `self` and `dim`. Any arguments fit an operator without a signature that
-    is a user's or whose calls are refused anyway.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
+    it is a user's, or if its calls are refused anyway.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -1127,7 +1128,7 @@ def _exact(g: State, place: int, call: State) -> Json:
     """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
     Line 5 of docs/reference/certificate.md lists the exact operators. NEXT ("try the next rule") for any other call,
-    and for a call that line 5 does not cover, such as one with a number that the dtype cannot represent.
+    and for a number that the dtype cannot represent.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1180,8 +1181,8 @@ def _common(shapes: list[list[int]]) -> list[int]:
 def _number(argument: Json, dtype: str) -> float | None:
     """Return an argument's value as a float, 0 or 1 for a truth value; None if the argument is no number.
 
-    None also for an integer beyond 2^53, and for a number that the dtype cannot represent. For float32, a float is
-    first rounded to float32, as in torch.
+    None also if the dtype cannot represent the number, and for an integer beyond 2^53. A float for float32 is first
+    rounded to float32, as in torch.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1211,10 +1212,10 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
-    """Return the term of a padded tensor; NEXT ("try the next rule") for any other call.
+    """Return the term of a padded tensor, a cat with filled ends; NEXT ("try the next rule") for any other call.
 
-    The term is a cat with filled ends for each dim, the last dim first. Also NEXT if an amount of padding is negative,
-    a size depends on data, or the dtype cannot represent the filled number. Line 7 of docs/reference/certificate.md.
+    Also NEXT if an amount of padding is negative, a size depends on data, or the dtype cannot represent the filled
+    number. The last dim is padded first. Line 7 of docs/reference/certificate.md.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1248,8 +1249,8 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 def _join(g: State, place: int, call: State) -> Json:
     """Return the term of a cat or a stack; NEXT ("try the next rule") for any other call.
 
-    Also NEXT if the parts have several dtypes, or if a size depends on data. In a cat of tensors with more dims, parts
-    of shape [0] are ignored, as in torch. Line 8 of docs/reference/certificate.md.
+    Also NEXT if the parts have several dtypes, or if a size depends on data. A cat ignores parts of shape [0] beside
+    tensors with more dims. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1308,10 +1309,9 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 def _show(g: State, place: int, call: State) -> Json:
     """Return the term or terms of a view, a split or a reshape; NEXT ("try the next rule") for any other call.
 
-    A term describes a value in the proof. The term of a view has the view's layout. If a size depends on data, it has
-    the view's operator and arguments instead. Line 11 of docs/reference/certificate.md.
-
-    Raises UnknownError for a view as another dtype, and for a view that has no strided layout on its tensor.
+    A view's term has the view's layout; if a size depends on data, it has the operator and arguments instead. Raises
+    UnknownError for a view as another dtype, and for a view without a strided layout. Line 11 of
+    docs/reference/certificate.md.
     """
     op, results = call["op"], call["results"]
     if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
@@ -1448,7 +1448,7 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
 def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
     """Define each new symbol among `sizes`: `term(i)` is the term of the symbol that is the i-th size.
 
-    Raises UnknownError for a new symbol that only occurs within a size, as in `2 * u0`.
+    Raises UnknownError for a symbol that only occurs within a size, as in `2 * u0`.
     """
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
@@ -1477,10 +1477,10 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError if a write is of an unknown kind, or if its result may depend on the order of accesses.
+    """Raise UnknownError for a write that the rules do not cover, or whose result may depend on the order of accesses.
 
-    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Writes to a constant
-    raise it, too, and so do writes that change the tensor's layout.
+    Not covered are writes to a constant and writes that change the layout. The order matters if the written tensor
+    overlaps itself, or if a collective in flight uses its memory.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -1543,8 +1543,8 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
     """Record a launch of a collective or a copy, which uses memory until its wait.
 
     - `kind`: the kind of the wait.
-    - `takes`: the storages that the launch reads until the wait. Until then it also writes the storages of its results.
-    - `holds`: whether the graph must keep the storages `takes` until the wait, as for an offload.
+    - `takes`: the storages that the launch reads until the wait.
+    - `holds`: whether the graph must keep these storages until the wait, as for an offload.
     """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
@@ -1556,8 +1556,7 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
     """Record a wait of this kind: it ends the launches that fill these storages.
 
-    Some launches need the memory that they read until the wait. Raises UnknownError if such memory may be freed
-    earlier, because its last use is before the wait.
+    Raises UnknownError if memory that a launch must keep may be freed before the wait.
     """
     is_late = False
     for storage in storages:
@@ -2005,10 +2004,10 @@ ASSUMPTIONS = (
 
 
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
-    """Return (final term, initial term) of each output of a graph, by name. A term describes a value in the proof.
+    """Return (final term, initial term) of each output of a graph, by name.
 
-    The output `written NAME` is the final value of the input or constant NAME. For other outputs the initial term is
-    -1. The final term is None if the output is refused.
+    The final value of the input or constant NAME is the output `written NAME`. Other outputs have the initial term -1.
+    A refused output has the final term None.
     """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
@@ -2201,8 +2200,8 @@ def read(folder: Path) -> tuple[Json, list[Json], Json]:
 def _sealed(folder: Path) -> dict[str, bytes]:
     """Return the bytes of each file in a certificate's folder, by name, after a check of their digests.
 
-    SHA256SUMS lists the digests of all files. The main file lists those of the others, so its signature covers all.
-    Raises RejectedError if a list does not match the files.
+    SHA256SUMS lists all digests. The main file lists those of the other files, so its signature covers all. Raises
+    RejectedError if a list is wrong.
     """
     contents = {name: _content(folder / name) for name in FILES}
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}

@@ -104,7 +104,7 @@ def load_pass(spec: PassSpec) -> ExtraPass:
 def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
     """Return the pass list with each extra pass at its place. Extra passes at the same place keep their order.
 
-    Raises UsageError for an unknown place or a name already in use. The error shows the pass list.
+    Raises UsageError, with the pass list, for an unknown place or a name already in use.
     """
     pass_list = list(pass_list)
     for extra in extras:

@@ -20,7 +20,7 @@ class Group:
 
     - `partition`: the ranks of each instance. For example, over 4 ranks the group `tp` of size 2 has the instances (0,
       1) and (2, 3).
-    - `object`: names the process-group object. Two groups with the same `object` are two names of a single process
+    - `object`: the name of the process-group object. Two groups with the same object are two names of a single process
       group, so their collectives wait for each other.
     """
 

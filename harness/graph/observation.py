@@ -165,9 +165,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
     """Copy the marks of each removed node to the node that its readers read instead.
 
     For example, a user's pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`. Then `mm_9`
-    gets the marks of `mm_3`. A node without an origin also gets the removed node's chunk.
-
-    `before` is what `marked_nodes` returned before the pass.
+    gets the marks, and the chunk if it has no origin. `before` is what `marked_nodes` returned before the pass.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
@@ -249,7 +247,7 @@ def take_out(graph: Graph) -> list[Show]:
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
     """Yield the arguments of each call of `observed` for a boundary: record's name, nodes to join, dim, half to take.
 
-    `nodes` has the marked nodes by the number of their chunk; the key is None for a node that is not in a chunk.
+    `nodes` has the marked nodes by the number of their chunk, with the key None for a node in no chunk.
     """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None

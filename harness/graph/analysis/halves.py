@@ -69,8 +69,8 @@ def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: 
 def divide(module: GraphModule) -> Halves:
     """Return the two halves of a partitioned graph, without changing `module`.
 
-    The graph's outputs are the loss and then the gradients. A call without a half, for example from a user's pass,
-    belongs to the half of the calls before it.
+    Outputs are the loss and then the gradients. A call without a half, for example from a user's pass, is in the half
+    of the calls before it.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")
@@ -95,8 +95,7 @@ def divide(module: GraphModule) -> Halves:
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
     """Return a new module with copies of `calls`, which are calls of `module`.
 
-    `inputs` become the new graph's inputs: they must include all other nodes that the calls read. Nested graphs that
-    the calls read are copied as well.
+    `inputs` become the new graph's inputs. They must include all other nodes that the calls read, except nested graphs.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

@@ -9,16 +9,15 @@ and through an all-to-all and its return:
 2. Some calls mix rows: a reduction, a softmax or a running sum along the rows' dim; a product that sums over the rows
    or has rows in both factors; a pick, a shift or a sort of rows. Their results are mixed, and so are the results of
    calls that read mixed values.
-3. A call of a nested graph is followed through that graph. A higher-order operator that runs several nested graphs, or
-   gives them other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
+3. A call of a nested graph is followed through that graph. Refused are higher-order operators that run several nested
+   graphs, or give them other operands (`cond`, `while_loop`, `map`, `scan`).
 4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
 5. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). If a result of such code has as many rows as the
-   code's arguments, it is assumed to have their rows. Everything else about the code is followed, and so is everything
-   after it.
-6. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
-   rank's share of the rows.
+   code's arguments, it is assumed to have their rows. Everything else is followed.
+6. A value with a chunked dim must not leave the module in three cases: if it is mixed, has its rows in another order,
+   or has only a rank's share of the rows.
 
-A mixed value may stay inside: for example, the number of rows per expert determines where rows go, and counts go into
+A mixed value may stay inside. For example, the number of rows per expert determines where rows go, and counts go into
 buffers. Backward needs no check: the derivative mixes no rows that forward does not mix.
 """
 
@@ -167,8 +166,8 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """Return which dim of a value holds the chunked rows, for readers outside the code that computes the value.
 
-        If this code declares that it keeps rows, a mixed value counts outside as having the rows of the code's
-        arguments. All arguments with rows must have the same rows, and the value must have as many.
+        Code may declare that it keeps rows. Outside, its mixed values count as having the rows of its arguments: all
+        arguments with rows must have the same rows, and the value as many.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -232,7 +231,7 @@ class _Follower:
     def _made(self, node: Node, name: str) -> State:
         """Return which dim holds the chunked rows in the result of a call that reads no rows, such as `zeros`.
 
-        Every chunk has the same elements, so the result is not mixed. Exception: a call that counts positions, such as
+        All chunks have the same elements, so nothing is mixed. Exception: a call that counts positions, such as
         `arange`.
         """
         value = node.meta.get("val")

@@ -38,11 +38,8 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """The dim of a value that holds the rows, and how the rows are arranged in it.
+    """The dim of a value that holds the rows. A row is all elements at an index of the chunked dim, whose size is n.
 
-    A row is all elements at an index of the chunked dim, whose size is n.
-
-    - `dim`: the index of the dim.
     - `outer`, `inner`: the dim's size is `outer` * n * `inner`. For example, (B, n, D) viewed as (B * n, D) has `outer`
       B and `inner` 1. Both are None for rows that arrived by an all-to-all.
     - `order`: the rearrangements of rows that have not been undone, first to last.

@@ -229,9 +229,8 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
     """Compile the regions of a copy of the graph; the rest of the copy runs in eager.
 
-    Each chosen module is a region: `patterns` choose the modules. Without patterns, each attention operator is a
-    region. Returns the copy, which calls the compiled functions, and facts for the report. Raises PassError if there is
-    no region.
+    `patterns` choose the modules that become regions. Without patterns, each attention operator is a region. Returns
+    the copy, and facts for the report. Raises PassError if there is no region.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 

@@ -47,10 +47,9 @@ def name_of_call(call: At) -> str:
 # Proof for the conditions at the top: consider the first collective that some rank has not reached. It is the next
 # collective for each such rank, so all ranks of its group reach it.
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """Return the possible deadlocks of ranks that all run the same graph.
+    """Return the possible deadlocks of ranks that all run the same graph: collectives that a rank may not reach.
 
-    Each is a collective that a rank may not reach, by the conditions at the top of this file. If `groups` is None,
-    calls are not compared with groups.
+    The conditions are at the top of this file. If `groups` is None, calls are not compared with groups.
     """
     found = []
     for turn in turns:

@@ -11,7 +11,7 @@ For each activation tagged `offload`:
 2. Start the copy back one block before backward needs it. For example, if backward of layers.2 needs it, start it
    before backward of layers.3.
 3. Wait for the copy back just before backward first needs the activation, also for a recomputation. Let backward read
-   this copy; its metadata names the activation.
+   this copy.
 
 The copies belong to the activation's module, so they run once per chunk if the module does.
 """

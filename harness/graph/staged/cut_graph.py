@@ -2,10 +2,11 @@
 
 Needs:    a graph whose calls state their origin, with forward's calls before backward's; layers that are named
           layers.N.
-Promises: every call is in a single part, and the calls of a part keep their order. Exceptions are numbers and views
-          computed only from the graph's inputs: each part that reads them computes them. Run in sequence, the parts
+Promises: every call is in a single part, and the calls of a part keep their order. Run in sequence, the parts
           compute the same as the graph.
 Refuses:  graphs that placed_calls.py refuses.
+
+Numbers and views computed only from the graph's inputs are an exception: each part that reads them computes them.
 
 1. Place calls in stages and halves (placed_calls.py).
 2. Find the values between parts: activations to the next stage, gradients to the previous stage, and backward's inputs

@@ -230,8 +230,7 @@ class PlacedCalls:
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
         """Yield each value outside `own` that the calls `own` need, once.
 
-        Every stage computes numbers and views of the graph's inputs itself. So the values from which they are computed
-        are needed as well.
+        Every stage computes numbers and views of the graph's inputs itself: it also needs the values behind them.
         """
         inside, seen = set(own), set[Node]()
 

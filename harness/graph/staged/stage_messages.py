@@ -99,10 +99,10 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _take_next(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Receive the next message of a rank in a group if that is possible now, and return it; otherwise return None.
+    """Receive a rank's next message in a group if that is possible now, and return it; otherwise return None.
 
-    A received message is removed from both ranks' queues. `up` chooses the group for messages to higher ranks; `ran`
-    has the actions that have run.
+    A received message leaves both ranks' queues. `up` chooses the group for messages to higher ranks; `ran` has the
+    actions that have run.
     """
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:

@@ -3,9 +3,13 @@
 Needs:    the parts of the rank's stages, the rank's actions (actions.py), and two groups, one for messages to higher
           ranks and one for messages to lower ranks (stage_messages.py explains why). A group has one rank from each
           stage: the rank whose other coordinates equal those of this rank.
-Promises: gradients and losses are added in the order of micro-batches. A rank waits for each receive at once. It waits
-          for the send of an activation after the backward that read the activation's gradient, and for other sends at
-          the end of the step. So ranks cannot deadlock if `refuse_waiting` accepts their actions.
+Promises: gradients and losses are added in the order of micro-batches. Ranks cannot deadlock if `refuse_waiting`
+          accepts their actions.
+
+A rank waits for each receive at once, and for each send later:
+
+- for the send of an activation after the backward that read the activation's gradient;
+- for other sends at the end of the step.
 
 Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """

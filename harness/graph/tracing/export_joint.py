@@ -9,8 +9,8 @@ buffers and the step's inputs; its outputs are the loss and a gradient for each 
 1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
-4. Write the graph again. In torch's graph the tangent is an input; now a call makes it. New values of buffers are
-   outputs there; now they are written into the buffers at the end.
+4. Write the graph again, with two changes. The tangent (the initial gradient) is computed by a call: in torch's graph
+   it is an input. New values of buffers are written into the buffers at the end: in torch's graph they are outputs.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Three kinds of conditions reach a trace:
 
-1. On tensors (`torch._assert_async`): ordinary calls, which `operators.has_effects` keeps.
-2. On sizes and numbers read from data (`torch._check` of an `.item()`), even if the chunked dim is involved as well:
-   torch evaluates them during the trace without a node. So this module records each as a call of `aten._assert_scalar`,
-   at its place among the calls. In a chunked module, each chunk checks its own half.
-3. On the chunked dim only: there is no call; `concretize_symbols` checks them with numbers.
+1. Conditions on tensors (`torch._assert_async`) are ordinary calls, which `operators.has_effects` keeps.
+2. Conditions on sizes and numbers read from data (`torch._check` of an `.item()`) have no node: torch evaluates them
+   during the trace. So this module records each as a call of `aten._assert_scalar`, at its place among the calls. In a
+   chunked module, each chunk checks its own half.
+3. Conditions on the chunked dim only have no call: `concretize_symbols` checks them with numbers.
 
 Only assertions in the user's code are recorded: operators repeat their own assertions whenever they run.
 """

@@ -23,8 +23,8 @@ def gradient_outputs(output: Node) -> list[Node]:
 def reduction_tail(gradient: Node) -> list[Node]:
     """Return the nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
 
-    The list ends at any other operator, and at a cast to a narrower dtype. With early accumulation the gradients of two
-    chunks are added before these nodes, and narrow(a) + narrow(b) is not narrow(a + b).
+    With early accumulation, the gradients of two chunks are added before these nodes. So the list ends at a cast to a
+    narrower dtype: narrow(a) + narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient

@@ -886,12 +886,13 @@ WORDS_TAKE = {
 def fits(op: str, names: Iterable[str]) -> bool:
     """Return whether an operator can be called with exactly these arguments by name.
 
-    For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
-    it is a user's, or if its calls are refused anyway.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. A user's operator, which has no signature, accepts any
+    arguments.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
     if op not in TAKES:
+        # The calls of a refused operator are refused anyway.
         return not op.startswith(TORCHS) or op.startswith(REFUSED)
     needed, known = TAKES[op]
     return needed <= {*names} <= known
@@ -1181,8 +1182,7 @@ def _common(shapes: list[list[int]]) -> list[int]:
 def _number(argument: Json, dtype: str) -> float | None:
     """Return an argument's value as a float, 0 or 1 for a truth value; None if the argument is no number.
 
-    None also if the dtype cannot represent the number, and for an integer beyond 2^53. A float for float32 is first
-    rounded to float32, as in torch.
+    None also if the dtype cannot represent the number, and for an integer beyond 2^53.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1190,6 +1190,7 @@ def _number(argument: Json, dtype: str) -> float | None:
         value = float(argument[1] == "True")
     elif type(argument) is list and argument[0] == "float" and len(argument) == 2:
         value = float.fromhex(argument[1])
+        # torch also rounds before it computes with a float32 tensor.
         value = rounded(value, "float32") if dtype == "float32" and isfinite(value) else value
     else:
         return None
@@ -1215,7 +1216,7 @@ def _pad(g: State, place: int, call: State) -> Json:
     """Return the term of a padded tensor, a cat with filled ends; NEXT ("try the next rule") for any other call.
 
     Also NEXT if an amount of padding is negative, a size depends on data, or the dtype cannot represent the filled
-    number. The last dim is padded first. Line 7 of docs/reference/certificate.md.
+    number. Line 7 of docs/reference/certificate.md.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1249,8 +1250,7 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 def _join(g: State, place: int, call: State) -> Json:
     """Return the term of a cat or a stack; NEXT ("try the next rule") for any other call.
 
-    Also NEXT if the parts have several dtypes, or if a size depends on data. A cat ignores parts of shape [0] beside
-    tensors with more dims. Line 8 of docs/reference/certificate.md.
+    Also NEXT if the parts have several dtypes, or if a size depends on data. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1262,6 +1262,7 @@ def _join(g: State, place: int, call: State) -> Json:
         shapes = [[*x[2][:dim], 1, *x[2][dim:]] for x in read]
         parts = [_whole(g["s"], t, shape) for t, shape in zip(parts, shapes, strict=True)]
     elif len(own[2]) != 1:
+        # torch ignores parts of shape [0] beside tensors with more dims.
         parts = [t for t, x in zip(parts, read, strict=True) if x[2] != [0]]
     return find(g["s"], "cat", parts, dim)
 
@@ -1479,8 +1480,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 def _check_write(g: State, call: State) -> None:
     """Raise UnknownError for a write that the rules do not cover, or whose result may depend on the order of accesses.
 
-    Not covered are writes to a constant and writes that change the layout. The order matters if the written tensor
-    overlaps itself, or if a collective in flight uses its memory.
+    For example, the written tensor is a constant, overlaps itself, or is used by a collective in flight.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -2198,12 +2198,12 @@ def read(folder: Path) -> tuple[Json, list[Json], Json]:
 
 
 def _sealed(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of each file in a certificate's folder, by name, after a check of their digests.
+    """Return the bytes of each file in a certificate's folder, by name.
 
-    SHA256SUMS lists all digests. The main file lists those of the other files, so its signature covers all. Raises
-    RejectedError if a list is wrong.
+    Raises RejectedError if a digest in SHA256SUMS or in the main file does not match its file.
     """
     contents = {name: _content(folder / name) for name in FILES}
+    # SHA256SUMS lists all files; the main file lists the others, so a signature of the main file covers all.
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     # Symmetric differences: an entry that only one side has is wrong as well. In a line, the name begins at 66.
     lines = {f"{digest}  {name}" for name, digest in sums.items()} ^ {*_content(folder / SUMS).decode().splitlines()}

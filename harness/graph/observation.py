@@ -195,8 +195,8 @@ def _nodes_read(node: Node) -> list[Node]:
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
     """Write a call of `observed` for each marked boundary of a graph, and return the number of these calls.
 
-    A boundary is an output of a module, or such an output's gradient. A boundary in chunks may need several calls.
-    `chunking` is None for an unchunked graph. Raises PassError if chunks cannot be joined or split.
+    A boundary (an output of a module, or its gradient) in chunks may need several calls. `chunking` is None for an
+    unchunked graph. Raises PassError if chunks cannot be joined or split.
     """
     # A mark may be on several nodes, for example one in each chunk. Recomputed nodes repeat a value that forward has
     # already shown.

@@ -254,9 +254,9 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """Return a line of user code as `folder/folder/file.py:line`; None if the code is not the user's.
+    """Return a line of user code as `folder/folder/file.py:line`; None for any other code.
 
-    Code of torch, of this package and of the standard library is not the user's, and neither is generated code.
+    Other code is torch, this package, the standard library and generated code.
     """
     return f"{file}:{line}" if (file := _user_file(path)) else None
 

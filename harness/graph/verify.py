@@ -1,7 +1,7 @@
 """The rules for a graph between passes: functions that raise PassError if a pass has broken a rule.
 
-`stages.py` lists the rules for each point of the pass list. Nested graphs of higher-order operators must obey the same
-rules, and may only compute from the operator's operands. The cost of verification is linear in the size of the graph.
+`stages.py` lists the rules for each point of the pass list. Nested graphs must obey the same rules, and may only
+compute from the operands of their operator.
 """
 
 from __future__ import annotations

@@ -79,8 +79,9 @@ class GraphWriter:
     ) -> Node:
         """Write a call of `target`, by default the operator of `source`, and return its node.
 
-        `args` and `kwargs` have nodes of the new graph. `chunk` is the number of the chunk to which the call belongs;
-        the node's metadata and name state it. `origin` is by default that of `source`.
+        - `args`, `kwargs`: have nodes of the new graph.
+        - `chunk`: the number of the call's chunk, which the node's metadata and name state.
+        - `origin`: by default that of `source`.
         """
         target = target or source.target
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
@@ -205,7 +206,7 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 def layout_key(value: Any) -> Any:
     """Return a key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
 
-    The key of a number has its type and value, that of a tuple or list the keys of its items.
+    Equal numbers of the same type have equal keys, and so have tuples or lists of equal keys.
     """
     if isinstance(value, FakeTensor):
         # By expression: two symbolic sizes are different objects even if they are equal.

@@ -69,8 +69,7 @@ def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: 
 def divide(module: GraphModule) -> Halves:
     """Return the two halves of a partitioned graph, without changing `module`.
 
-    Outputs are the loss and then the gradients. A call without a half, for example from a user's pass, is in the half
-    of the calls before it.
+    A call without a half, for example from a user's pass, is in the half of the calls before it.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")

@@ -71,8 +71,8 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 class MixingCheck:
     """Raises ChunkError if a module mixes rows of different chunks, before the module's first chunk runs in eager.
 
-    The check traces the module's forward. If several modules are built from submodules of the same types, only the
-    first is checked. `dim` is the chunked dim's name in errors, and `chunk_dim` its number.
+    The module's forward is traced, unless a module with the same types of submodules was checked before. `dim` is the
+    chunked dim's name in errors.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:

@@ -1,7 +1,7 @@
 """Removes the index of the rank's own device from device constants in a finished graph.
 
 For example, `x.new_zeros(..., device=x.device)` writes `cuda:3` into the graph of rank 3. Without the index, all ranks
-have the same graph. A device without an index is the process's current device.
+have the same graph, and each process uses its current device.
 """
 
 from __future__ import annotations

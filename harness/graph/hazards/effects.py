@@ -297,8 +297,7 @@ _TORCHBIND = "higher_order.call_torchbind"
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
     """Return the effects of a call that sends messages to single ranks, or receives them from single ranks.
 
-    `found` has the call's other effects. In the result, the writes are the received tensors. `target` is the called
-    operator, and `args` are its arguments by position.
+    `found` has the call's other effects. `target` is the called operator, and `args` are its arguments by position.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     # A batch of messages has a list for each property; other calls have `dst` to send, or `src` to receive.

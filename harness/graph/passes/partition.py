@@ -185,7 +185,7 @@ def _join_halves(
     """Join forward and backward in a single graph.
 
     `writes` are the writes to buffers, and `seed` is the call that makes backward's initial gradient. Returns the
-    graph, the values of forward that backward reads, and the number of calls that run in both halves.
+    graph, forward's values that backward reads, and the number of calls that run twice.
     """
     graph = Graph()
     values: dict[str, Node] = {}

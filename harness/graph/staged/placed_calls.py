@@ -108,8 +108,7 @@ class PlacedCalls:
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
         """Return the values that a stage's forward or backward receives from other stages, in the graph's order.
 
-        `given` are the inputs of this half. Forward also receives the activations that only backward reads. Raises
-        PassError if there are more values than message tags.
+        `given` are the inputs of this half. Raises PassError if there are more values than message tags.
         """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":

@@ -47,8 +47,7 @@ def goes_up(sender: int, receiver: int) -> bool:
 def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None:
     """Raise PassError if ranks with these actions could deadlock, or could receive messages in another order than sent.
 
-    `actions` has each rank's actions in order. An action runs once the message that it reads has arrived. A message
-    arrives when its sender has run, and when it is the next message of its group on both ranks.
+    `actions` has each rank's actions in order. The rules for messages are at the top of this file.
     """
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]
@@ -99,10 +98,9 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _take_next(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """Receive a rank's next message in a group if that is possible now, and return it; otherwise return None.
+    """Receive a rank's next message in a group if it has arrived, and return it; otherwise return None.
 
-    A received message leaves both ranks' queues. `up` chooses the group for messages to higher ranks; `ran` has the
-    actions that have run.
+    `up` chooses the group for messages to higher ranks. `ran` has the actions that have run.
     """
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:

@@ -60,8 +60,8 @@ class StagedStep:
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Run the rank's part of a step. Returns the losses of micro-batches, and the rank's gradients by parameter.
 
-        Only a rank with the last stage has losses. `state` has parameters and buffers by name, and `micro_batches` has
-        the inputs of each micro-batch by name.
+        Only a rank with the last stage has losses. `state` has parameters and buffers by name, `micro_batches` the
+        inputs of each micro-batch by name.
         """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}

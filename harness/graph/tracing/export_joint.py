@@ -53,8 +53,7 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 class _Step(nn.Module):
     """A model and its loss function as a module, which calls `recording` when torch begins to trace the graph.
 
-    Torch only gets the first name of a tied parameter or buffer, so that there is a single input and gradient. During
-    the step, the other names have the same value.
+    Torch only gets the first name of a tied parameter or buffer, so that there is a single gradient.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
@@ -115,10 +114,8 @@ def export_joint_step(
 ) -> JointGraph:
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `loss_function` calls `model`. Only shapes and dtypes of inputs are read, and fake values are on `device`.
-    `gradient_seed` is the gradient of the loss.
-
-    Raises TraceError for a step that torch cannot export, and for an input or output with an unknown descriptor.
+    `loss_function` calls `model`. Values are faked on `device`, and `gradient_seed` is the gradient of the loss. Raises
+    TraceError for a step that cannot be exported.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)

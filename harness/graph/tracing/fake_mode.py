@@ -25,7 +25,7 @@ from bitproof.harness.torch_tracing import device_asked
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
     """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
 
-    - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
+    - `remembers`: use torch's cache of calls by arguments.
     - `repeats`: compute only one of several layers that differ only in their symbols (torch_fakes.py).
     """
     # A trace with an open dim does not use `repeats`: sizes in repeated results would be new objects, and that would

@@ -270,13 +270,12 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace a module's `forward` on the tensors among `arguments`, with a symbolic size of the dim `chunk_dim`.
+    """Trace a module's `forward` on the tensors among `arguments`, and return the graph and the chunk symbol.
 
-    The first argument is chunked, and so is every tensor with the same size along `chunk_dim`. An argument that is not
-    a tensor (a mask) is replaced by None. Nothing is computed. `name` is the module's name.
+    The symbol is the size of the first argument along `chunk_dim`, and of every tensor with the same size there. An
+    argument that is not a tensor (a mask) is replaced by None.
 
-    Returns the graph and the symbol. Raises TraceError, and ChunkError for a higher-order operator that cannot be
-    traced.
+    Raises TraceError, and ChunkError for a higher-order operator that cannot be traced. `name` is the module's name.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     # A single forward has few repeated calls, so torch's cache would cost more than it saves.

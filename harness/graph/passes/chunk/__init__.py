@@ -341,9 +341,9 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """Return the two halves of a whole value. The first call writes them, with the strides that eager has.
+        """Return the two halves of a whole value, written at its first use with the strides that eager has.
 
-        The halves of a module's input are contiguous; those of a gradient are views, as in the backward of `cat`.
+        The halves of a module's input are contiguous; those of a gradient are views.
         """
         if node not in self.split:
             dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")

@@ -140,8 +140,8 @@ def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePositio
     """Find each node's region and its part of the region: step 1 at the top of this file.
 
     - A region begins at the first chunked node of a module in a direction.
-    - A node that is written once belongs to the first chunk that has later nodes in the region; without such nodes, to
-      neither chunk.
+    - A node that is written once belongs to chunk 0 if chunk 0 follows in the region, to chunk 1 if only chunk 1
+      follows, and otherwise to neither.
     - If the graph has halves (forward and backward), a region number is skipped between them. So no node moves to the
       other half.
     """

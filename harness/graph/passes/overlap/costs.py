@@ -146,8 +146,8 @@ def _check_line(kind: str, line: CostLine) -> None:
 def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:
     """Fit a cost model to measured pairs of work and seconds, by weighted least squares.
 
-    Each kind of work gets a line, which minimizes the sum of error^2 / predicted seconds. Neither coefficient is
-    negative: a line that would start below zero starts at zero, and a line that would fall is constant.
+    Each kind of work gets a line, which minimizes the sum of error^2 / predicted seconds. Its coefficients are not
+    negative.
     """
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for work, seconds in points:

@@ -2070,9 +2070,10 @@ def check_answers(main: Json, answers: list[list[str]]) -> None:
 def check_subject(main: Json, graphs: list[Json]) -> None:
     """Raise RejectedError if the certificate's graphs contradict its subject, the case that it states.
 
-    The graphs must have the inputs and outputs of a training step, in order. Collectives must be among all ranks of the
-    case. Only a new trace could show that the graphs are those of the case.
+    The graphs must have the inputs and outputs of a training step, in order, and collectives among all ranks of the
+    case.
     """
+    # Only a new trace could show that the graphs are those of the case.
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
     hold(type(subject) is dict, "it does not say what it is about")
@@ -2228,8 +2229,8 @@ def _content(file: Path) -> bytes:
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
     """Check a certificate, and return its number of outputs by answer (PROVED, NOT PROVED, REFUSED).
 
-    Raises RejectedError if it is damaged or claims more than it proves. `with_subject` is False only in tests, for two
-    graphs without a case.
+    Raises RejectedError if the certificate is damaged or claims more than it proves. `with_subject` is False only in
+    tests.
     """
     with rejecting():
         # All later functions rely on the form, so it is checked first.

@@ -247,7 +247,7 @@ def take_out(graph: Graph) -> list[Show]:
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
     """Yield the arguments of each call of `observed` for a boundary: record's name, nodes to join, dim, half to take.
 
-    `nodes` has the marked nodes by the number of their chunk, with the key None for a node in no chunk.
+    `nodes` has the marked nodes by the number of their chunk, or by None.
     """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None

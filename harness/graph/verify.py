@@ -19,6 +19,7 @@ from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.origin import META_KEY
 
+# Each rule reads every node once, and a value that many nodes share once: the cost is linear in the size of the graph.
 _NONE: set[sympy.Symbol] = set()
 _KINDS = ("placeholder", "get_attr", "call_function", "output")
 

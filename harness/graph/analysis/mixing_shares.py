@@ -34,8 +34,8 @@ _ADDS = frozenset({"add"})
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
     """Return the `Rows` of a view that divides the rows into ranges, one per rank; None for any other view.
 
-    `before` and `after` are the sizes of the view's input and result. In the result, `dim` holds the rows of a range,
-    and the dim before it numbers the ranges.
+    `before` and `after` are the view's sizes. In the result, `dim` holds a range's rows, and the dim before it numbers
+    the ranges.
     """
     rows = call.rows[call.first]
     # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.

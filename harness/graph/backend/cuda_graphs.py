@@ -14,8 +14,8 @@ Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream ca
 4. Memory is allocated for copies on a separate stream, as offload does.
 5. Data determine a branch or a number of iterations; random numbers come from a generator unknown to torch.
 
-In three cases there is no CUDA graph: on a CPU, if each operator is observed, and if an injected fault cannot be
-captured. Then the graph's calls run separately, with the same static inputs and outputs.
+In three cases no CUDA graph runs: on a CPU, if each operator is observed, and if an injected fault cannot be captured.
+Then the graph's calls run separately, with the same static inputs and outputs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A race is a pair of calls that use the same memory without an order between them, if one of them writes or frees it. On
 a GPU, a call may read memory that another stream is still writing. On an idle machine such a graph may compute the
-right bits every time, so equal bits are no evidence that a graph has no race.
+right bits every time. So equal bits are no evidence that a graph has no race.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
    `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of

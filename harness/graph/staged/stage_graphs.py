@@ -71,8 +71,7 @@ class StageGraphs:
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
         """Divide a graph into pipeline stages, and mark each of its calls with its half: forward or backward.
 
-        `open_dim` has the size of the chunk symbol. A single stage's graph is `module` itself, without marks. Raises
-        PassError for a graph that cannot be divided.
+        A single stage's graph is `module` itself, without marks. Raises PassError for a graph that cannot be divided.
         """
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])

@@ -90,8 +90,8 @@ class StepGraph:
 class JointGraph(StepGraph):
     """A traced step in which the size of the chunked dim is a symbol.
 
-    `guards` are the conditions on this symbol that tracing assumed. `module_calls` has the number of calls of each
-    module, by name: 0 for a module that did not run.
+    `guards` are the conditions on this symbol that tracing assumed. `module_calls` has the number of calls of each of
+    the model's modules, by name.
     """
 
     chunk_symbol: ChunkSymbol

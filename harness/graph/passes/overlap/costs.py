@@ -11,9 +11,9 @@ Every node has a kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
 | `launch all_to_all_single/2`   | the call that launches it, until it returns         | bytes sent by each rank   |
 
-The number of ranks is an argument of most collectives. An all-reduce names only its group: then the number is looked up
-by the group's name. If no collective of so many ranks was measured, the line of the nearest measured number applies; if
-the number is unknown, the line of the largest measured number.
+The number of ranks is an argument of most collectives. An all-reduce names only its group, whose number is looked up by
+name. If no collective of so many ranks was measured, the line of the nearest measured number applies. If the number is
+unknown, the line of the largest measured number applies.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
 equally many rows to every rank, so as many rows arrive as are sent. Any other size that depends on data counts as 0.

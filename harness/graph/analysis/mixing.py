@@ -166,8 +166,8 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """Return which dim of a value holds the chunked rows, for readers outside the code that computes the value.
 
-        Code may declare that it keeps rows. Outside, its mixed values count as having the rows of its arguments: all
-        arguments with rows must have the same rows, and the value as many.
+        If the code declares that it keeps rows, its mixed values count as having the rows of its arguments. The
+        arguments must agree on their rows, and the value must have as many.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:

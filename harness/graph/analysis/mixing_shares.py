@@ -118,8 +118,10 @@ def whole(rows: Rows) -> Rows:
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
     """Return the `Rows` of the result of a call that reads a summand; None for a call that may not read one.
 
-    A summand has all rows, with zeros for other ranks' rows. A sum over ranks makes the rows whole; additions, copies
-    and waits return a summand. `rows` has the `Rows` of each argument.
+    A summand has all rows, with zeros for other ranks' rows. `rows` has the `Rows` of each argument.
+
+    - A sum over ranks makes the rows whole.
+    - An addition, a copy or a wait returns a summand.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

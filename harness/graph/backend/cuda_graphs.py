@@ -144,10 +144,11 @@ def check_capture(module: GraphModule) -> PassReport:
 class StaticStep:
     """A step with static inputs, which may be a CUDA graph.
 
-    The step is called with the graph's inputs: `num_state` tensors of state, then the step's own inputs. State is read
-    and written in place; own inputs are copied into static inputs. Each call overwrites the results of the call before.
+    - `run`: runs the graph of `module` without a CUDA graph.
+    - `num_state`: the number of tensors of state, which come first among the inputs.
 
-    `run` runs the graph of `module` without a CUDA graph.
+    State is read and written in place; all other inputs are copied into static inputs. Each call of the step overwrites
+    the results of the call before.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:

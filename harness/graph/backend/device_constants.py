@@ -14,9 +14,9 @@ from torch.fx.node import map_aggregate
 
 
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
-    """Replace the rank's own device, such as `cuda:3`, by its type, such as `cuda`, in the graph and its nested graphs.
+    """Replace `device`, such as `cuda:3`, by its type, such as `cuda`, in the graph and its nested graphs.
 
-    Returns the number of replacements. The indices of other devices stay.
+    `device` is the rank's own. Returns the number of replacements. The indices of other devices stay.
     """
     if device.index is None:
         return 0

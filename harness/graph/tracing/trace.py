@@ -270,12 +270,14 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace a module's `forward` on the tensors among `arguments`, and return the graph and the chunk symbol.
+    """Trace a module's `forward`, and return the graph and the chunk symbol.
 
-    The symbol is the size of the first argument along `chunk_dim`, and of every tensor with the same size there. An
-    argument that is not a tensor (a mask) is replaced by None.
+    - `arguments`: by name. An argument that is not a tensor (a mask) is replaced by None.
+    - `chunk_dim`: the dim whose size becomes the symbol, in the first argument and in every tensor with the same size
+      there.
+    - `name`: the module's name.
 
-    Raises TraceError, and ChunkError for a higher-order operator that cannot be traced. `name` is the module's name.
+    Raises TraceError, and ChunkError for a higher-order operator that cannot be traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     # A single forward has few repeated calls, so torch's cache would cost more than it saves.

@@ -1,9 +1,9 @@
 """Writes a graph node by node, and computes each node's fake value.
 
-A node's `val`, its fake value, is the operator's own result for the values of the node's inputs; a pass never patches
-metadata. Equal calls (same operator, equal constants, equal layouts of inputs) run once.
+A node's fake value, `val`, is computed by the operator itself, from the fake values of the node's inputs. Calls with
+the same operator, equal constants and equal layouts of inputs are computed once.
 
-`val` describes a value's layout, but not aliasing, as two nodes may share a fake tensor.
+`val` describes a value's layout, but not its memory: two nodes may share a fake tensor.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Forward and backward of a step's graph as two halves, and the values that forward saves for backward.
 
 In a partitioned graph (passes/partition.py) each call states its half, and no pass moves a call to the other half.
-`divide` returns each half as a separate graph, for a backend.
+`divide` returns each half as a separate graph.
 
-A call's half states when it runs; its direction states what it computes. For example, a recomputed activation has the
-direction forward and the half backward.
+A call's half states when the call runs, and its direction states what the call computes. For example, a recomputed
+activation has the direction forward and the half backward.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The rules of mixing.py: which dim of an operator's result holds the chunked rows, given the dims of its arguments.
 
-A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows. A rule is
-called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
-since unknown operators must not pass.
+- A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows.
+- A rule is called only if some argument holds rows and no input is already mixed.
+- An operator without a rule counts as mixing: unknown operators must not pass.
 """
 
 from __future__ import annotations

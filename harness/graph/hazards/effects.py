@@ -1,7 +1,7 @@
 """A call's effects on the memory of its arguments.
 
-The effects of an operator follow from its schema and its row in the table of operators; those of a method, module or
-function follow from its name. An unknown call reads all its arguments.
+The effects of an operator follow from its schema and its row in the table of operators. Methods, modules and functions
+have effects by name. An unknown call reads all its arguments.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def gradient_outputs(output: Node) -> list[Node]:
 def reduction_tail(gradient: Node) -> list[Node]:
     """Return the nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
 
-    With early accumulation, the gradients of two chunks are added before these nodes. So the list ends at a cast to a
-    narrower dtype: narrow(a) + narrow(b) is not narrow(a + b).
+    A cast to a narrower dtype ends the list, since gradients of two chunks may be added before these nodes: narrow(a) +
+    narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient

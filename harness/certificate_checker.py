@@ -313,8 +313,9 @@ def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shap
 def _check_argument(types: list[Json], x: Json, where: str) -> None:
     """Raise RejectedError unless the terms in an argument have the types that the argument states.
 
-    `types` has the type of each term. `where` is the kind of the term that has the argument, or `generator` for the
-    argument with the random generator's state.
+    - `types`: the type of each term.
+    - `where`: the kind of the term that has the argument; `generator` for the argument with the random generator's
+      state.
     """
     if type(x) is int:
         return
@@ -439,8 +440,7 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return dims (size, stride, other stride) without those of size 1, with neighbours merged where possible.
 
-    Two neighbours are merged if a single dim has the same elements by both strides: (2, 3, 30) and (3, 1, 10) become
-    (6, 1, 10).
+    A single dim must have the same elements by both strides: (2, 3, 30) and (3, 1, 10) become (6, 1, 10).
     """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
@@ -463,9 +463,9 @@ def flat(w: Json) -> Json:
 def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
     """Convert a window from one numbering of a tensor's elements to another. None if the result is no window.
 
-    The tensor has the given `shape`. The old number of its element at index i is sum(i[k] * weights[k]), and the new
-    number is more + sum(i[k] * others[k]). For example, `weights` are strides in memory, and `others` row-major
-    strides.
+    A window [shape, strides, offset] selects elements by number. The element of the tensor at index i has the old
+    number sum(i[k] * weights[k]), and the new number more + sum(i[k] * others[k]). For example, `weights` are strides
+    in memory, and `others` row-major strides.
     """
     # A number is written in digits, one per dim, the largest weight first. The offset and each stride of the window are
     # converted digit by digit. That is right only if no index makes a digit reach the size of its dim: no carry.
@@ -636,8 +636,8 @@ def of_exact(s: State, term: Json) -> int | None:
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
     """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
 
-    The step's hint has `pieces`, a list of [index of a part, window on the part]. If there are several pieces, it also
-    has `dim`, the dim along which they are concatenated.
+    The step's hint has `pieces`: a list of [index of a part, window on the part]. A window is [shape, strides, offset].
+    Several pieces are concatenated along `dim`.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -886,12 +886,13 @@ WORDS_TAKE = {
 def fits(op: str, names: Iterable[str]) -> bool:
     """Return whether an operator can be called with exactly these arguments by name.
 
-    For example, `aten.sum.dim_IntList` needs `self` and `dim`. An operator without a signature accepts any arguments if
-    it is a user's operator, or if its calls are refused anyway.
+    For example, `aten.sum.dim_IntList` needs `self` and `dim`. A user's operator, which has no signature, accepts any
+    arguments.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
     if op not in TAKES:
+        # The calls of a refused operator are refused anyway.
         return not op.startswith(TORCHS) or op.startswith(REFUSED)
     needed, known = TAKES[op]
     return needed <= {*names} <= known
@@ -942,13 +943,18 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """Return the state of a graph before its first call.
+    """Return the state of a walk through a graph, before its first call.
 
-    `values` has the term of each call so far: a list for several results, None if the call is refused. `stale` has the
-    calls whose value was overwritten, `lying` the calls by the storage of their results, `inputs` the call and term of
-    each input and constant, `symbols` the term of each symbol, `generator` the term of the random generator's state,
-    and `last_use` the last call that reads each storage. `filling` and `reading` have, by storage, the launches that
-    fill or read it and were not waited for.
+    A term describes a value in the proof. The state has:
+
+    - `values`: the term of each call so far: a list for several results, None for a refused call.
+    - `stale`: the calls whose value was overwritten.
+    - `lying`: the calls by the storage of their results.
+    - `inputs`: the call and the term of each input and constant.
+    - `symbols`: the term of each symbol.
+    - `generator`: the term of the random generator's state.
+    - `filling`, `reading`: by storage, the launches that write or read it and were not waited for.
+    - `last_use`: the last call that reads each storage.
     """
     calls = [
         {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
@@ -1122,8 +1128,8 @@ def _copy(g: State, place: int, call: State) -> Json:
 def _exact(g: State, place: int, call: State) -> Json:
     """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
-    NEXT for any other call, and for an exact operator that line 5 of docs/reference/certificate.md does not cover, such
-    as one with a number that the dtype cannot represent.
+    Line 5 of docs/reference/certificate.md lists the exact operators. NEXT ("try the next rule") for any other call,
+    and for a number that the dtype cannot represent.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1174,10 +1180,9 @@ def _common(shapes: list[list[int]]) -> list[int]:
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """Return an argument's value as a float; 0 or 1 for a truth value.
+    """Return an argument's value as a float, 0 or 1 for a truth value; None if the argument is no number.
 
-    None if the argument is no number, an integer beyond 2^53, or a number that the dtype cannot represent. For float32,
-    a float is first rounded to float32, as torch does before it computes with a float32 tensor.
+    None also if the dtype cannot represent the number, and for an integer beyond 2^53.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1185,6 +1190,7 @@ def _number(argument: Json, dtype: str) -> float | None:
         value = float(argument[1] == "True")
     elif type(argument) is list and argument[0] == "float" and len(argument) == 2:
         value = float.fromhex(argument[1])
+        # torch also rounds before it computes with a float32 tensor.
         value = rounded(value, "float32") if dtype == "float32" and isfinite(value) else value
     else:
         return None
@@ -1207,10 +1213,10 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
-    """Return the term of a padded tensor; NEXT for any other call. Line 7 of docs/reference/certificate.md.
+    """Return the term of a padded tensor, a cat with filled ends; NEXT ("try the next rule") for any other call.
 
-    The term is a cat with filled ends for each dim, the last dim first. NEXT also if an amount of padding is negative,
-    a size depends on data, or the dtype cannot represent the filled number.
+    Also NEXT if an amount of padding is negative, a size depends on data, or the dtype cannot represent the filled
+    number. Line 7 of docs/reference/certificate.md.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1242,10 +1248,9 @@ def _whole(state: State, t: int, shape: list[int]) -> int:
 
 
 def _join(g: State, place: int, call: State) -> Json:
-    """Return the term of a cat or a stack; NEXT for any other call.
+    """Return the term of a cat or a stack; NEXT ("try the next rule") for any other call.
 
-    NEXT also if the parts have several dtypes, or a size depends on data. torch ignores parts of shape [0] in a cat of
-    tensors with more dims. Line 8 of docs/reference/certificate.md.
+    Also NEXT if the parts have several dtypes, or if a size depends on data. Line 8 of docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1257,6 +1262,7 @@ def _join(g: State, place: int, call: State) -> Json:
         shapes = [[*x[2][:dim], 1, *x[2][dim:]] for x in read]
         parts = [_whole(g["s"], t, shape) for t, shape in zip(parts, shapes, strict=True)]
     elif len(own[2]) != 1:
+        # torch ignores parts of shape [0] beside tensors with more dims.
         parts = [t for t, x in zip(parts, read, strict=True) if x[2] != [0]]
     return find(g["s"], "cat", parts, dim)
 
@@ -1302,10 +1308,10 @@ def _unwritten(g: State, place: int, call: State) -> Json:
 
 
 def _show(g: State, place: int, call: State) -> Json:
-    """Return the term or terms of a view, a split or a reshape; NEXT for any other call.
+    """Return the term or terms of a view, a split or a reshape; NEXT ("try the next rule") for any other call.
 
-    If no size depends on data, a view is defined by its layout alone, otherwise by its operator and arguments. Raises
-    UnknownError for a view as another dtype, and for one that no window describes. Line 11 of
+    A view's term has the view's layout; if a size depends on data, it has the operator and arguments instead. Raises
+    UnknownError for a view as another dtype, and for a view without a strided layout. Line 11 of
     docs/reference/certificate.md.
     """
     op, results = call["op"], call["results"]
@@ -1441,9 +1447,9 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
 
 
 def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
-    """Store a term for each new symbol among `sizes`: `term(i)` for the symbol that is the i-th size.
+    """Define each new symbol among `sizes`: `term(i)` is the term of the symbol that is the i-th size.
 
-    A new symbol must be a whole size. Raises UnknownError if it only occurs within a size, as in `2 * u0`.
+    Raises UnknownError for a symbol that only occurs within a size, as in `2 * u0`.
     """
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
@@ -1472,10 +1478,9 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for an unknown kind of write, or if the order of accesses may affect its result.
+    """Raise UnknownError for a write that the rules do not cover, or whose result may depend on the order of accesses.
 
-    For example, the written tensor overlaps itself, or a collective in flight uses its memory. Also raised for a write
-    to a constant, and for one that changes the tensor's layout.
+    For example, the written tensor is a constant, overlaps itself, or is used by a collective in flight.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -1499,9 +1504,11 @@ def _own(g: State, n: int) -> list[Json]:
 def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
-    With dims sorted by stride, it returns False if each stride exceeds the distance between the first and the last
-    element of the dims before. If a size or stride depends on data, it only returns False for a row-major tensor in
-    which nothing but the first size does.
+    False in two cases, otherwise True:
+
+    - All sizes and strides are numbers. With dims sorted by stride, each stride exceeds the distance between the first
+      and the last element of the dims before.
+    - Only the first size depends on data, and the tensor is row-major.
     """
     shape, strides = x[2], x[3]
     if not is_closed((*shape, *strides)):
@@ -1517,9 +1524,9 @@ def overlaps(x: Json) -> bool:
 def _overwrite(g: State, call: State, value: Json) -> None:
     """Record that a call writes memory; `value` is the term of the new elements.
 
-    Calls whose values are exactly the written elements get this term. All other values in that memory become stale, so
-    that no later call may read them. If the writing call is refused, `value` is None, and everything in the memory of
-    its arguments becomes stale.
+    - Calls whose values are exactly the written elements get this term.
+    - All other values in that memory become stale: no later call may read them.
+    - If the writing call is refused, `value` is None. Then everything in the memory of its arguments becomes stale.
     """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:
@@ -1533,10 +1540,11 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Record a launch: until its wait, it fills its results' storages and reads the storages `takes`.
+    """Record a launch of a collective or a copy, which uses memory until its wait.
 
-    `kind` is the kind of its wait. If `holds`, the graph must keep the memory that the launch reads until the wait, as
-    for an offload.
+    - `kind`: the kind of the wait.
+    - `takes`: the storages that the launch reads until the wait.
+    - `holds`: whether the graph must keep these storages until the wait, as for an offload.
     """
     for x in call["results"]:
         g["filling"].setdefault(x[5], {})[place] = kind, takes, holds
@@ -1548,8 +1556,7 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
     """Record a wait of this kind: it ends the launches that fill these storages.
 
-    The memory that a launch reads may have to be kept until its wait. Raises UnknownError if such memory is last used
-    before the wait, since it may be freed by then.
+    Raises UnknownError if memory that a launch must keep may be freed before the wait.
     """
     is_late = False
     for storage in storages:
@@ -1999,8 +2006,8 @@ ASSUMPTIONS = (
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
     """Return (final term, initial term) of each output of a graph, by name.
 
-    The final value of the input or constant NAME is the output `written NAME`. For other outputs the initial term is
-    -1. The final term is None if the output is refused.
+    The final value of the input or constant NAME is the output `written NAME`. Other outputs have the initial term -1.
+    A refused output has the final term None.
     """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
@@ -2061,11 +2068,12 @@ def check_answers(main: Json, answers: list[list[str]]) -> None:
 
 
 def check_subject(main: Json, graphs: list[Json]) -> None:
-    """Raise RejectedError if the certificate's graphs contradict its subject.
+    """Raise RejectedError if the certificate's graphs contradict its subject, the case that it states.
 
-    Only a new trace could show that the graphs are those of the stated case. This function checks that the graphs have
-    the inputs and outputs of a training step, in order, and that collectives are among all ranks of the case.
+    The graphs must have the inputs and outputs of a training step, in order, and collectives among all ranks of the
+    case.
     """
+    # Only a new trace could show that the graphs are those of the case.
     subject = main["subject"]
     names = {"case", "code", "torch", "machine", "outputs", "extra_passes", "precompiled"}
     hold(type(subject) is dict, "it does not say what it is about")
@@ -2193,10 +2201,10 @@ def read(folder: Path) -> tuple[Json, list[Json], Json]:
 def _sealed(folder: Path) -> dict[str, bytes]:
     """Return the bytes of each file in a certificate's folder, by name.
 
-    Raises RejectedError unless both lists of digests match the files. SHA256SUMS lists all files; the main file lists
-    the others, so a signature of the main file covers all.
+    Raises RejectedError if a digest in SHA256SUMS or in the main file does not match its file.
     """
     contents = {name: _content(folder / name) for name in FILES}
+    # SHA256SUMS lists all files; the main file lists the others, so a signature of the main file covers all.
     sums = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     # Symmetric differences: an entry that only one side has is wrong as well. In a line, the name begins at 66.
     lines = {f"{digest}  {name}" for name, digest in sums.items()} ^ {*_content(folder / SUMS).decode().splitlines()}
@@ -2221,8 +2229,8 @@ def _content(file: Path) -> bytes:
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
     """Check a certificate, and return its number of outputs by answer (PROVED, NOT PROVED, REFUSED).
 
-    Raises RejectedError if it is damaged or claims more than it proves. `with_subject` is False only in tests, for two
-    graphs without a case.
+    Raises RejectedError if the certificate is damaged or claims more than it proves. `with_subject` is False only in
+    tests.
     """
     with rejecting():
         # All later functions rely on the form, so it is checked first.

@@ -5,9 +5,12 @@ Needs:    a function of a GraphModule, and of a PassContext if it takes two; it 
 Promises: the function's changes, with metadata on every new or changed node.
 Refuses:  a function that returns something else; a call that does not run on its inputs' fake values.
 
-The function need not handle metadata. After it, `val` is computed for every call that is new, has other arguments, or
-reads a value whose layout changed. A new node's origin is unknown. Verification then checks that the result is a valid
-graph, as after any pass.
+The function need not handle metadata:
+
+- Fake values (`val`) are computed again for each call that is new, has other arguments, or reads a value whose layout
+  changed.
+- The origin of a new node is unknown.
+- Verification checks that the result is a valid graph, as after any pass.
 """
 
 from __future__ import annotations
@@ -99,9 +102,9 @@ def load_pass(spec: PassSpec) -> ExtraPass:
 
 
 def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
-    """Return the pass list with each extra pass at its place. Two extra passes at the same place keep their order.
+    """Return the pass list with each extra pass at its place. Extra passes at the same place keep their order.
 
-    Raises UsageError for an unknown place or a name already in use; the error shows the pass list.
+    Raises UsageError, with the pass list, for an unknown place or a name already in use.
     """
     pass_list = list(pass_list)
     for extra in extras:

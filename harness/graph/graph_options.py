@@ -42,8 +42,8 @@ class GraphOptions:
 class PassSpec:
     """A user's pass: `function` of the module or file `source`, and its place in the pass list.
 
-    The place is before or after (`side`) the pass `anchor`. The default place is after `concretize_symbols`: after all
-    rewriting passes, when every size is a number, and before a compiling backend.
+    The pass runs before or after (`side`) the pass `anchor`. The default place is after `concretize_symbols`: every
+    size is a number there, and no backend has compiled the graph yet.
     """
 
     source: str

@@ -16,10 +16,12 @@ Partition = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Group:
-    """A process group of the table: `object` names the process-group object, `partition` the ranks of each instance.
+    """A process group, which has one or more instances with separate ranks.
 
-    For example, over 4 ranks the group `tp` of size 2 has the instances (0, 1) and (2, 3). Groups with the same
-    `object` are the same process group under several names, and the collectives of a process group wait for each other.
+    - `partition`: the ranks of each instance. For example, over 4 ranks the group `tp` of size 2 has the instances (0,
+      1) and (2, 3).
+    - `object`: the name of the process-group object. Two groups with the same object are two names of a single process
+      group, so their collectives wait for each other.
     """
 
     object: str

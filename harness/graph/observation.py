@@ -4,11 +4,12 @@ Needs:    a trace with a node for every marked tensor; passes that copy a node's
 Promises: the graph's calls stay unchanged and in order; the added calls only read.
 Refuses:  a boundary whose chunks would have to be joined or split along a dim that it does not have.
 
-1. During the trace, hooks get the outputs of observed modules and the gradients of these outputs, and mark the nodes
-   that compute them. Marks are metadata; no pass depends on them.
+A boundary is an output of an observed module, or the gradient of such an output.
+
+1. During the trace, hooks mark the nodes that compute boundaries. A mark is metadata, and no pass depends on it.
 2. After all passes, each mark becomes a call of `observed` right after the marked node, or after the nodes of its
    chunks.
-3. A value that the graph computes whole and eager computes per chunk is split; in the reverse case, the chunks are
+3. A value that the graph computes whole and eager computes per chunk is split. In the reverse case the chunks are
    joined, chunk 0 first.
 """
 
@@ -38,10 +39,11 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A mark on a node, which states which output or gradient of a module the node computes.
+    """A mark on a node: the node computes an output of a module, or such an output's gradient.
 
-    `boundary` names that output or gradient. `dim` is the value's chunked dim, None if no single dim is chunked.
-    `carries` states whether the value's shape depends on the size of the chunked dim.
+    - `boundary`: names that output or gradient.
+    - `dim`: the value's chunked dim; None if no single dim is chunked.
+    - `carries`: whether the value's shape depends on the size of the chunked dim.
     """
 
     boundary: Boundary
@@ -160,11 +162,10 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """Copy the marks of each marked node that was removed to the node that its readers read instead.
+    """Copy the marks of each removed node to the node that its readers read instead.
 
-    `before` is what `marked_nodes` returned. The other node also gets the removed node's chunk, unless it has an origin
-    of its own. For example, a user's pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`.
-    Then `mm_9` gets the marks.
+    For example, a user's pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`. Then `mm_9`
+    gets the marks, and the chunk if it has no origin. `before` is what `marked_nodes` returned before the pass.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
@@ -192,11 +193,10 @@ def _nodes_read(node: Node) -> list[Node]:
 
 
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
-    """Write an observing call for each marked boundary of a graph, and return the number of these calls.
+    """Write a call of `observed` for each marked boundary of a graph, and return the number of these calls.
 
-    An observing call is a call of `observed`; a boundary in chunks may need several. `chunking` is None for an
-    unchunked graph. If passes removed all nodes of a boundary, there is no call, and the comparison finds its record
-    missing. Raises PassError if chunks cannot be joined or split.
+    A boundary (an output of a module, or its gradient) in chunks may need several calls. `chunking` is None for an
+    unchunked graph. Raises PassError if chunks cannot be joined or split.
     """
     # A mark may be on several nodes, for example one in each chunk. Recomputed nodes repeat a value that forward has
     # already shown.
@@ -247,7 +247,7 @@ def take_out(graph: Graph) -> list[Show]:
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
     """Yield the arguments of each call of `observed` for a boundary: record's name, nodes to join, dim, half to take.
 
-    `nodes` has the marked nodes by the number of their chunk; the key is None for a node that is not in a chunk.
+    `nodes` has the marked nodes by the number of their chunk, or by None.
     """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None

@@ -5,10 +5,8 @@
     y = reload(host, device)       begin to copy back, to this process's current device of that type
     y = wait_reload(y)             y may be read after this
 
-Bits, sizes and strides stay the same. On CUDA, copies run on a separate stream, through pinned memory. The event of a
-copy is an attribute of the target tensor and is freed with it, so a failing step leaves nothing behind. The allocator
-knows that the stream uses the memory, so memory that is freed early is not reused during a copy. On the CPU nothing
-overlaps, but the copies are real: backward reads a second buffer.
+Bits, sizes and strides stay the same. On CUDA, copies run on a separate stream, through pinned memory. On the CPU the
+copies are real, too, but nothing overlaps.
 """
 
 from __future__ import annotations
@@ -67,6 +65,7 @@ def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
     stream.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(stream):
         target.copy_(source, non_blocking=True)
+        # The event is freed with the target tensor, so a failing step leaves nothing behind.
         cast(Any, target).copied = stream.record_event()
     # The allocator belongs to the current stream: without this it could reuse the memory while the copy still runs.
     (source if source.is_cuda else target).record_stream(stream)

@@ -228,8 +228,9 @@ def is_view(target: Any) -> bool:
 def storage_owners(nodes: Any) -> dict[Node, Node]:
     """Return the owner of each node's storage: the first node whose value has that storage.
 
-    The owner of a view, or of a call that returns a written argument, is the owner of that argument. Any other node is
-    its own owner. All results of a call count as a single storage.
+    - A view has the owner of its base.
+    - A call that returns an argument which it has written has the owner of that argument.
+    - Any other node is its own owner. All results of a call count as a single storage.
     """
     owners: dict[Node, Node] = {}
     for node in nodes:

@@ -71,9 +71,9 @@ _INSTALLED = "site-packages", "dist-packages"
 class Origin(NamedTuple):
     """The origin of a node.
 
-    `module` is the fully qualified name of its module: "" for the root, None if it belongs to no module. `source` is a
-    line of user code, or None. `part` is the part of a mixture of experts that made it ("dispatch", "compute" or
-    "combine"), or None.
+    - `module`: the fully qualified name of its module; "" for the root, None if it belongs to no module.
+    - `source`: a line of user code, or None.
+    - `part`: the part of a mixture of experts that made it ("dispatch", "compute" or "combine"), or None.
     """
 
     module: str | None
@@ -121,9 +121,10 @@ def calls_of(node: Node) -> tuple[ModuleCall, ...]:
 class OriginRecorder:
     """Records the origin of each node of a trace, as metadata of the node.
 
-    Use `recording` around forward and backward, and call `before_backward` between the two. `num_calls` has the number
-    of calls of each of the model's modules, by name, without the root. `name` is the model's fully qualified name, if
-    the model is part of a larger one.
+    Use `recording` around forward and backward, and call `before_backward` between the two.
+
+    - `name`: the model's fully qualified name, if the model is part of a larger one.
+    - `num_calls`: the number of calls of each of the model's modules, by name, without the root.
     """
 
     def __init__(self, model: nn.Module, name: str = "") -> None:
@@ -253,10 +254,9 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """Return a line of user code as `folder/folder/file.py:line`; None for a line of any other code.
+    """Return a line of user code as `folder/folder/file.py:line`; None for any other code.
 
-    Other code is torch, this package, the standard library and generated code. For example, a fault that is injected at
-    the end of a step is called by `contextlib`, which is no user code.
+    Other code is torch, this package, the standard library and generated code.
     """
     return f"{file}:{line}" if (file := _user_file(path)) else None
 

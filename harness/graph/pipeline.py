@@ -56,9 +56,11 @@ BLOCKS = "layers.*"
 class PassRow:
     """A row of the pass list: a pass and its properties.
 
-    `run` is the pass's function, and `is_wanted` is whether the case needs the pass. `follows` are the case's settings
-    that the pass reads in its context; `bound` are settings from the pass list. A recording's manifest has both.
-    `leaves` is the graph's stage after the pass, None if the stage stays the same.
+    - `run`: the pass's function.
+    - `is_wanted`: whether the case needs the pass.
+    - `follows`: the case's settings that the pass reads in its context.
+    - `bound`: settings from the pass list. A recording's manifest has `follows` and `bound`.
+    - `leaves`: the graph's stage after the pass; None if the stage stays the same.
     """
 
     run: Callable[..., GraphModule]
@@ -107,8 +109,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
     """Return the pass list up to and including the pass `until`: the whole list for None, an empty list for "".
 
-    After any prefix of the pass list, the graph can run. Raises CaseError for a name that is not in the list; the error
-    names the passes.
+    Raises CaseError, with the names of the passes, for a name that is not in the list.
     """
     names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":
@@ -131,15 +132,17 @@ def run_pipeline(
     observe: Observe | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> tuple[GraphModule, list[PassReport]]:
-    """Run the passes in order, and check the rules of the graph's stage after each. A failure names its pass.
+    """Run the passes in order, and verify the graph after each pass. A failure names its pass.
 
-    Returns the graph, and a report for each pass. A pass is a row of the pass list, a user's pass, or any other
-    function with the same signature; such a function has no settings and keeps the graph's stage. In a pipeline, each
-    pass runs on the graph of each pipeline stage (staged/stage_graphs.py). It may find nothing to do in some of these
-    graphs, but not in all.
+    Returns the graph, and a report for each pass.
 
-    `observe` gets the traced graph, and after each pass the new graph, before that is verified. `enter` is called
-    before each pass, with a text such as "in pass chunk".
+    - `passes`: rows of the pass list, users' passes, or other functions with the same signature. Such a function has no
+      settings and keeps the graph's stage.
+    - `observe`: gets the traced graph, and after each pass the new graph, before that is verified.
+    - `enter`: is called before each pass, with a text such as "in pass chunk".
+
+    In a pipeline, each pass runs on the graph of each pipeline stage. A pass must find something to do in at least one
+    of these graphs.
     """
     reports: list[PassReport] = []
     stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)

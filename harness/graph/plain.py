@@ -2,14 +2,15 @@
 
     module = graph_of(plain_of(module))    a graph with the same nodes, code and places
 
-The values are only data: a target is a name, looked up among torch's operators and a few Python functions, so reading
-executes no code from the file. A node's metadata is reduced to its place (module, direction, source line, part, chunk),
-as a finished graph no longer needs the metadata of passes, such as fake values.
+Reading a graph from a file executes no code: an operator is a name, looked up among torch's operators and a few Python
+functions. A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
 
-A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
+A node's metadata is reduced to its place (module, direction, source line, part, chunk). UnkeptError is raised for a
+graph that cannot be written in this form:
 
-UnkeptError is raised for a graph that cannot be written in this form: a graph with tensors as attributes, with calls of
-other functions, with symbols among arguments, or with a node whose place is of an unknown kind.
+- a graph with tensors as attributes, or with symbols among arguments;
+- a graph with calls of other functions;
+- a graph with a node whose place is of an unknown kind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The rules for the graph at each point of the pass list.
 
-A stage is a set of rules. A row of the pass list may name the stage that the graph has after the pass; the runner
-checks the rules of the current stage after each pass. Only the first violated rule is reported, so rules on which
-others depend come first.
+A stage is a set of rules. A row of the pass list may name the graph's stage after the pass. After each pass the first
+violated rule of the current stage is reported.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
     """Solve `size` = `total` for the only unknown symbol in the sum `size`. Returns {symbol: its value}.
 
-    `known` has the values of other symbols. For example, u0 + 4 with the total 10 returns {u0: 6}. Returns {} if the
-    sum has no unknown symbol, or several.
+    `known` has the values of other symbols. For example, u0 + 4 = 10 returns {u0: 6}. Returns {} for no or several
+    unknown symbols.
     """
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:

@@ -1,8 +1,7 @@
-"""The rules for a graph between passes: each is a function of a pass's effect that may raise PassError.
+"""The rules for a graph between passes: functions that raise PassError if a pass has broken a rule.
 
-`stages.py` lists the rules of each stage. Each rule reads every node once, and a value that many nodes share once, so
-the cost of verification is linear in the size of the graph. Each nested graph of a higher-order operator must obey the
-same rules, and may only compute from the operator's operands (`only_computes`).
+`stages.py` lists the rules for each point of the pass list. Nested graphs must obey the same rules, and may only
+compute from the operands of their operator.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.analysis.halves import HALF_KEY
 from bitproof.harness.graph.origin import META_KEY
 
+# Each rule reads every node once, and a value that many nodes share once: the cost is linear in the size of the graph.
 _NONE: set[sympy.Symbol] = set()
 _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
@@ -51,9 +51,11 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class PassEffect:
-    """The effect of a pass: the new graph, with the facts of the graph before the pass and the facts of the new graph.
+    """The effect of a pass, for the rules that verify it.
 
-    `chunk_symbol` is the symbol that some pass must replace by a number; None if there is none.
+    - `module`: the new graph.
+    - `before`, `after`: the facts of the graph before the pass, and those of the new graph.
+    - `chunk_symbol`: the symbol that some pass must replace by a number; None if there is none.
     """
 
     module: GraphModule

@@ -1,10 +1,9 @@
 """Writes a graph node by node, and computes each node's fake value.
 
-A pass that reads a graph and writes another never patches metadata: a node's `val` is the operator's own result for the
-values of the node's inputs. Calls with the same operator, equal constants and inputs with equal layouts have results
-with equal layouts, so each distinct call runs once. Layers repeat, so few calls are distinct.
+A node's fake value, `val`, is computed by the operator itself, from the fake values of the node's inputs. Calls with
+the same operator, equal constants and equal layouts of inputs are computed once.
 
-`val` describes a value's layout, but not aliasing, as two nodes may share a fake tensor.
+`val` describes a value's layout, but not its memory: two nodes may share a fake tensor.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ CHUNK_KEY = "chunk"
 class GraphWriter:
     """Writes a graph node by node. `source` is the graph that the pass reads.
 
-    In the values of the new graph's inputs, the number `extent` replaces the chunk symbol, `symbol`. If the graph has
-    halves, the attribute `half` must be set to the half of the next calls.
+    `symbol` is the chunk symbol. The number `extent` replaces it in the sizes of the new graph's inputs. If the graph
+    has halves (forward and backward), set the attribute `half` before writing calls of a half.
     """
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
@@ -80,8 +79,9 @@ class GraphWriter:
     ) -> Node:
         """Write a call of `target`, by default the operator of `source`, and return its node.
 
-        `args` and `kwargs` have nodes of the new graph. `chunk` is the number of the chunk to which the call belongs;
-        the node's metadata and name state it. `origin` is by default that of `source`.
+        - `args`, `kwargs`: have nodes of the new graph.
+        - `chunk`: the number of the call's chunk, which the node's metadata and name state.
+        - `origin`: by default that of `source`.
         """
         target = target or source.target
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
@@ -206,7 +206,7 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 def layout_key(value: Any) -> Any:
     """Return a key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
 
-    The key of a number has its type and value, that of a tuple or list the keys of its items.
+    Equal numbers of the same type have equal keys, and so have tuples or lists of equal keys.
     """
     if isinstance(value, FakeTensor):
         # By expression: two symbolic sizes are different objects even if they are equal.

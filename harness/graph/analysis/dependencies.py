@@ -58,9 +58,8 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
     """Sort a graph's nodes so that each follows the nodes that it depends on.
 
-    If several nodes may come next, the node with the smallest key does. `key` returns a node's key, such as a number;
-    by default it is the node's current position, so only nodes that must move do. Placeholders stay first and the
-    output last. All ranks have the same graph, and so the same order.
+    If several nodes may come next, the smallest `key(node)` decides. By default, nodes only move if they must.
+    Placeholders stay first and the output last.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

@@ -1,11 +1,10 @@
 """Forward and backward of a step's graph as two halves, and the values that forward saves for backward.
 
-In a partitioned graph (passes/partition.py) each call states its half. It remains a single graph, so that every pass
-can read and write it like any other; no pass moves a call to the other half. `divide` returns each half as a separate
-graph, for a backend.
+In a partitioned graph (passes/partition.py) each call states its half, and no pass moves a call to the other half.
+`divide` returns each half as a separate graph.
 
-A call's half states when it runs; its direction states what it computes. For example, a recomputed activation has the
-direction forward and the half backward.
+A call's half states when the call runs, and its direction states what the call computes. For example, a recomputed
+activation has the direction forward and the half backward.
 """
 
 from __future__ import annotations
@@ -70,8 +69,7 @@ def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: 
 def divide(module: GraphModule) -> Halves:
     """Return the two halves of a partitioned graph, without changing `module`.
 
-    The graph's outputs are the loss and then the gradients. A call without a half, for example from a user's pass,
-    belongs to the half of the calls before it.
+    A call without a half, for example from a user's pass, is in the half of the calls before it.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")
@@ -94,10 +92,9 @@ def divide(module: GraphModule) -> Halves:
 
 
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
-    """Return a new module with copies of `calls` and of their references to nested graphs.
+    """Return a new module with copies of `calls`, which are calls of `module`.
 
-    `calls` are calls of `module`. `inputs` become the new graph's inputs: they must include all other nodes that the
-    calls read, except nested graphs.
+    `inputs` become the new graph's inputs. They must include all other nodes that the calls read, except nested graphs.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

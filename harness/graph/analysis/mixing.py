@@ -9,16 +9,15 @@ and through an all-to-all and its return:
 2. Some calls mix rows: a reduction, a softmax or a running sum along the rows' dim; a product that sums over the rows
    or has rows in both factors; a pick, a shift or a sort of rows. Their results are mixed, and so are the results of
    calls that read mixed values.
-3. A call of a nested graph is followed through that graph. A higher-order operator that runs several nested graphs, or
-   gives them other operands (`cond`, `while_loop`, `map`, `scan`), is refused.
+3. A call of a nested graph is followed through that graph. Refused are higher-order operators that run several nested
+   graphs, or give them other operands (`cond`, `while_loop`, `map`, `scan`).
 4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
 5. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). If a result of such code has as many rows as the
-   code's arguments, it is assumed to have their rows. Everything else about the code is followed, and so is everything
-   after it.
-6. A value with a chunked dim must not leave the module if it is mixed, has its rows in another order, or has only a
-   rank's share of the rows.
+   code's arguments, it is assumed to have their rows. Everything else is followed.
+6. A value with a chunked dim must not leave the module in three cases: if it is mixed, has its rows in another order,
+   or has only a rank's share of the rows.
 
-A mixed value may stay inside: for example, the number of rows per expert determines where rows go, and counts go into
+A mixed value may stay inside. For example, the number of rows per expert determines where rows go, and counts go into
 buffers. Backward needs no check: the derivative mixes no rows that forward does not mix.
 """
 
@@ -55,10 +54,12 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError for the first chunked module whose result mixes rows along `dim`, naming the call that mixes.
+    """Raise ChunkError for the first chunked module whose result mixes rows. The error names the call that mixes.
 
-    `nodes` are in topological order; `roots` maps each node to the chosen module that contains it, or to None. `symbol`
-    is the chunk symbol: the size of the chunked dim. `dim` is the chunked dim's name in errors.
+    - `nodes`: in topological order.
+    - `roots`: maps each node to the chosen module that contains it, or to None.
+    - `symbol`: the size of the chunked dim.
+    - `dim`: the chunked dim's name in errors.
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -68,11 +69,10 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Refuses a module that mixes rows of different chunks, before the module's first chunk runs in eager.
+    """Raises ChunkError if a module mixes rows of different chunks, before the module's first chunk runs in eager.
 
-    The module's forward is traced with a symbolic size of the chunked dim, and must pass the rules of the chunk pass.
-    If several modules are built from submodules of the same types, only the first is checked. `dim` is the chunked
-    dim's name in errors, and `chunk_dim` its number.
+    The module's forward is traced, unless a module with the same types of submodules was checked before. `dim` is the
+    chunked dim's name in errors.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -166,8 +166,8 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """Return which dim of a value holds the chunked rows, for readers outside the code that computes the value.
 
-        If this code declares that it keeps rows, a mixed value counts outside as having the rows of the code's
-        arguments. This requires that all arguments with rows have the same rows, and the value has as many.
+        If the code declares that it keeps rows, its mixed values count as having the rows of its arguments. The
+        arguments must agree on their rows, and the value must have as many.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -231,8 +231,8 @@ class _Follower:
     def _made(self, node: Node, name: str) -> State:
         """Return which dim holds the chunked rows in the result of a call that reads no rows, such as `zeros`.
 
-        Such a result has the same elements in every chunk, so it is not mixed. Only the result of a call that counts
-        positions, such as `arange`, is mixed.
+        All chunks have the same elements, so nothing is mixed. Exception: a call that counts positions, such as
+        `arange`.
         """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
@@ -256,10 +256,11 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """Record the result of a call in `permutations`, if it is a permutation of rows.
+        """Record a call's result in `permutations`, if it is a permutation of rows.
 
-        Sorting a value with a single dim returns a permutation, and sorting a permutation returns its inverse. Copies
-        of a permutation are permutations as well.
+        - The sort of a value with a single dim returns a permutation.
+        - The sort of a permutation returns its inverse.
+        - A copy of a permutation is a permutation as well.
         """
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):

@@ -15,17 +15,18 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """A division of rows into `count` adjacent ranges, one per rank; this rank takes the range with number `index`.
+    """A division of the rows into `count` adjacent ranges, one per rank.
 
-    `form` is one of:
+    For example, 8 rows on 2 ranks are viewed as (2, 4), and rank 1 selects (4,): rows 4 to 7.
 
-    - "cut": all rows, with a dim that numbers the ranges before the rows' dim;
-    - "one": the rows of a single range;
-    - "cut summand", "summand": all rows again, in two dims or one. The rows of other ranks are zeros until the ranks'
-      values are added up.
+    `form` states how a value holds the divided rows:
 
-    `outer` and `inner` are the `Rows` fields before the division. Example: 8 rows on 2 ranks are cut as (2, 4); rank 1
-    takes (4,), rows 4 to 7.
+    - "cut": all rows, with a dim that numbers the ranges before the dim of the rows.
+    - "one": the rows of this rank's range. `index` is the range's number.
+    - "cut summand": like "cut", with zeros for the rows of other ranks.
+    - "summand": all rows in a single dim, with zeros for the rows of other ranks. The sum over ranks has all rows.
+
+    `outer` and `inner` are the `Rows` fields before the division.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]
@@ -37,12 +38,12 @@ class SharedRows:
 
 @dataclass(frozen=True)
 class Rows:
-    """The dim of a value that holds the rows, which are the elements along the chunked dim.
+    """The dim of a value that holds the rows. A row is all elements at an index of the chunked dim, whose size is n.
 
-    The dim's size is `outer` * n * `inner`, where n is the chunk symbol. For example, (B, n, D) viewed as (B * n, D)
-    has `outer` B and `inner` 1. Both are None for rows that all-to-alls delivered. `order` lists the rearrangements of
-    rows that have not been undone, first to last. With a `share`, the value has only a rank's rows, or the rows in two
-    dims.
+    - `outer`, `inner`: the dim's size is `outer` * n * `inner`. For example, (B, n, D) viewed as (B * n, D) has `outer`
+      B and `inner` 1. Both are None for rows that arrived by an all-to-all.
+    - `order`: the rearrangements of rows that have not been undone, first to last.
+    - `share`: set if the value has only a rank's rows, or the rows in two dims.
     """
 
     dim: int

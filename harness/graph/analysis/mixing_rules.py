@@ -1,8 +1,8 @@
 """The rules of mixing.py: which dim of an operator's result holds the chunked rows, given the dims of its arguments.
 
-A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows. A rule is
-called only if some argument holds rows and no input is already mixed. An operator without a rule counts as mixing,
-since unknown operators must not pass.
+- A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows.
+- A rule is called only if some argument holds rows and no input is already mixed.
+- An operator without a rule counts as mixing: unknown operators must not pass.
 """
 
 from __future__ import annotations
@@ -267,10 +267,11 @@ def _scatter(call: RuleCall) -> Answer:
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rule for an index, which keeps the rows in three cases. Any other index mixes them.
+    """Rule for `x[index]`. Three cases keep the rows, and any other case mixes them:
 
-    The index holds the rows, and the indexed table has none; or the index is along other dims than the rows; or the
-    index permutes the rows.
+    - The index holds the rows, and `x` has none.
+    - The index is along other dims of `x` than the rows.
+    - The index permutes the rows of `x`.
     """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]

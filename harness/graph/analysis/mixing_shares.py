@@ -7,10 +7,12 @@
     summed     all_reduce of the summand                       all rows
                reduce_scatter of the summand, if it only divides `Rows.outer`
 
-Between `selected` and `copied`, a range's rows are like any rows. Only the listed operators may read cut rows, and only
-moves and additions may read a summand. The reason: with chunks, a rank's range has other rows than without chunks, so
-any other operator could return different results. A graph does not state the group of ranks that divide the rows; the
-analysis assumes that it is the group of the all_reduce.
+- Only the listed operators may read cut rows.
+- Between `selected` and `copied`, a range's rows are like any rows.
+- Only moves and additions may read a summand.
+
+With chunks, a rank's range has other rows than without chunks, so any other operator could return different results.
+The analysis assumes that the group of the all_reduce is the group that divides the rows: a graph does not state that.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """Return the `Rows` of the result of a view that divides the rows' dim into ranges, one per rank.
+    """Return the `Rows` of a view that divides the rows into ranges, one per rank; None for any other view.
 
-    None for any other view. `before` and `after` are the sizes of the view's input and result. In the result, `dim`
-    holds the rows of a range, and the dim before it numbers the ranges.
+    `before` and `after` are the view's sizes. In the result, `dim` holds a range's rows, and the dim before it numbers
+    the ranges.
     """
     rows = call.rows[call.first]
     # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.
@@ -81,8 +83,9 @@ def selected(call: RuleCall) -> Rows | None:
 def copied_into(call: RuleCall) -> Rows | None:
     """Return the `Rows` of the result of an `index_copy` of rows into zeros; None for any other copy.
 
-    The dim along which the rows are copied must not hold them. The zeros must have no other readers, which might write
-    them. A range of rows must return to the index from which it was selected.
+    - The dim along which the rows are copied must not hold them.
+    - The zeros must have no other readers, which might write them.
+    - A range of rows must return to the index from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
@@ -115,8 +118,10 @@ def whole(rows: Rows) -> Rows:
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
     """Return the `Rows` of the result of a call that reads a summand; None for a call that may not read one.
 
-    A summand has all rows, with zeros for other ranks' rows. `rows` has the `Rows` of each argument. A sum over ranks
-    makes the rows whole. An addition, a copy or a wait returns a summand again.
+    A summand has all rows, with zeros for other ranks' rows. `rows` has the `Rows` of each argument.
+
+    - A sum over ranks makes the rows whole.
+    - An addition, a copy or a wait returns a summand.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

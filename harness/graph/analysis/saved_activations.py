@@ -1,8 +1,7 @@
 """Activations: forward's values that backward needs. The memory passes share these definitions.
 
-An activation is a value of forward that backward reads, or that the recomputation of another activation reads. A tag in
-its metadata states whether it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes are not
-activations, as they exist anyway.
+An activation is a value of forward that backward, or another activation's recomputation, reads. Its tag states whether
+it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes are no activations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,11 @@
 """Computes the bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
 
-The chunk symbol has the number from the case. Two sizes depend on data: the rows that an all-to-all exchanges with each
-rank, and the rows that a split gives to each part. For these the estimate assumes balanced routing: an equal share of
-the input's rows. Any other data-dependent size has no number.
+The chunk symbol has the number from the case. If a size depends on data, the estimate assumes balanced routing:
+
+- Each rank gets an equal share of the rows that an all-to-all exchanges.
+- Each part of a split gets an equal share of the rows.
+
+Any other data-dependent size has no number.
 """
 
 from __future__ import annotations

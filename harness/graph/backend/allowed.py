@@ -1,6 +1,6 @@
 """The operators that a graph from a file may call: those of training steps, and no others.
 
-Any other operator is refused by its name before it is looked up; a step that needs it can still be traced on the ranks.
+Any other operator is refused by name, before a look-up. A step that needs it can still be traced on the ranks.
 """
 
 from __future__ import annotations

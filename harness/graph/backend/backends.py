@@ -99,9 +99,11 @@ def compile_for(
 ) -> Compiled:
     """Compile a graph with a backend, and return the compiled step.
 
-    `group_sizes` has the number of ranks of every process group by name. `regions`, for regional_inductor, are patterns
-    of modules to compile; without any, each attention operator is a region. Raises MachineError if this machine cannot
-    compile the graph, and PassError if Inductor cannot compile it anywhere.
+    - `group_sizes`: the number of ranks of every process group by name.
+    - `regions`: for regional_inductor, patterns of modules to compile. Without any, each attention operator is
+      compiled.
+
+    Raises MachineError if this machine cannot compile the graph, and PassError if Inductor cannot compile it anywhere.
     """
     on_cpu = not any(device.type == "cuda" for device in _devices(module))
     if on_cpu and (problem := compiler_problem()):
@@ -131,11 +133,14 @@ def compile_for(
 
 
 def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
-    """Load a compiled step from files, without compiling anything.
+    """Load a compiled step from files, without compiling anything. This executes the code in the files.
 
-    `files` has the content of each file by its path; `main` is the path of the file with the step. Loading executes the
-    code. Raises WouldCompileError for a kernel that is not among the files, ValueError for code with another hash than
-    in `facts`, and any exception of the code itself.
+    - `files`: the content of each file, by its path.
+    - `main`: the path of the file with the step.
+    - `facts`: what `compile_for` found; `generated_hash` is the hash of the code.
+
+    Raises ValueError for code with another hash, WouldCompileError for a kernel that is not among the files, and any
+    exception of the code itself.
     """
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
@@ -222,11 +227,10 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 
 
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
-    """Compile the regions of a copy of the graph. Returns the copy, and facts for the report.
+    """Compile the regions of a copy of the graph; the rest of the copy runs in eager.
 
-    `patterns` choose the modules that become regions; without any, each attention operator is a region. In the copy,
-    each region is a call of a compiled function, or several calls if the region's nodes are not adjacent. Raises
-    PassError if there is no region.
+    `patterns` choose the modules that become regions. Without patterns, each attention operator is a region. Returns
+    the copy, and facts for the report. Raises PassError if there is no region.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 

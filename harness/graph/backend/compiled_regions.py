@@ -2,8 +2,8 @@
 
 Needs:    origins on the nodes (origin.py).
 Promises: a region has a single module, direction and chunk; recomputed calls are in another region than the originals.
-Leaves:   collectives and their waits, checks, in-place writes, sizes, and values computed only from parameters, such as
-          their casts, which calls of other modules may share. These are in no region.
+Leaves:   outside all regions: collectives and their waits, checks, in-place writes, sizes, and values computed only
+          from parameters, such as their casts, which calls of other modules may share.
 """
 
 from __future__ import annotations

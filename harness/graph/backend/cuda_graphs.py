@@ -14,8 +14,8 @@ Obstacles are found in the graph, on a CPU too, by the rules of CUDA's stream ca
 4. Memory is allocated for copies on a separate stream, as offload does.
 5. Data determine a branch or a number of iterations; random numbers come from a generator unknown to torch.
 
-A CUDA graph needs a GPU. The graph's calls run separately on a CPU, if each operator is observed, or if an injected
-fault cannot be captured. They read the same static inputs, and their results are copied into static outputs.
+In three cases no CUDA graph runs: on a CPU, if each operator is observed, and if an injected fault cannot be captured.
+Then the graph's calls run separately, with the same static inputs and outputs.
 """
 
 from __future__ import annotations
@@ -144,9 +144,11 @@ def check_capture(module: GraphModule) -> PassReport:
 class StaticStep:
     """A step with static inputs, which may be a CUDA graph.
 
-    The step is called with the graph's inputs: `num_state` tensors of state, then the step's own inputs. State is read
-    and written in place; the step's own inputs are copied into static inputs. Each call of the step overwrites the
-    results of the call before. `run` runs the graph of `module` without a CUDA graph.
+    - `run`: runs the graph of `module` without a CUDA graph.
+    - `num_state`: the number of tensors of state, which come first among the inputs.
+
+    State is read and written in place; all other inputs are copied into static inputs. Each call of the step overwrites
+    the results of the call before.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:

@@ -1,7 +1,7 @@
 """Removes the index of the rank's own device from device constants in a finished graph.
 
-Each rank traces on its own GPU, so `x.new_zeros(..., device=x.device)` writes `cuda:3` into rank 3's graph: eight ranks
-would prepare eight graphs. A device without an index is the process's current device; every rank sets its own.
+For example, `x.new_zeros(..., device=x.device)` writes `cuda:3` into the graph of rank 3. Without the index, all ranks
+have the same graph, and each process uses its current device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from torch.fx.node import map_aggregate
 
 
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
-    """Replace `device`, the rank's own, by its device type in the graph and nested graphs, such as `cuda:3` by `cuda`.
+    """Replace `device`, such as `cuda:3`, by its type, such as `cuda`, in the graph and its nested graphs.
 
-    Returns the number of replacements. Other indices stay: a graph that names another rank's device needs it, and
-    differs from rank to rank.
+    `device` is the rank's own. Returns the number of replacements. The indices of other devices stay.
     """
     if device.index is None:
         return 0

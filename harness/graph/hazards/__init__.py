@@ -1,8 +1,8 @@
 """Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
 
-A race is a pair of calls that use the same memory without an order between them, if one of them writes or frees it.
-Such a graph may compute the right bits every time on an idle machine, or if ranks exchange tensors in shared memory. On
-a GPU it may read memory that a stream is still writing. So equal bits are no evidence that a graph has no race.
+A race is a pair of calls that use the same memory without an order between them, if one of them writes or frees it. On
+a GPU, a call may read memory that another stream is still writing. On an idle machine such a graph may compute the
+right bits every time. So equal bits are no evidence that a graph has no race.
 
 1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
    `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of
@@ -79,8 +79,9 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
     """Return the launches of collectives and messages in a rank's graph, and the waits for them, in order.
 
-    `ranks_in` takes a group's name, and returns the ranks in the instance of this group that the rank belongs to; None
-    for an unknown group. `rank` is the rank's own number; if it is None, messages are left out.
+    - `ranks_in`: takes a group's name, and returns the ranks in the rank's own instance of the group; None for an
+      unknown group.
+    - `rank`: the rank's own number. If it is None, messages are left out.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 

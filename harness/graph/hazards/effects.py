@@ -1,7 +1,7 @@
 """A call's effects on the memory of its arguments.
 
-The effects of an operator follow from its schema and its row in the table of operators; those of a method, module or
-function follow from its name. An unknown call reads all its arguments.
+The effects of an operator follow from its schema and its row in the table of operators. Methods, modules and functions
+have effects by name. An unknown call reads all its arguments.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ class PeerMessage:
 class Effects:
     """A call's effects on the memory of its arguments.
 
-    - `row`: the operator's row in the table of operators;
-    - `writes`: the arguments that the call writes in place;
-    - `shares`: the arguments whose memory the call's result shares, as a view does;
-    - `adopts`: two arguments; after the call, the first has the memory of the second;
-    - `awaits`: the arguments whose launches the call waits for;
-    - `frees`: the arguments whose memory the call frees;
-    - `only_shows`: the call reads no element;
-    - `gives_several`: the call has several results, each with its own memory;
-    - `syncs_host`: the host waits for the call's result;
-    - `messages`: messages between single ranks, each of them a launch;
-    - `is_behind_token`: the first result is a token, which is not memory.
+    - `row`: the operator's row in the table of operators.
+    - `writes`: the arguments that the call writes in place.
+    - `shares`: the arguments whose memory the result shares, as a view does.
+    - `adopts`: two arguments: the call gives the first the memory of the second.
+    - `awaits`: the arguments whose launches (of a collective or a copy) the call waits for.
+    - `frees`: the arguments whose memory the call frees.
+    - `only_shows`: whether the call reads no element of its arguments.
+    - `gives_several`: whether the call has several results, each with its own memory.
+    - `syncs_host`: whether the host waits for the call's result.
+    - `messages`: messages between single ranks, each of them a launch.
+    - `is_behind_token`: whether the first result is a token, which has no memory.
     """
 
     row: Operator
@@ -132,10 +132,10 @@ def _selects(place: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The effects of an operator's overload, computed once from its schema, and applied to the arguments of each call.
+    """The effects of an operator's overload, computed once from its schema and applied to the arguments of each call.
 
-    `is_plain` states that the overload writes, shares, awaits and frees nothing. All calls of such an overload have the
-    effects `plain`; if `may_return_argument`, a call also shares the memory of the arguments that it may return.
+    - `is_plain`: the overload writes, shares, awaits and frees nothing, so its calls have the effects `plain`.
+    - `may_return_argument`: calls share, in addition, the memory of the arguments that they may return.
     """
 
     row: Operator
@@ -253,7 +253,7 @@ def _effects_by_name(node: Node, name: str) -> Effects:
 
 
 def _effects_of_higher(node: Node, row: Operator) -> Effects:
-    """Return the effects of a higher-order call: those of the operator that it runs, or the writes that its row states.
+    """Return the effects of a call of a higher-order operator: usually those of the operator that it runs.
 
     A Triton kernel writes the arguments found by torch's analysis, or, without an analysis, each of its tensors.
     """
@@ -295,10 +295,9 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a call that sends messages to single ranks or receives them from single ranks.
+    """Return the effects of a call that sends messages to single ranks, or receives them from single ranks.
 
-    `found` has the call's other effects. In the result, the writes are the received tensors, and the messages are
-    added. `target` is the called operator, `args` are its arguments by position.
+    `found` has the call's other effects. `target` is the called operator, and `args` are its arguments by position.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     # A batch of messages has a list for each property; other calls have `dst` to send, or `src` to receive.

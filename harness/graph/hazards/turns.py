@@ -1,17 +1,16 @@
 """The order in which ranks launch collectives, and possible deadlocks.
 
-If all ranks run the same graph, they launch the same collectives in the same order. Consider the first collective that
-some rank has not reached. It is the next collective for each such rank, so all ranks of its group reach it. So no order
-in a single graph leads to a deadlock, even if groups share ranks, a stream or a process group. This holds if
+Ranks that run the same graph launch the same collectives in the same order. No such order leads to a deadlock, even if
+groups share ranks, a stream or a process group. There are three conditions:
 
-1. every collective names an existing group, and each rank belongs to a single instance of it,
-2. if the call has the group's size or split sizes as an argument, they fit the group's number of ranks,
-3. all ranks reach it: it is not in a branch that depends on data.
+1. Every collective names an existing group, and each rank belongs to a single instance of it.
+2. If the call has the group's size or split sizes as an argument, they fit the group's number of ranks.
+3. All ranks reach the collective: it is not in a branch that depends on data.
 
 If ranks have different graphs, their orders are compared (`harness.operators.crossings`).
 
-Collectives of two groups in flight may also starve each other of a GPU's resources if GPUs run them in different
-orders; NCCL's own switch prevents that (`harness/machine/nccl.py`), not the graph.
+Not covered: if GPUs run collectives of two groups in different orders, these may starve each other of a GPU's
+resources. NCCL's own switch prevents that (`harness/machine/nccl.py`).
 """
 
 from __future__ import annotations
@@ -45,10 +44,12 @@ def name_of_call(call: At) -> str:
     return f"{name} in {origin}{call.where}"
 
 
+# Proof for the conditions at the top: consider the first collective that some rank has not reached. It is the next
+# collective for each such rank, so all ranks of its group reach it.
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
     """Return the possible deadlocks of ranks that all run the same graph: collectives that a rank may not reach.
 
-    This checks the three conditions at the top of this file. If `groups` is None, calls are not compared with groups.
+    The conditions are at the top of this file. If `groups` is None, calls are not compared with groups.
     """
     found = []
     for turn in turns:
@@ -109,11 +110,13 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """Convert a rank's launches and waits to data that can be compared with other ranks'.
+    """Convert a rank's launches and waits to data that can be compared with those of other ranks.
 
-    `ranks_in` returns the ranks in the instance of a group that the rank belongs to; None for an unknown group, whose
-    calls are left out. `rank` is the rank's own number. Messages between single ranks are left out if `rank` is None,
-    or if the graph does not state the other rank.
+    - `ranks_in`: takes a group's name, and returns the ranks in the rank's own instance of the group. It returns None
+      for an unknown group, whose calls are left out.
+    - `rank`: the rank's own number. If it is None, messages between single ranks are left out.
+
+    A message is also left out if the graph does not state its other rank.
     """
     found: list[RankTurn] = []
     # By launch, its index in the result: a wait refers to it.

@@ -1,10 +1,10 @@
-"""Follows a graph's calls in order, for `harness.operators.happens_before`, with each call's stream and memory.
+"""Follows a graph's calls in order, and finds each call's stream and memory for `harness.operators.happens_before`.
 
-1. Values get memory: a key for each piece; a value may use several pieces. Nested graphs are followed, too, if their
-   inputs can be matched with operands.
+1. A value's memory is a set of pieces, each with a key. Nested graphs are followed, too, if their inputs can be matched
+   with operands.
 2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
-   device tensors run on the host, and copies between host and device block the host unless they are non-blocking.
-3. Launches of collectives, and waits for them, are recorded in order (`Turn`).
+   device tensors run on the host. Copies between host and device block the host unless they are non-blocking.
+3. Launches of collectives, and waits for them, are recorded in order, each as a `Turn`.
 """
 
 from __future__ import annotations
@@ -53,10 +53,12 @@ class At:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A launch of a collective or a message, or a wait for it.
+    """A launch of a collective or a message, or a wait for such a launch.
 
-    `call` is the launch. `waits` is the wait, or None if this is the launch. `choice` is the data-dependent call (such
-    as `cond`) whose branch contains the launch or wait, or None.
+    - `call`: the launch.
+    - `waits`: the wait; None if this is the launch.
+    - `choice`: the data-dependent call, such as `cond`, whose branch contains the launch or wait; None if there is
+      none.
     """
 
     call: At
@@ -65,11 +67,12 @@ class Turn:
 
 
 class GraphWalk:
-    """The results of following a graph, which happens when the object is created.
+    """The results of following a graph call by call, which happens when the object is created.
 
-    `races` has (time, second call, race) for each race, where the time is the second call's number. `turns` has the
-    launches of collectives and the waits, in order. `last_use` has the time at which each piece of memory is last used.
-    A second walk of the same graph, if it gets these times, assumes that memory is freed then.
+    - `races`: tuples (time, second call, race). The time is the second call's number.
+    - `turns`: the launches of collectives and the waits, in order.
+    - `last_use`: the time at which each piece of memory is last used. A second walk that gets these times assumes that
+      memory is freed then.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:

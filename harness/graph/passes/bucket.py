@@ -9,14 +9,15 @@ Refuses:  a collective whose group is unknown. Collectives that are not of a par
 1. Find the all-gathers whose input is a parameter, after casts, changes of shape and padding at most.
 2. Drop repeated gathers: same parameter, same casts, same group.
 3. Find the reduce-scatters whose result is a gradient, after casts, changes of shape, cuts and additions at most.
-4. Sort the gathers into buckets, and the reduce-scatters into others. A bucket's members have the same group,
-   operation, dtype, block, direction and, if the graph is divided into forward and backward, half. Recomputed gathers
-   have their own buckets, and so has each module outside all blocks. Each chunk has its own buckets, but with
-   `join_chunks` reductions of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
+4. Sort the gathers into buckets, and the reduce-scatters into other buckets. A bucket's members have the same group,
+   operation, dtype, block and direction. If the graph is divided into forward and backward, they are in the same half.
+   Recomputed gathers have their own buckets, and so have each chunk and each module outside all blocks. With
+   `join_chunks`, reductions of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
 5. Write a bucket's gathered values at its first member. Launch its gather where the previous bucket's values are
-   written, if both are in the same half. Write a bucket's reduction after its last gradient, and wait for it when the
-   next reduction is launched, so that a single reduction is in flight.
-6. Move every node behind the nodes that it now reads.
+   written, if both are in the same half.
+6. Write a bucket's reduction after its last gradient. Wait for it when the next reduction is launched, so that a single
+   reduction is in flight.
+7. Move every node behind the nodes that it now reads.
 """
 
 # Names of sizes: W is the number of the group's ranks, n_i the number of elements in member i's shard, N their sum.
@@ -130,7 +131,7 @@ def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunk
     # A gather is due at its first reader, a reduction only after its last gradient: hence min and max.
     gather_buckets.sort(key=lambda bucket: min(place[member.launch] for member in bucket.members))
     reduction_buckets.sort(key=lambda bucket: max(place[member.launch] for member in bucket.members))
-    # 5. and 6. The new calls, then the order that they need.
+    # 5. to 7. The new calls, then the order that they need.
     writer = _Writer(graph, place)
     writer.write_gathers(gather_buckets)
     writer.write_reductions(reduction_buckets, context.groups)
@@ -225,10 +226,9 @@ def _block_of(module: str, pattern: str) -> str:
 
 
 class _Writer:
-    """Writes buckets into the graph. The collectives that a bucket replaces stay, but nothing reads them any more.
+    """Writes buckets into the graph. The collectives that a bucket replaces stay in the graph, without readers.
 
-    `place` has each node's index before the pass. For a bucket with a single member, the collective is only moved,
-    without copies.
+    `place` has each node's index before the pass. A bucket with a single member moves the collective, without copies.
     """
 
     def __init__(self, graph: Graph, place: dict[Node, int]) -> None:

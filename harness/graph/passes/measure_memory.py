@@ -36,11 +36,13 @@ Storage = tuple[Node, int]
 
 @dataclass(frozen=True)
 class LiveMemory:
-    """Bytes of live tensors: `peak` is the most at any call, `at_backward` those when backward starts, `host_peak` the
-    most in host memory.
+    """Bytes of live tensors in a step.
 
-    `peak_node` is the name of the call at the peak. `num_unsized` is the number of storages that are left out because
-    their size is unknown.
+    - `peak`: the most at any call.
+    - `peak_node`: the name of this call.
+    - `at_backward`: the bytes when backward starts.
+    - `host_peak`: the most in host memory.
+    - `num_unsized`: the number of storages of unknown size, which are left out.
     """
 
     peak: int

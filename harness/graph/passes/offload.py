@@ -12,7 +12,7 @@ For each activation tagged `offload`:
 2. Start the copy back `memory.prefetch` blocks ahead. For example, with 1, if backward of layers.2 needs it, start it
    before backward of layers.3. If backward has fewer blocks before that, start with the first of them.
 3. Wait for the copy back just before backward first needs the activation, also for a recomputation. Let backward read
-   this copy; its metadata names the activation.
+   this copy.
 
 The copies belong to the activation's module, so they run once per chunk if the module does.
 """

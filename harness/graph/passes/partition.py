@@ -6,12 +6,12 @@ Promises: same bits: every call computes the same value, and some calls run twic
           backward, and each call states its half (halves.py).
 Refuses:  a graph with other in-place writes, or without a call that makes backward's initial gradient.
 
-1. Write the graph in the form of torch's partitioners: backward's initial gradient is a separate input, a buffer's
+1. Write the graph in the form of torch's partitioners. Backward's initial gradient is a separate input, and a buffer's
    new value is an output of forward.
-2. Let torch partition it: the saved values are a minimum cut of the graph, weighted by their bytes. Cheap
-   values are recomputed, collectives never.
-3. Write both graphs into a single graph, forward first. A buffer is written at the end of forward, or at the end
-   of the graph if backward reads its old value.
+2. Let torch partition it. The saved values are a minimum cut of the graph, weighted by their bytes. Cheap values are
+   recomputed, collectives never.
+3. Write both graphs into a single graph, forward first. A buffer is written at the end of forward, or at the end of the
+   graph if backward reads its old value.
 
 Byte counts include each whole storage once. They leave out graph inputs, as these stay alive anyway.
 """
@@ -147,10 +147,10 @@ def _seed_of(graph: Graph) -> Node:
 
 
 def _joint_form(module: GraphModule, writes: list[_Write], seed: Node) -> GraphModule:
-    """Return a copy of the graph in the form of torch's partitioners.
+    """Return a copy of the graph in the form that torch's partitioners read.
 
-    `seed`, the call that makes backward's initial gradient, is an input of the copy. The outputs are the loss, the new
-    values of buffers, then the gradients.
+    `seed`, the call that makes backward's initial gradient, becomes an input. The outputs are the loss, the new values
+    of buffers, then the gradients.
     """
     graph = Graph()
     env: dict[Node, Node] = {}
@@ -184,8 +184,8 @@ def _join_halves(
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.
 
-    `writes` are the writes to buffers; `seed` is the call that makes backward's initial gradient. Returns the graph,
-    the values of forward that backward reads, and the number of calls that run in both halves.
+    `writes` are the writes to buffers, and `seed` is the call that makes backward's initial gradient. Returns the
+    graph, forward's values that backward reads, and the number of calls that run twice.
     """
     graph = Graph()
     values: dict[str, Node] = {}
@@ -223,8 +223,9 @@ def _join_halves(
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
     """Append the calls of `half` to the graph. Returns how many of them run a second time.
 
-    `values` maps names to nodes of the graph, and gets the copies of the half's nodes. `name` is the half's name,
-    forward or backward; `known` has the names of calls in the other half, which run a second time here.
+    - `values`: maps names to nodes of the graph; gets the copies of the half's nodes.
+    - `name`: the half's name, forward or backward.
+    - `known`: the names of the other half's calls, which run a second time if they are in this half, too.
     """
     recomputed = 0
     for node in half.graph.nodes:

@@ -6,12 +6,11 @@ Promises: same bits: each repeated call has its original inputs. Backward reads 
 Refuses:  nothing: calls that must not run twice are never tagged.
 
 1. Find the backward call that first needs each activation.
-2. Just before that call, repeat the calls that compute the activation, in forward's order and once for all readers. So
-   a block's recomputation starts with the block's backward, and continues as values are needed.
+2. Just before that call, repeat the calls that compute the activation, in forward's order and once for all readers.
 3. Let backward read the new values.
 
-A repeated call keeps the origin of the forward call, since passes that set layouts depend on it. Its metadata and its
-name mark it as recomputed.
+For example, a block's recomputation starts with the block's backward, and continues as values are needed. A repeated
+call keeps the origin of the forward call; its metadata and its name mark it as recomputed.
 """
 
 from __future__ import annotations

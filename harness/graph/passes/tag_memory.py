@@ -26,8 +26,8 @@ Refuses:  an operator in `context.memory.save` that no block calls in forward.
 3. If a recomputed value is smaller than the saved value that it is computed from, and nothing else needs the larger
    one, save the smaller value instead.
 4. With `offload`, move saved values to host memory up to the budget: the largest first, and among equally large values
-   the earliest first. Exceptions: outputs, as another pipeline stage reads them; and, if the graph has the loss, the
-   values of the first block in backward, as they would return at once.
+   the earliest first. Outputs stay on the device, as another pipeline stage reads them. If the graph has the loss, the
+   values of the first block in backward stay, too, as they would return at once.
 """
 
 from __future__ import annotations

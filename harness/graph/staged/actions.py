@@ -24,10 +24,9 @@ class Action(NamedTuple):
 
 
 def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
-    """Return the actions of the pipeline rank `rank`, in order; the pipeline has `num_ranks` ranks.
+    """Return the actions of a pipeline's rank, in order. The pipeline has `num_ranks` ranks.
 
-    A rank with several stages runs `num_ranks` micro-batches through a stage before it turns to its next stage. Under
-    1f1b (https://arxiv.org/abs/2104.04473) the rank's first backward comes as soon as the first micro-batch can have
+    Under 1f1b (https://arxiv.org/abs/2104.04473) the first backward runs as soon as the first micro-batch can have
     returned. For example, with 2 ranks and 3 micro-batches, rank 0 runs F0 F1 B0 F2 B1 B2.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank

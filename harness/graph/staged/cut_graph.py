@@ -2,10 +2,11 @@
 
 Needs:    a graph whose calls state their origin, with forward's calls before backward's; layers that are named
           layers.N.
-Promises: every call is in a single part, and the calls of a part keep their order. Exceptions are numbers and views
-          computed only from the graph's inputs: each part that reads them computes them. Run in sequence, the parts
+Promises: every call is in a single part, and the calls of a part keep their order. Run in sequence, the parts
           compute the same as the graph.
 Refuses:  graphs that placed_calls.py refuses.
+
+Numbers and views computed only from the graph's inputs are an exception: each part that reads them computes them.
 
 1. Place calls in stages and halves (placed_calls.py).
 2. Find the values between parts: activations to the next stage, gradients to the previous stage, and backward's inputs
@@ -27,10 +28,12 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 @dataclass(frozen=True)
 class Part:
-    """The forward or the backward of a stage, as a graph of its own. All names are those of nodes in the whole graph.
+    """The graph of a stage's forward or backward. All names are those of nodes in the whole graph.
 
-    `inputs` and `outputs` are in the graph's order. `received` are the inputs from another stage, `sent` the outputs
-    for another stage. `results` are the outputs that are results of the step: the loss and gradients.
+    - `inputs`, `outputs`: in the graph's order.
+    - `received`: the inputs from another stage.
+    - `sent`: the outputs for another stage.
+    - `results`: the outputs that are results of the step: the loss and gradients.
     """
 
     module: GraphModule
@@ -45,8 +48,9 @@ class Part:
 class CutGraph:
     """All parts of a graph, and the names of the whole graph's inputs, loss and gradients.
 
-    `by_place` has the parts by (stage, half). `gradients` has a dict for each parameter: by stage, the name of the
-    gradient that the stage computes. `open_dim` has the size of the chunk symbol, if it remains.
+    - `by_place`: the parts by (stage, half).
+    - `gradients`: for each parameter a dict: by stage, the name of the gradient that the stage computes.
+    - `open_dim`: has the size of the chunk symbol, if it remains.
     """
 
     by_place: dict[tuple[int, Half], Part]

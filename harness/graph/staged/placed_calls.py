@@ -1,15 +1,21 @@
-"""Places a graph's calls in stages, and each stage's calls in forward and backward; finds the values between stages.
+"""Places a graph's calls in pipeline stages, and each stage's calls in forward and backward.
 
-The calls of a layer belong to the layer's stage. Other calls belong to the latest stage among their inputs; in backward
-to the earliest, as gradients flow back. A call without inputs from a stage belongs to the stage of its first reader.
-Numbers and views computed only from the graph's inputs belong to no stage: each stage that reads them computes them.
+The rules:
 
-A parameter that two stages read has a gradient from each stage. The addition of the two gradients belongs to no stage,
-either: each stage adds its own gradients over micro-batches, and the two sums are added once per step.
+1. The calls of a layer belong to the layer's stage.
+2. Any other call belongs to the latest stage among its inputs. In backward it is the earliest, as gradients flow back.
+3. A call without inputs from a stage belongs to the stage of its first reader.
+4. Numbers and views computed only from the graph's inputs belong to no stage. Each stage that reads them computes them.
+5. A parameter that two stages read has a gradient from each stage. Each stage adds its own gradients over
+   micro-batches. The addition of the two sums belongs to no stage, and runs once per step.
 
-Refused are: a value that skips a stage or flows against its direction, for example the result of a call that joins
-calls of two stages; a message that is not a dense tensor of known size; more messages than tags; a parameter of two
-stages whose gradient is not the sum of both stages' gradients.
+Refused are:
+
+- a value that skips a stage or flows against its direction, such as the result of a call that joins calls of two
+  stages;
+- a message that is not a dense tensor of known size;
+- more messages than tags;
+- a parameter of two stages whose gradient is not the sum of both stages' gradients.
 """
 
 from __future__ import annotations
@@ -43,12 +49,15 @@ class Crossing:
 
 
 class PlacedCalls:
-    """A graph's calls, each placed in a stage and in a half of the stage.
+    """A graph's calls, each placed in a pipeline stage and in a half of the stage: forward or backward.
 
-    `inputs` are the graph's inputs; `results` are its outputs, the loss and the gradients. `stages` has the stage of
-    each call that belongs to one. `open_dim` has the size of the chunk symbol, if it remains in the graph. `gradients`
-    has a dict for each parameter: by stage, the gradient that the stage computes. `joins` has the additions of the
-    gradients of two stages.
+    - `inputs`: the graph's inputs.
+    - `results`: the graph's outputs, the loss and the gradients.
+    - `stages`: the stage of each call that belongs to a stage.
+    - `gradients`: for each parameter a dict: by stage, the gradient that the stage computes.
+    - `joins`: the additions of the gradients of two stages.
+
+    `open_dim` has the size of the chunk symbol, if it remains in the graph.
     """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
@@ -99,8 +108,7 @@ class PlacedCalls:
     def received(self, stage: int, half: Half, given: Iterable[Node]) -> list[Node]:
         """Return the values that a stage's forward or backward receives from other stages, in the graph's order.
 
-        `given` are the inputs of this half. A stage's forward also receives the activations that only its backward
-        reads. Raises PassError if there are more values than message tags.
+        `given` are the inputs of this half. Raises PassError if there are more values than message tags.
         """
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
@@ -221,8 +229,7 @@ class PlacedCalls:
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
         """Yield each value outside `own` that the calls `own` need, once.
 
-        Every stage computes numbers and views of the graph's inputs itself. So if a call reads such a number or view,
-        the values from which it is computed are needed as well.
+        Every stage computes numbers and views of the graph's inputs itself: it also needs the values behind them.
         """
         inside, seen = set(own), set[Node]()
 

@@ -3,18 +3,23 @@
 Needs:    a graph whose calls state their origin, with forward's calls before backward's; layers that are named
           layers.N.
 Promises: a stage's graph is a joint graph: its parameters come first among its inputs, in the order of their gradients,
-          and each of its calls states its half. Received values are inputs. Each stage computes the numbers and views
-          of the graph's inputs that it reads. If they are joined without a pass in between, the stages compute the same
-          as the graph.
+          and each of its calls states its half. If they are joined without a pass in between, the stages compute the
+          same as the graph.
 Refuses:  graphs that placed_calls.py refuses, and a module that runs in two stages.
 
-A stage's outputs are the loss (None except in the last stage), its gradients, and a tuple of the values that it sends:
-activations, then gradients of received values. Without stages there is a single graph, the step itself.
-
 1. Place calls in stages and halves (placed_calls.py).
-2. Write each stage as a graph.
+2. Write each stage as a graph. Received values are inputs. Each stage computes the numbers and views of the graph's
+   inputs that it reads.
 3. Join: all stages' forwards, from the first stage on, then their backwards, from the last stage on. Each call then
    states its stage, too: cut_graph.py reads it.
+
+A stage's outputs are:
+
+- the loss, None except in the last stage;
+- its gradients;
+- a tuple of the values that it sends: activations, then gradients of received values.
+
+Without stages there is a single graph, the step itself.
 """
 
 from __future__ import annotations
@@ -40,8 +45,9 @@ from bitproof.harness.torch_compat import LazyGraphModule
 class StageGraph:
     """The graph of a stage. Passes replace `module`, the graph in its current state.
 
-    `modules` are the names of the modules that run in the stage. `received`, `sent` and `parameters` have the names of
-    these values' nodes in the traced graph.
+    - `modules`: the names of the modules that run in the stage.
+    - `received`, `sent`: the names of values from other stages and for other stages, in the traced graph.
+    - `parameters`: the names of the stage's parameters in the traced graph.
     """
 
     module: GraphModule
@@ -64,10 +70,9 @@ class StageGraphs:
 
     @staticmethod
     def of(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> StageGraphs:
-        """Divide a graph into stages, and mark each of its calls with its half. Raises PassError for a refused graph.
+        """Divide a graph into pipeline stages, and mark each of its calls with its half: forward or backward.
 
-        `open_dim` has the size of the chunk symbol. If there is a single stage, its graph is `module` itself, without
-        marks.
+        A single stage's graph is `module` itself, without marks. Raises PassError for a graph that cannot be divided.
         """
         if cuts.num_stages == 1:
             return StageGraphs(module, [StageGraph(module)])

@@ -1,10 +1,11 @@
-"""Messages between stages: the groups that carry them, and whether ranks could wait for each other forever.
+"""Messages between pipeline stages: the groups that carry them, and whether ranks could wait for each other forever.
 
 NCCL has no tags: in a group, messages from a rank to another arrive in the order in which they were sent. A send may
-end only after its receive has begun, and a rank's messages in a group may run in sequence. So two ranks that both send
-to each other before they receive, like neighbours under 1F1B, may deadlock if they use the same group. Hence there are
-two groups: the first for messages to higher ranks, the second for messages to lower ranks. In each of the groups
-messages flow in a single direction.
+end only after its receive has begun, and a rank's messages in a group may run in sequence.
+
+For example, under 1F1B two neighbours may both send to each other before they receive. In a single group, they might
+wait for each other forever. So there are two groups: the first for messages to higher ranks, the second for messages to
+lower ranks.
 
 `refuse_waiting` simulates a schedule under these rules.
 """
@@ -46,9 +47,7 @@ def goes_up(sender: int, receiver: int) -> bool:
 def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None:
     """Raise PassError if ranks with these actions could deadlock, or could receive messages in another order than sent.
 
-    `actions` has each rank's actions in order. An action runs once the message that it reads has arrived. A message
-    arrives if the action that sends it has run, and if it is the next message of its group both on the sending and on
-    the receiving rank.
+    `actions` has each rank's actions in order. The rules for messages are at the top of this file.
     """
     queues = _queues(actions, num_stages)
     waiting = [deque(own) for own in actions]
@@ -99,9 +98,9 @@ def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
 
 
 def _take_next(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
-    """If `rank` can receive the next message of a group now, remove it from both ranks' queues and return it.
+    """Receive a rank's next message in a group if it has arrived, and return it; otherwise return None.
 
-    Otherwise returns None. `up` chooses the group for messages to higher ranks; `ran` has the actions that have run.
+    `up` chooses the group for messages to higher ranks. `ran` has the actions that have run.
     """
     own = queues[rank, up]
     if not own or own[0].is_sent or own[0].sender not in ran:

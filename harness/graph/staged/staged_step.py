@@ -3,9 +3,13 @@
 Needs:    the parts of the rank's stages, the rank's actions (actions.py), and two groups, one for messages to higher
           ranks and one for messages to lower ranks (stage_messages.py explains why). A group has one rank from each
           stage: the rank whose other coordinates equal those of this rank.
-Promises: gradients and losses are added in the order of micro-batches. A rank waits for each receive at once. It waits
-          for the send of an activation after the backward that read the activation's gradient, and for other sends at
-          the end of the step. So ranks cannot deadlock if `refuse_waiting` accepts their actions.
+Promises: gradients and losses are added in the order of micro-batches. Ranks cannot deadlock if `refuse_waiting`
+          accepts their actions.
+
+A rank waits for each receive at once, and for each send later:
+
+- for the send of an activation after the backward that read the activation's gradient;
+- for other sends at the end of the step.
 
 Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
 """
@@ -32,11 +36,12 @@ Values = Mapping[str, Any]
 
 
 class StagedStep:
-    """Runs a rank's part of a step. `running` is the current action, None outside the step.
+    """Runs a rank's part of a step.
 
-    `groups` are the groups for messages to higher and to lower ranks; without a pipeline there are none. The trainer
-    calls `join` once per step with the gradients by parameter name; `join` adds the gradients of parameters that two
-    stages share.
+    - `running`: the current action; None outside the step.
+    - `groups`: the groups for messages to higher and to lower ranks; empty without a pipeline.
+    - `join`: adds the gradients of parameters that two stages share. The trainer calls `join` once per step with the
+      gradients by parameter name.
     """
 
     def __init__(
@@ -55,8 +60,8 @@ class StagedStep:
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Run the rank's part of a step. Returns the losses of micro-batches, and the rank's gradients by parameter.
 
-        There are only losses on a rank with the last stage. `state` has the values of parameters and buffers by name,
-        and `micro_batches` has the inputs of each micro-batch by name.
+        Only a rank with the last stage has losses. `state` has parameters and buffers by name, `micro_batches` the
+        inputs of each micro-batch by name.
         """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}

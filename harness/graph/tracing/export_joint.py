@@ -9,8 +9,8 @@ buffers and the step's inputs; its outputs are the loss and a gradient for each 
 1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
-4. Write the graph again. In torch's graph the tangent is an input; now a call makes it. New values of buffers are
-   outputs there; now they are written into the buffers at the end.
+4. Write the graph again, with two changes. The tangent (the initial gradient) is computed by a call: in torch's graph
+   it is an input. New values of buffers are written into the buffers at the end: in torch's graph they are outputs.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ NO_CHUNKS = sympy.Symbol("no_chunks")
 class _Step(nn.Module):
     """A model and its loss function as a module, which calls `recording` when torch begins to trace the graph.
 
-    Torch only gets the first name of a tied parameter or buffer: otherwise each name would be a separate input with a
-    separate gradient. During the step, the model finds the value of the first name under the other names as well.
+    Torch only gets the first name of a tied parameter or buffer, so that there is a single gradient.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
@@ -115,9 +114,8 @@ def export_joint_step(
 ) -> JointGraph:
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `loss_function` calls `model`. Only shapes and dtypes of inputs are read, and values are faked on `device`. Backward
-    starts from `gradient_seed` as the gradient of the loss. Raises TraceError for steps that torch cannot export, and
-    for inputs or outputs with an unknown descriptor.
+    `loss_function` calls `model`. Values are faked on `device`, and `gradient_seed` is the gradient of the loss. Raises
+    TraceError for a step that cannot be exported.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)

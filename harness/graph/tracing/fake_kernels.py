@@ -1,9 +1,7 @@
-"""A shape function for fake tensors that torch lacks: that of the grouped matrix product in float32.
+"""Registers a shape function for fake tensors that torch lacks: that of the grouped matrix product in float32.
 
-Torch multiplies groups in float32, but its shape function only accepts bfloat16 (torch 2.11 to 2.15,
-`_meta_grouped_mm_common` in torch/_meta_registrations.py). Here a float32 product gets the layout of a bfloat16
-product. A bfloat16 product may pad its rows to 16 bytes, but not if rows have a multiple of 8 elements, as in experts.
-Importing this module, as `fake_mode` does, registers the function.
+Torch multiplies groups in float32, but its shape function only accepts bfloat16. Here a float32 product gets the layout
+of a bfloat16 product. Importing this module, as `fake_mode` does, registers the function.
 """
 
 from __future__ import annotations
@@ -26,4 +24,6 @@ def grouped_mm(mode: FakeTensorMode, operator: Any, a: Tensor, b: Tensor, *other
     """Return the fake result of a grouped product in float32; NotImplemented for other dtypes, which torch handles."""
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return NotImplemented
+    # torch 2.11 to 2.15: `_meta_grouped_mm_common` in torch/_meta_registrations.py accepts only bfloat16. A bfloat16
+    # product may pad its rows to 16 bytes, but not if rows have a multiple of 8 elements, as in experts.
     return operator(a.bfloat16(), b.bfloat16(), *others, **options).float()

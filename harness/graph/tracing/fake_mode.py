@@ -1,9 +1,8 @@
 """Fake execution in which the number of rows from an uneven all-to-all is a short sum.
 
-Torch gives such a tensor the sum of its split sizes as its size. For 64 ranks that is a sum of 64 symbols. It occurs in
-every size, stride and element count of dependent values, and torch sorts, multiplies and compares it at every operator.
-Here the size is the first split's symbol plus a single symbol for all others, as for two ranks. For example,
-u0 + u1 + ... + u63 becomes u0 + v. All-to-alls with equal splits get the same symbol v, so equal sizes stay equal.
+Torch uses the sum of all split sizes: for 64 ranks, u0 + u1 + ... + u63. That sum occurs in every size, stride and
+element count of dependent values, and makes every operator slow. Here the size is u0 + v: the first split's symbol,
+plus a single symbol for all others. All-to-alls with equal splits get the same symbol v, so equal sizes stay equal.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from bitproof.harness.torch_tracing import device_asked
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
     """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
 
-    - `remembers`: use torch's cache of calls by arguments. The cache costs more than it saves if no call repeats.
+    - `remembers`: use torch's cache of calls by arguments.
     - `repeats`: compute only one of several layers that differ only in their symbols (torch_fakes.py).
     """
     # A trace with an open dim does not use `repeats`: sizes in repeated results would be new objects, and that would

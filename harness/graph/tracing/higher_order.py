@@ -1,9 +1,12 @@
 """Refuses a chunked module that calls a higher-order operator such as `cond`, as its nested graphs are not divided.
 
-An operator is chunked only if its rows can be followed. FlexAttention and its backward have rules. An operator that
-calls a single nested graph with its own operands (`wrap`) is followed through that graph. `cond`, `while_loop`, `map`,
-`scan` and `associative_scan` are refused. A trace of them with an open dim may fail or succeed, so there are two
-functions:
+An operator is chunked only if its rows can be followed:
+
+- FlexAttention and its backward have rules.
+- An operator that calls a single nested graph with its own operands (`wrap`) is followed through that graph.
+- `cond`, `while_loop`, `map`, `scan` and `associative_scan` are refused.
+
+A trace of a refused operator with an open dim may fail or succeed, so there are two functions:
 
 1. `refuse_failed` finds the operator in the traceback of a failed trace.
 2. `refuse_calls` finds the operator in the traced graph, before any pass runs.
@@ -26,9 +29,9 @@ _FOLLOWED = frozenset({"flex_attention"})
 
 
 def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
-    """Raise ChunkError for the first call that passes rows of the chunked dim to nested graphs that cannot be followed.
+    """Raise ChunkError for the first call that passes chunked rows to nested graphs which cannot be followed.
 
-    `calls` has pairs of a call and the chunked module that makes it; `symbol` is the size of the chunked dim.
+    `calls` has pairs of a call and the chunked module that makes it. `symbol` is the size of the chunked dim.
     """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]

@@ -2,11 +2,11 @@
 
 Three kinds of conditions reach a trace:
 
-1. On tensors (`torch._assert_async`): ordinary calls, which `operators.has_effects` keeps.
-2. On sizes and numbers read from data (`torch._check` of an `.item()`), even if the chunked dim is involved as well:
-   torch evaluates them during the trace without a node. So this module records each as a call of `aten._assert_scalar`,
-   at its place among the calls. In a chunked module, each chunk checks its own half.
-3. On the chunked dim only: there is no call; `concretize_symbols` checks them with numbers.
+1. Conditions on tensors (`torch._assert_async`) are ordinary calls, which `operators.has_effects` keeps.
+2. Conditions on sizes and numbers read from data (`torch._check` of an `.item()`) have no node: torch evaluates them
+   during the trace. So this module records each as a call of `aten._assert_scalar`, at its place among the calls. In a
+   chunked module, each chunk checks its own half.
+3. Conditions on the chunked dim only have no call: `concretize_symbols` checks them with numbers.
 
 Only assertions in the user's code are recorded: operators repeat their own assertions whenever they run.
 """
@@ -39,8 +39,7 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
     """Context in which a trace records each `torch._check` of data in the user's code as a call.
 
-    Raises TraceError if a number from data is asserted to equal an expression of the chunked dim: the number could no
-    longer be distinguished from that dim, and would be halved in each chunk.
+    Raises TraceError if a number from data is asserted to equal an expression of the chunked dim.
     """
 
     def written(
@@ -56,7 +55,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
         torch.ops.aten._assert_scalar.default(condition, f"{text} (checked at {place})")
         check_with(error_type, condition, message)
         # torch has noted the condition by now: an equality with the chunk symbol replaces the number by an expression
-        # of that symbol.
+        # of that symbol. Then the number could not be distinguished from the dim, and each chunk would halve it.
         if equal := sorted(str(x) for x in data if chunk_symbol in shape_env.replace(x).free_symbols):
             raise TraceError(
                 f"a number from data, {equal[0]}, is asserted to equal an expression of the chunked dim",

@@ -1,16 +1,17 @@
 """Traces a training step (forward, loss, backward) into a joint graph.
 
-Parameters, buffers and inputs become graph inputs, in that order; the loss and a gradient for each parameter become the
-graph's outputs. The size of the dim to be chunked is an unbacked symbol with a hint. No code can branch on its value,
-so exactly the values that depend on a chunk carry the symbol.
+Parameters, buffers and inputs become graph inputs, in that order. The loss and a gradient for each parameter become the
+graph's outputs. The size of the dim to be chunked is a symbol, and no code can branch on its value. So exactly the
+values that depend on a chunk carry the symbol.
 
 1. Make fake tensors; the chunked dim of every input becomes the same unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
-3. Refuse a step that fixed the symbol: `x.view(128, -1)` traces, but only for 4 sequences of 32 tokens.
-4. Refuse nested graphs of higher-order operators with effects that passes would not see, and higher-order operators in
-   chunked modules (see higher_order.py).
+3. Refuse a step that is only right for a single size. For example, `x.view(128, -1)` traces, but only for 4 sequences
+   of 32 tokens.
+4. Refuse nested graphs of higher-order operators with effects that passes would not see. Also refuse higher-order
+   operators in chunked modules (see higher_order.py).
 5. Keep the conditions that tracing deferred. `concretize_symbols` checks conditions on the chunked dim with real
-   numbers; calls in the graph check conditions on data (see runtime_checks.py).
+   numbers. Calls in the graph check conditions on data (see runtime_checks.py).
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ class JointGraph(StepGraph):
     """A traced step in which the size of the chunked dim is a symbol.
 
     `guards` are the conditions on this symbol that tracing assumed. `module_calls` has the number of calls of each of
-    the model's modules, by name: 0 for a module that did not run.
+    the model's modules, by name.
     """
 
     chunk_symbol: ChunkSymbol
@@ -138,13 +139,17 @@ def trace_joint_step(
 ) -> JointGraph:
     """Trace a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `loss_function` calls `model`. `inputs` are tensors that all have the size n along `chunk_dim`; with `is_cut`, n
-    must be even. The model may be on the meta device: only shapes and dtypes are read, and values are faked on
-    `device`. Backward starts from `gradient_seed` as the gradient of the loss. `observe` has patterns of modules: their
-    outputs, and the gradients of these outputs, are marked (observation.py).
+    - `model`: may be on the meta device. Only shapes and dtypes are read, and values are faked on `device`.
+    - `loss_function`: calls `model`.
+    - `inputs`: tensors that all have the size n along `chunk_dim`. With `is_cut`, n must be even.
+    - `gradient_seed`: the gradient of the loss, from which backward starts.
+    - `observe`: patterns of modules. Their outputs, and the gradients of these outputs, are marked (observation.py).
 
-    Raises TraceError for code that cannot be traced (the error names the line), CaseError for a pattern that matches no
-    module, and ChunkError for a higher-order operator in a module that `chunking` chooses.
+    Raises:
+
+    - TraceError for code that cannot be traced; the error names the line.
+    - CaseError for a pattern that matches no module.
+    - ChunkError for a higher-order operator in a module that `chunking` chooses.
     """
     # 1. Fake tensors, with one symbol for the chunked dim of all inputs.
     extent = _common_extent(inputs, chunk_dim, is_cut)
@@ -235,8 +240,7 @@ def trace_fixed_step(
 ) -> StepGraph:
     """Trace a step like `trace_joint_step`, but with every size fixed, so that code may branch on sizes.
 
-    The graph is for inspection, not for passes. The graph has the operators of eager code, even of code that splits its
-    tensors into chunks itself.
+    The graph is for inspection, not for passes. Code that splits its tensors into chunks itself is traced, too.
     """
     # Nothing is open, so repeated layers may be computed once (see `step_fake_mode`).
     fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)
@@ -266,12 +270,14 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace a module's `forward` on the tensors among `arguments`, with a symbolic size of the dim `chunk_dim`.
+    """Trace a module's `forward`, and return the graph and the chunk symbol.
 
-    `name` is the module's name. The first argument is chunked, and so is every tensor with the same size along
-    `chunk_dim`. An argument that is not a tensor (a mask) is replaced by None. Returns the graph and the symbol.
-    Nothing is computed and no state changes. Raises TraceError, and ChunkError for a higher-order operator that cannot
-    be traced.
+    - `arguments`: by name. An argument that is not a tensor (a mask) is replaced by None.
+    - `chunk_dim`: the dim whose size becomes the symbol, in the first argument and in every tensor with the same size
+      there.
+    - `name`: the module's name.
+
+    Raises TraceError, and ChunkError for a higher-order operator that cannot be traced.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     # A single forward has few repeated calls, so torch's cache would cost more than it saves.

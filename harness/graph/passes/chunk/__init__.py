@@ -9,30 +9,30 @@ Refuses:  collectives other than the experts', a tensor group's, or a gradient's
           in-place writes to a value that is also split or joined; a parameter with two uses; a pattern that matches
           nothing; a chosen module that did not run, that has calls without chunks, or that runs within another.
 
+For example, `y = moe(x)` becomes x0, x1 = split(x); y0 = moe(x0); y1 = moe(x1); y = cat(y0, y1).
+
 The pass reads the graph like an interpreter, and writes a new graph. A value is either a node of the new graph or a
 pair of nodes, for chunk 0 and chunk 1:
 
-1. A node of a chosen module that reads a pair, or a size with the symbol, is written once per chunk: a pair.
-   An input that is no pair is split on first use if its shape has the symbol, and otherwise both chunks read it.
-2. Every other node is written once. A pair that it reads is joined on first use: a parameter's
-   gradient is added (chunk 0 + chunk 1), any other value is concatenated along the chunked dim.
+1. A node of a chosen module that reads a pair, or a size with the symbol, is written once per chunk: a pair. An input
+   that is no pair is split on first use if its shape has the symbol. Otherwise both chunks read it.
+2. Every other node is written once. A pair that it reads is joined on first use. The chunks of a parameter's gradient
+   are added (chunk 0 + chunk 1); any other value is concatenated along the chunked dim.
 3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
-   Exception: the sum over a parameter's two uses is refused, as chunks would change the order of its additions.
-4. Integers are no values: a size that depends on the symbol becomes a number at each use, computed with the whole
-   extent or half of it.
-5. The pass writes chunk 1 of a module only when something needs it. So a module's chunk 0 runs before its chunk 1, and
-   buffer writes and random draws happen in chunk order, as in eager.
-6. A tensor that a chosen module writes in place changes during the step: its readers in the module run
-   once per chunk, and readers elsewhere run after both chunks.
-7. The collectives of a module, the experts' all-to-alls and a tensor group's sums, gathers and
-   scatters, run once per chunk, in chunk order on every rank, like any other node that reads a pair.
-8. If calls state their half (forward or backward), as in a pipeline stage, chunk 1 of forward is written before
-   backward begins, and values for other stages are joined.
-
-For example, `y = moe(x)` becomes x0, x1 = split(x); y0 = moe(x0); y1 = moe(x1); y = cat(y0, y1).
+   The sum over a parameter's two uses is refused, as chunks would change the order of its additions.
+4. Integers are no values: a size that depends on the symbol becomes a number at each use. The number is computed with
+   the whole extent or half of it.
+5. Chunk 0 of a module runs before chunk 1, which is written only when something needs it. So buffer writes and random
+   draws happen in chunk order, as in eager.
+6. A chosen module may write a tensor in place, so that the tensor changes during the step. Its readers in the module
+   run once per chunk, and readers elsewhere run after both chunks.
+7. The collectives of a module run once per chunk, in chunk order on every rank, like any other node that reads a pair.
+   They are the experts' all-to-alls and a tensor group's sums, gathers and scatters.
+8. In a pipeline stage, calls state their half (forward or backward). Chunk 1 of forward is then written before backward
+   begins, and values for other stages are joined.
 
 With early gradient accumulation, the nodes from a gradient to its output (cast, reduce-scatter, wait) belong to no
-module, so rule 2 adds the chunks before them.
+module. So rule 2 adds the chunks before them.
 """
 
 from __future__ import annotations
@@ -184,12 +184,14 @@ class _Chunker:
         return bool(self.mutated) and any(self.owners[x] in self.mutated for x in (node, *node.all_input_nodes))
 
     def _root_of_gradient_addition(self, node: Node) -> str | None:
-        """The chosen module in which to write autograd's addition of two gradients once per chunk; None if the addition
-        is written once, or if the node is no such addition.
+        """Return the chosen module in which autograd's addition of two gradients is written once per chunk.
 
-        A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks, also of
-        different modules, or already split. Any other sum in chunks adds the gradients of two uses of a parameter.
-        Raises ChunkError if these uses are not both in one module, or if their sum is the parameter's whole gradient.
+        None if the addition is written once, or if the node is no such addition.
+
+        - A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks or already
+          split.
+        - Any other sum in chunks adds the gradients of two uses of a parameter. Raises ChunkError if the uses are in
+          two modules, or if the sum is the parameter's whole gradient.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -304,8 +306,12 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """The argument that chunk `index` of `reader`, a node of module `root`, gets for `node`: a number if `node` is
-        a size, its chunk if it is chunked or its shape has the chunk symbol, else its whole value."""
+        """Return the argument that chunk `index` of `reader`, a node of module `root`, gets for `node`.
+
+        - If `node` is a size: a number.
+        - If `node` is chunked, or its shape has the chunk symbol: its chunk.
+        - Otherwise: its whole value.
+        """
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.half)
@@ -335,9 +341,9 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """The nodes of both halves of a whole value, written at the first use, with the strides that eager has.
+        """Return the two halves of a whole value, written at its first use with the strides that eager has.
 
-        The halves of a module's input are made contiguous; those of a gradient stay views, as in the backward of `cat`.
+        The halves of a module's input are contiguous; those of a gradient are views.
         """
         if node not in self.split:
             dim = symbols.require_chunk_dim(node, node.meta["val"], self.symbol, "split live-in")

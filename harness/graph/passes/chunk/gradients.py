@@ -1,7 +1,7 @@
 """Follow each gradient output back to the node that first computes the parameter's gradient.
 
-A chain of nodes leads from that node to the output: the cast to the reduce dtype, padding, the reduce-scatter, its
-wait, and a cast of the result. Each of them has a single tensor input and a single reader.
+The nodes in between cast, pad and reduce the gradient. Each of these nodes has a single tensor input and a single
+reader.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def gradient_outputs(output: Node) -> list[Node]:
 
 
 def reduction_tail(gradient: Node) -> list[Node]:
-    """The nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
+    """Return the nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
 
-    With early accumulation the gradients of two chunks are added before all of these nodes. Going back, the list ends
-    at any other operator, and at a cast to a narrower dtype: narrow(a) + narrow(b) is not narrow(a + b).
+    A cast to a narrower dtype ends the list, since gradients of two chunks may be added before these nodes: narrow(a) +
+    narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient

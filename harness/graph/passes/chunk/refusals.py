@@ -43,10 +43,9 @@ def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
 
 
 def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:
-    """Raise ChunkError for a chosen module with calls that the pass did not write in chunks; eager runs each call in
-    chunks.
+    """Raise ChunkError if not every call of a chosen module is written in chunks.
 
-    `module_calls` has the number of traced calls by module; `written` has the calls that are written in chunks.
+    By module, `module_calls` has the number of traced calls, and `written` has the calls that are written in chunks.
     """
     for name, calls in module_calls.items():
         num_written = len(written.get(name, ()))

@@ -11,23 +11,29 @@ Refuses:  a graph without an all-to-all of dispatch or combine that runs once pe
           of a tensor group, as there is nothing to overlap; one of these with another reader than its wait; a
           collective that is not in the model; an invalid model file.
 
+<<<<<<< HEAD
 Here "all-to-all" means one that sends rows to their experts (dispatch) or back (combine), as its origin states; any
 other is treated like other collectives. With `async_tensor`, the text below about all-to-alls also holds for the
 collectives of a tensor group that run once per chunk.
+=======
+Here "all-to-all" means a collective that sends rows to their experts (dispatch) or back (combine). Any other all-to-all
+is treated like other collectives.
+>>>>>>> d6
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 
-1. Divide the graph into regions, each a module's forward or backward, and each into chunk 0, chunk 1 and the rest.
-2. List scheduling on a simulated rank. Among ready nodes, launches of all-to-alls come first. Other nodes are ordered
-   by region, then chunk 0 before chunk 1, then nodes (host syncs, too) that the next all-to-all of their chunk needs,
-   then by their position in the graph. The wait for an all-to-all is ready when the all-to-all has arrived: until then
-   the rank runs nodes that do not need it. Waits for other collectives are postponed in the same way while an
-   all-to-all is in flight; otherwise they keep their position.
+1. Divide the graph into regions, each a module's forward or backward. Divide each region into chunk 0, chunk 1 and the
+   rest.
+2. Simulate a rank, and choose the next node among those whose inputs are ready. Launches of all-to-alls come first.
+   Other nodes are ordered by region, then chunk 0 before chunk 1. Then come nodes (host syncs, too) that the next
+   all-to-all of their chunk needs, then others by position in the graph. The wait for an all-to-all is ready when the
+   all-to-all has arrived. While an all-to-all is in flight, waits for other collectives are postponed in the same way;
+   otherwise they keep their position.
 3. Move the wait for each all-to-all directly before its first reader: the model may be wrong about the arrival.
 4. Report how many all-to-alls overlap with compute, and the model's times before and after.
 
-On devices other than the CPU without a model, the pass assumes that each all-to-all takes longer than all compute that
-may hide it. With this assumption there is an order but no time, so the report has no times.
+On devices other than the CPU, the pass can run without a model. Then it assumes that each all-to-all takes longer than
+all compute that may hide it, and the report has no times.
 """
 
 from __future__ import annotations
@@ -57,9 +63,11 @@ log = logging.getLogger(__name__)
 
 
 class NodePosition(NamedTuple):
-    """A node's position before the pass: the index of its region, its part of the region, and its index in the graph.
+    """A node's position before the pass.
 
-    `part` is 0 for chunk 0, 1 for chunk 1, and 2 for nodes that belong to neither.
+    - `region`: the index of its region, a module's forward or backward.
+    - `part`: 0 for chunk 0, 1 for chunk 1, 2 for nodes that belong to neither.
+    - `position`: its index in the graph.
     """
 
     region: int
@@ -168,12 +176,11 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
     """Find each node's region and its part of the region: step 1 at the top of this file.
 
-    A region begins at the first chunked node of a module in a direction. If the graph is divided into forward and
-    backward halves, as for a pipeline stage, one region number is skipped between the halves, so that no node moves to
-    the other half.
-
-    A node that is written once belongs to chunk 0 if nodes of chunk 0 follow it in the region, to chunk 1 if only nodes
-    of chunk 1 follow, and otherwise to neither.
+    - A region begins at the first chunked node of a module in a direction.
+    - A node that is written once belongs to chunk 0 if chunk 0 follows in the region, to chunk 1 if only chunk 1
+      follows, and otherwise to neither.
+    - If the graph has halves (forward and backward), a region number is skipped between them. So no node moves to the
+      other half.
     """
     regions, region, running, half = [], 0, None, None
     for node in nodes:

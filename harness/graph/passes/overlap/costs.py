@@ -11,9 +11,9 @@ Every node has a kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
 | `launch all_to_all_single/2`   | the call that launches it, until it returns         | bytes sent by each rank   |
 
-The number of ranks is an argument of most collectives. An all-reduce names only its group: then the number is looked up
-by the group's name. If no collective of so many ranks was measured, the line of the nearest measured number applies; if
-the number is unknown, the line of the largest measured number.
+The number of ranks is an argument of most collectives. An all-reduce names only its group, whose number is looked up by
+name. If no collective of so many ranks was measured, the line of the nearest measured number applies. If the number is
+unknown, the line of the largest measured number applies.
 
 Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
 equally many rows to every rank, so as many rows arrive as are sent. Any other size that depends on data counts as 0.
@@ -146,10 +146,8 @@ def _check_line(kind: str, line: CostLine) -> None:
 def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:
     """Fit a cost model to measured pairs of work and seconds, by weighted least squares.
 
-    It minimizes the sum of error^2 / predicted seconds, as noise grows with time. Without weights, the largest sizes
-    would determine the cost of small sizes. The weights depend on the predictions, so the fit is repeated; the
-    predictions of a line then add up to the measured total. Neither coefficient is negative: a line that would start
-    below zero starts at zero, and a line that would fall is constant.
+    Each kind of work gets a line, which minimizes the sum of error^2 / predicted seconds. Its coefficients are not
+    negative.
     """
     by_kind: dict[str, list[tuple[float, float]]] = {}
     for work, seconds in points:
@@ -161,6 +159,7 @@ def _fit_line(points: list[tuple[float, float]]) -> CostLine:
     x, y = torch.tensor(points, dtype=torch.float64).unbind(1)
     predicted = torch.ones_like(y)
     for _ in range(_REPEATS):
+        # Noise grows with time: without weights, the largest sizes would determine the cost of small sizes.
         weight = (1 / predicted) / (1 / predicted).sum()
         fixed, per_unit = _weighted_line(x, y, weight)
         # The last term limits the weight of an amount of 0.
@@ -219,11 +218,12 @@ def work_of(
     number: Callable[[Any], float] = float,
     group_sizes: Mapping[str, int] = MappingProxyType({}),
 ) -> NodeWork:
-    """The kind and the amount of a node's work.
+    """Return the kind and the amount of a node's work.
 
-    `is_view` is whether its result shares the storage of an argument. `value_of` returns a node's fake or real value;
-    `number` converts a size to a number. `group_sizes` has the number of ranks of each group by name, for collectives
-    that name only their group.
+    - `is_view`: whether the node's result shares the storage of an argument.
+    - `value_of`: returns a node's fake or real value.
+    - `number`: converts a size to a number.
+    - `group_sizes`: the number of ranks of each group by name, for collectives that name only their group.
     """
 
     def extent(x: Tensor) -> float:

@@ -1,9 +1,11 @@
 """Simulates a graph in a given order: a rank that computes, and at most one transfer at a time in each process group.
 
-A collective's launch occupies the rank; its transfer starts as soon as no other transfer of its group is in flight. A
-wait blocks the rank until the transfer has arrived. All ranks run at the same pace. There is no launch queue: a rank's
-device runs each node at once. For example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6
-s: 3 s of the transfer are hidden.
+- A collective's launch occupies the rank. Its transfer starts as soon as no other transfer of its group is in flight.
+- A wait blocks the rank until the transfer has arrived.
+- Any other node runs at once: there is no launch queue. All ranks run at the same pace.
+
+For example, a launch of 1 s, a transfer of 5 s, 3 s of other compute, and a wait take 6 s: 3 s of the transfer are
+hidden.
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 
 
 class Timeline:
-    """A rank's simulated clock, in the unit of the costs.
+    """The simulated clock of a rank, in the unit of the costs.
 
-    `time` is the time after the nodes run so far. `arrival` maps the launch of each collective to the time at which the
-    collective arrives, and `blocked` to the time for which waits for the collective blocked the rank.
+    - `time`: the time after the nodes run so far.
+    - `arrival`: by a collective's launch, the time at which the collective arrives.
+    - `blocked`: by a collective's launch, the time for which waits for the collective blocked the rank.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:

@@ -11,14 +11,9 @@ Refuses:  a graph without an all-to-all of dispatch or combine that runs once pe
           of a tensor group, as there is nothing to overlap; one of these with another reader than its wait; a
           collective that is not in the model; an invalid model file.
 
-<<<<<<< HEAD
-Here "all-to-all" means one that sends rows to their experts (dispatch) or back (combine), as its origin states; any
-other is treated like other collectives. With `async_tensor`, the text below about all-to-alls also holds for the
-collectives of a tensor group that run once per chunk.
-=======
 Here "all-to-all" means a collective that sends rows to their experts (dispatch) or back (combine). Any other all-to-all
-is treated like other collectives.
->>>>>>> d6
+is treated like other collectives. With `async_tensor`, the text below about all-to-alls also holds for the collectives
+of a tensor group that run once per chunk.
 
 If the model finds no shorter order, the graph stays unchanged, and the report says so.
 

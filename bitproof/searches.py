@@ -154,9 +154,11 @@ def sensitivity(
 ) -> Sensitivity | None:
     """Change each operator call of a step by 1 ULP, one at a time, and count the changes that the case notices.
 
-    `sample` is the number of calls to try, drawn by the case's seed; None tries all. After `limit` seconds no further
-    call is tried; 0 means no limit. Returns None if the case does not get its expected verdict: then nothing is
-    measured. Raises UsageError if arguments or the case are wrong, before anything runs.
+    - `sample`: the number of calls to try, drawn by the case's seed; None tries all.
+    - `limit`: seconds after which no further call is tried; 0 means no limit.
+
+    Returns None if the case does not get its expected verdict: then nothing is measured. Raises UsageError if arguments
+    or the case are wrong, before anything runs.
     """
     from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
     from bitproof.harness.powers.sensitivity.records import Effort

@@ -51,10 +51,10 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """The environment variables for a manifest, sorted by name: those that can change a bit.
+    """The environment variables that can change a bit, by name, for a manifest.
 
-    Variables that differ from launch to launch, and names that look like secrets, are left out. A value that looks like
-    a secret is replaced by its digest, so that different values still differ.
+    Variables that differ from launch to launch are left out, and so are names that look like secrets. A value that
+    looks like a secret is replaced by its digest.
     """
     return {name: told(value) for name, value in _relevant(os.environ) if _is_listed(name)}
 

@@ -1,8 +1,8 @@
 """Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
-Files are neither trusted nor executed. A recording is written to a hidden folder, which is renamed at the end, so a
-recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises RecordingError,
-which names the file. The manifest has the sha256 of every other file, and of its own content.
+- A recording is written to a hidden folder, which is renamed at the end. So it appears as a whole or not at all.
+- Reading trusts no file: it checks types, names, ranges and sizes, and raises RecordingError, which names the file.
+- The manifest has the sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def read_recording(folder: Path) -> Recording:
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
     """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
 
-    If the system can exchange folders, there is a folder of this name at every moment. If several processes do this at
-    once, the folder of the last process stays. Without `replaces`, raises FileExistsError if there is an old folder.
+    If the system can exchange folders, a folder of this name exists at every moment. Without `replaces`, raises
+    FileExistsError if there is an old folder.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.

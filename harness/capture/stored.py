@@ -375,10 +375,10 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Raise RecordingError if two rows of a rank have the same key; returns the rows to compare the next rank with.
+    """Raise RecordingError if two rows of a rank have the same key.
 
-    `before` are the rows that the previous call returned. If this rank recorded the same tensors, its keys need no
-    check, and `before` is returned.
+    Pass the returned rows as `before` when the next rank is checked. A rank that recorded the same tensors as `before`
+    has the same keys and is not checked.
     """
     if before and rows.recorded_like(before):
         return before

@@ -44,11 +44,10 @@ _REMOVED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status.
+    """Run a command and return its exit status. Errors are printed: a user's mistake in words, a bug as a traceback.
 
-    A user's mistake is explained in words; a bug of bitproof shows as a traceback. If standard output cannot be
-    written, a command that writes files continues and keeps its status, and a command that only prints returns 3. If a
-    reader such as `head` stops early, this does not change the status.
+    If standard output cannot be written, a command that only prints returns 3. A command that writes files continues
+    and keeps its status. A reader that stops early, such as `head`, does not change the status.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

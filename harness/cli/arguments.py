@@ -71,8 +71,8 @@ def chosen_cases(
 ) -> list[Case]:
     """Return the cases that -k selects, with the changes: from the files of --case, or else from all built-in cases.
 
-    If neither option is given, returns the cases named in `usual`, unless it is None. Raises UsageError if two files
-    have cases with the same name, and the errors of a wrong expression or file.
+    Without -k and --case, returns the cases named in `usual`, or all if it is None. Raises UsageError if two files have
+    cases of the same name, and for a wrong expression or file.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)

@@ -164,8 +164,8 @@ def _refuse_patterns_without_match(folder: Path, patterns: Sequence[str]) -> Non
 def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, certificate: Path | None = None) -> int:
     """Compare two recordings, print the result with `show`, and return the exit status.
 
-    If a certificate is given, also print whether it explains the difference. Raises UsageError if a path is not a
-    folder, and RecordingError for a damaged recording or certificate.
+    With a certificate, also print whether it explains the difference. Raises UsageError if a path is no folder, and
+    RecordingError for a damaged recording or certificate.
     """
     # First, since a damaged certificate must not cost the time of reading two recordings.
     explain = None if certificate is None else explainer_of(certificate)

@@ -36,8 +36,11 @@ def script_sides(
 ) -> tuple[str, str]:
     """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
 
-    Both scripts get `args`, followed by their own arguments. Without a `reference`, both are the candidate's file. The
-    reference `git:REF` is the candidate's file in the revision REF. Raises UsageError if the candidate is no script.
+    - `reference`: a script or another system; None for the candidate's file; `git:REF` for this file in the revision
+      REF.
+    - `args`: arguments of both scripts, before their own.
+
+    Raises UsageError if the candidate is no script.
     """
     new = _script_named(candidate)
     if new is None:

@@ -191,10 +191,10 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run a role's system once and return the host process's answer. The recording, or the replay's archives, are
-        written to `out`; if it is None, to the folder that belongs to the role and the arm.
+        """Run a role's system once, write its recording or the replay's archives, and return the host process's answer.
 
-        `later` is the next request: its graph may be traced during this run.
+        - `out`: the folder to write to; None for the folder of the role and the arm.
+        - `later`: the next request, whose graph may be traced during this run.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
@@ -324,8 +324,8 @@ class CaseRun:
     def replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
         """Replay a role's system into a folder, as its replay `number`.
 
-        Returns the digest of the record whose value the replay was asked to keep; None if it was asked for none. Raises
-        RankError if the replay fails; if time is up, the error names --explain-timeout.
+        Returns the digest of the value that the replay keeps; None if it keeps none. Raises RankError if the replay
+        fails or time is up.
         """
         try:
             return self.record(role, f"replay{number}", out=folder, replay=replay).kept

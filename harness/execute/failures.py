@@ -51,11 +51,10 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`. `around`: the stack frames that are still active, outermost
-    first.
+    """The failure of a rank whose code raised `error`, with the traceback as `details`.
 
-    The failure's `details` are the traceback. If the traceback adds nothing, they are only the error's text: for each
-    CaseError, and for an error that bitproof raised without user code in the traceback.
+    - `around`: the stack frames that are still active, outermost first.
+    - `details` are the error's text alone if the traceback adds nothing, as for a CaseError.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -166,8 +165,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` maps each unfinished rank to a text that says how far it was, such as "at step 3". The error lists ranks
-    with the same text together: "ranks 0, 2 at step 3; rank 1 at step 2".
+    `places` says how far each unfinished rank was, as in {0: "at step 3"}. The error lists ranks at the same place
+    together: "ranks 0, 2 at step 3; rank 1 at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):

@@ -68,11 +68,11 @@ class HostProcess:
         on_event: OnEvent,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> A:
-        """Send a request and return its answer; events before the answer go to `on_event`.
+        """Send a request and return its answer. Events before the answer go to `on_event`.
 
-        Raises the BitproofError that the host process sends as its answer, and HostLost if it dies or sends no answer
-        within `timeout` seconds. `is_abandoned` is called regularly; once it returns True, the host process is killed
-        and Abandoned raised.
+        - BitproofError: the host process answers with this error.
+        - HostLost: the host process dies, or sends no answer within `timeout` seconds.
+        - Abandoned: `is_abandoned`, which is called regularly, returns True. The host process is killed.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():

@@ -76,10 +76,10 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """Facts about this machine for the report, read without torch. Each case's result has its own device and backend.
+    """Facts about this machine for the report, read without torch.
 
-    `commit` is the value of the variable GITHUB_SHA, which GitHub Actions sets; without it, the commit of the working
-    directory.
+    `commit` is the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's commit. `device` is
+    the requested device.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})

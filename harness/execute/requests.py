@@ -1,7 +1,7 @@
-"""The classes of requests to a host process and of their answers, all frozen dataclasses. Imports no torch.
+"""The requests to a host process and their answers, all frozen dataclasses. Imports no torch.
 
-The attribute `answer` of a request's class is the class of its answer. `harness.execute.host.answerer` answers every
-class of request, and `harness.processes.framing` converts requests and answers to lines of JSON.
+The class attribute `answer` of a request is the class of its answer. `harness.execute.host.answerer` answers all
+requests. `harness.processes.framing` converts them to lines of JSON.
 """
 
 from __future__ import annotations
@@ -251,12 +251,11 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots`. Other host processes may run the other ranks; the sender of the requests joins all
-    records.
+    """Run the ranks of `rank_slots`, in this host process. Other host processes may run the other ranks.
 
-    `is_prefetch`: a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer. If this
-    fails, the later request for the run itself raises the error. `asked_at`: the time of the request, by
-    `time.monotonic()`. If the stage is busy at that time, waiting for it counts as time of the run.
+    - `is_prefetch`: only make the run's graph, and send no answer. If this fails, the later request for the run raises
+      the error.
+    - `asked_at`: when the run was requested, by `time.monotonic()`. From then on, waiting counts as time of the run.
     """
 
     answer = End
@@ -293,8 +292,9 @@ class ClosenessRequest(Request[Closeness]):
 class BoundsRequest(Request[LayoutBounds]):
     """Compare two recordings of different layouts, with an error bound for each tensor.
 
-    `samples` are recordings of the reference with its sums in other orders: the spread of a tensor's values in them
-    sets the tensor's bound. `apart` has the step, kind and name of each tensor whose replicas on several ranks differ.
+    - `samples`: recordings of the reference that add in other orders. The spread of a tensor's values in them is its
+      bound.
+    - `apart`: the step, kind and name of each tensor whose copies on several ranks differ.
     """
 
     answer = LayoutBounds
@@ -356,8 +356,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    `inject` tests the comparison of ranks: it names a fault, which changes the steps of the first and the last rank
-    before the two are compared. Then nothing is written.
+    `inject`, the name of a fault, tests the comparison of ranks. The fault changes the steps of the first and the last
+    rank, which are then compared. Nothing is written.
     """
 
     answer = PrecompileAnswer

@@ -1,8 +1,8 @@
-"""Check a run folder's report against the recordings beside it, whenever a command reads the report.
+"""Check a run folder's report against the recordings beside it.
 
-A report can be forged such that its numbers agree with each other. If the recordings of both systems are present, in
-`recordings/<case>/<system>`, the compared and the differing tensors are counted again. If not, the counts in the report
-must be those that the case's model has. To count them, the model is built on the meta device, which needs torch.
+A forged report may have numbers that agree with each other. So the compared and the differing tensors are counted
+again, from the recordings in `recordings/<case>/<system>`. If the recordings of a system are missing, the counts must
+be those of the case's model, which is built without values. Only this needs torch.
 """
 
 from __future__ import annotations

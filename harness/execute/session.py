@@ -51,11 +51,10 @@ class Client(Protocol):
 
 
 class Session:
-    """A host process and a temporary folder, shared by a command's cases; also opens the sessions for concurrent cases.
+    """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    If a host process crashes, the machine or the installation is to blame. So every case that begins later fails, in
-    all sessions, while running cases continue. But a host process that was killed because a case exceeded its time is
-    replaced.
+    If a host process crashes, every case that begins later fails, in all sessions: the machine or the installation is
+    to blame. If it was killed because a case took too long, a new host process is started instead.
     """
 
     def __init__(

@@ -1,8 +1,7 @@
-"""Choose the receiver of a case's requests: a host process of this machine, or the ranks that torchrun started.
+"""Choose who runs the cases: a host process of this machine, or the ranks that torchrun started.
 
-Only this file makes this choice. Under torchrun the same command runs in every process. Rank 0 leads: it runs as
-without torchrun, but its client sends the requests to all ranks. The other ranks follow until rank 0 is done; they
-print nothing and write nothing.
+Under torchrun the same command runs in every process. Rank 0 leads: it sends requests to all ranks, and writes the
+report. The other ranks follow until rank 0 is done; they print nothing and write nothing.
 """
 
 from __future__ import annotations
@@ -55,10 +54,10 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 
 
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Run this rank's part of rank 0's requests until rank 0 is done; yields the results that rank 0 sends.
+    """Take part in rank 0's runs as another rank of torchrun, until rank 0 is done. Yields the results from rank 0.
 
-    Raises CaseError at the call if a case has another world size than torchrun; while iterating, the error that ended
-    rank 0.
+    Raises CaseError at once if a case has another world size than torchrun. If rank 0 ends with an error, raises it
+    during iteration.
     """
     coordinator = power_module(_COORDINATOR)
     coordinator.check_world_size(cases)

@@ -1,7 +1,7 @@
 """Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
 
-A host process must never start CUDA: no rank that it forks afterwards could use a GPU. So the driver's library counts
-GPUs; if that fails, another process does. The facts about CUDA's libraries are read in the ranks themselves.
+A process that has started CUDA cannot fork ranks that use a GPU. So the driver's library counts GPUs, or another
+process if that fails.
 """
 
 from __future__ import annotations

@@ -135,10 +135,10 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
 def read_program(
     folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
 ) -> GraphProgram:
-    """Read the program in a folder for a run of a case. Determinism switches must be set before this call.
+    """Read the precompiled program in a folder for a run of a case. Set determinism switches before.
 
-    Compiled code runs only with `trust_compiled`. Raises ArtifactError, with the replay command, for a file that is
-    missing, unfinished, foreign, damaged, without a program, or made for something else.
+    Compiled code is accepted only with `trust_compiled`. Raises ArtifactError, with the replay command, if a file is
+    missing or damaged, or was made for something else.
     """
     began = time.perf_counter()
     try:

@@ -73,10 +73,13 @@ def _part(part: Compiled) -> dict[str, object]:
 
 
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
-    """Load the compiled step whose file has the sha256 `content`. `passes` are the reports of the step's passes.
+    """Load the compiled code of a precompiled step, from a file with the sha256 `content`.
 
-    Raises ArtifactError without `trust_compiled`, before the file is read. Also raises it if the file is missing,
-    damaged or of another step, or if its code does not load or would have to be compiled.
+    `passes` are the reports of the step's passes. Raises ArtifactError
+
+    - without `trust_compiled`, before the file is read,
+    - if the file is missing, damaged or of another step,
+    - if its code does not load, or would have to be compiled.
     """
     where = str(folder / file.COMPILED)
     # Loading executes the code, so permission is checked first.

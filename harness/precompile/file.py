@@ -49,10 +49,10 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder, and write a note in place of the step, so that no old step stays if precompiling is stopped.
+    """Create the folder of a precompiled step, and write a note that the step is unfinished.
 
-    An old step and its compiled code are deleted. `what` names the case. Raises ArtifactError if the folder cannot be
-    written, or if a file called `step.bitproof` or `compiled.bitproof` is not one of bitproof's; then both files stay.
+    An old step is deleted. `what` names the case in the note. Raises ArtifactError, before any change, if a file
+    `step.bitproof` or `compiled.bitproof` is not one of bitproof's. Also raises it if the folder cannot be written.
     """
     file = folder / NAME
     try:

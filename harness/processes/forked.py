@@ -76,11 +76,10 @@ class Child:
 
 
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which is emptied first unless
-    `adds` is True.
+    """Fork a process that runs `body` and then ends. It also ends when its parent ends.
 
-    The child never returns into its parent's frames. It ends when its parent ends, and writes its stack into its log on
-    request.
+    - `log`: the file for its output, and on request for its stack.
+    - `adds`: append to the log instead of emptying it first.
     """
     return _fork(body, log, adds, is_asked=False)
 

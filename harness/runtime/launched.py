@@ -49,10 +49,10 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """The launcher that started several copies of this command without variables that connect them; None if none did.
+    """The launcher that started several unconnected copies of this command, such as mpirun; None if none did.
 
-    The result is the launcher's name, the variables with a process's number and with the number of processes, and that
-    number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
+    The result is the launcher's name, the variables with the process's number and with the number of processes, and
+    this number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):

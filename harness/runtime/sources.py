@@ -1,7 +1,7 @@
 """The files that decide a traced graph, as they were when this process started.
 
-`note` is called before any module of bitproof, or of torch, is imported. If a file is still unchanged when a graph is
-finished, then it is the file that was imported, however long the import took.
+`note` reads the time and the files' state before any module of bitproof or torch is imported. A file that is still
+unchanged when a graph is finished must be the file that was imported.
 """
 
 from __future__ import annotations
@@ -194,11 +194,11 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of code that Python runs at startup, by name. Such code may patch functions of torch or bitproof.
+    """The sha256 of code that Python runs at startup, by the name of the module or file. Such code may patch torch or
+    bitproof.
 
-    This covers all modules that were loaded before any of bitproof, and the lines of code in .pth files. The .pth files
-    of editable installations, which list paths, are left out: the modules at these paths are covered when they are
-    loaded.
+    - All modules that were loaded before bitproof.
+    - The lines of code in .pth files. Those of editable installations are left out, as they only list paths.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}

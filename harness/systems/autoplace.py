@@ -38,10 +38,11 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's linear program, and the layers and parameters that it places (`scene`).
+    """A case's placement problem, traced from a smaller model that has a single layer of each kind.
 
-    Only one layer of each kind is traced: `kinds` maps the number of the traced layer to the numbers of the model's
-    layers of this kind, as in `{"0": ["0", "1"]}`.
+    - `program`: the problem to solve.
+    - `scene`: the layers and parameters to place.
+    - `kinds`: the numbers of the case's layers, by the number of the traced layer: `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem
@@ -49,10 +50,9 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The names in the model for a name in the traced model, in which one layer stands for all layers of its kind.
+        """The model's names for a name in the traced model, which has a single layer of each kind.
 
-        For example, if layers 0 and 1 are of the same kind, the result for `layers.0.attention.wq` is
-        `layers.0.attention.wq` and `layers.1.attention.wq`.
+        If layers 0 and 1 are of the same kind, `layers.0.wq` gives `layers.0.wq` and `layers.1.wq`.
         """
         if not name.startswith("layers."):
             return [name]
@@ -176,9 +176,10 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Keep only the first layer of each kind: layers are of one kind if their parameters have equal names and shapes.
+    """Keep only the first layer of each kind. Layers are of the same kind if their parameters have equal names and
+    shapes.
 
-    Returns the numbers of the model's layers of each kind, by the number of the kept layer in the smaller model.
+    Returns the numbers of the original layers, by the number of the layer that stands for them: `{"0": ["0", "1"]}`.
     """
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())

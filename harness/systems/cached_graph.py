@@ -67,10 +67,12 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program for the JSON values that `written` returned for it. `began` is the time at which reading began.
+    """The program that `written` turned into the JSON values `kept`.
 
-    `allowed`: the operators that the graph may use; None for all. Raises UnkeptError or ValueError for invalid values,
-    and KeyError, TypeError or AttributeError for values of another form.
+    - `began`: when reading began, for the program's `trace_seconds`.
+    - `allowed`: the operators that the graph may use; None for all.
+
+    For invalid values, raises UnkeptError, ValueError, KeyError, TypeError or AttributeError.
     """
     module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:

@@ -75,10 +75,10 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the lent default group, and all other groups, until user code calls `init_process_group`.
+    """Hide torch's default process group, which bitproof made, and all other groups from user code.
 
-    Called before user code such as a script begins, and when user code destroys the default group. Does nothing if no
-    group is lent, or if it is hidden.
+    They stay hidden until user code calls `init_process_group`. Does nothing if there is no such group, or if it is
+    hidden.
     """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:

@@ -176,8 +176,7 @@ class RunFiles:
     def _check(self, error: BaseException | None) -> None:
         """Raise UsageError if the run depended on a file that an earlier run wrote.
 
-        A run depended on a file if another program or a library read the file, or if the script asked about the file
-        and did not write it.
+        That is: a program or a library read the file, or the script asked about it, as in `os.path.exists`.
         """
         for path in self._reads.found():
             raise _refusal(

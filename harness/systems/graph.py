@@ -1,13 +1,11 @@
-"""The systems that run a graph: the reference's own trainer, with gradients computed by the rewritten step.
+"""The systems that run a graph: bitproof's own trainer, with gradients computed by a traced and rewritten step.
 
     graph       the step as bitproof's own tracer records it, with a symbolic dim for chunks
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
     autoplace   like graph, for a model with solved placements
 
-The reference and the graph pipeline do not import each other; this module connects them.
-
-`prepare` traces and rewrites the step once; then every rank runs the same program. Tracing needs no process group: a
-traced collective has only the name of its group, and names are the same on all ranks.
+`prepare` traces and rewrites the step once, without a process group. Then every rank runs the same program: a traced
+collective has only the name of its group, and names are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -141,9 +139,10 @@ def prepare(
 ) -> GraphProgram:
     """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
 
-    `enter` is called with the name of each phase when it begins, such as "in pass chunk": an error about a hang names
-    the phase. Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that must run before or
-    after an unknown pass.
+    `enter` is called with the name of each phase when it begins, such as "in pass chunk".
+
+    Raises TraceError, ChunkError and PassError. Raises UsageError for an extra pass that must run before or after an
+    unknown pass.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 

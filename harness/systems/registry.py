@@ -216,8 +216,8 @@ def program_name(name: str) -> str:
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
     """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
-    `work` is the run's own folder; the checkouts of git revisions are next to it. `ours` are folders of reports: their
-    files are not watched for changes, even if they are inside the folder of a script.
+    - `work`: the run's folder. Checkouts of git revisions are next to it.
+    - `ours`: folders of reports, whose files are not watched for changes.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script

@@ -151,8 +151,8 @@ class WatchedScript(WatchedLoop):
     def counts(self, optimizer: Optimizer) -> bool:
         """Whether a step of this optimizer counts towards the end of a training step.
 
-        It does if the optimizer wraps no other optimizer, and no other optimizer is calling it. A running optimizer
-        counts as the caller only if it has all of this optimizer's parameters.
+        It does not if the optimizer wraps another optimizer. Nor does it if a running optimizer has all of this
+        optimizer's parameters and so is its caller.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
@@ -220,10 +220,10 @@ class WatchedScript(WatchedLoop):
 
 
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
-    """A factory for a script's system. A script of a git revision runs in a checkout of it, next to the folder `work`.
+    """A function that makes the system of a script, as in `make(case, mesh)`.
 
-    `ours` are bitproof's own folders: their files are not watched for changes, even if they are below the script's
-    folder.
+    - `work`: the run's folder. A script of a git revision runs in a checkout next to it.
+    - `ours`: bitproof's own folders, whose files are not watched for changes.
     """
 
     def make(case: Any, mesh: Any) -> WatchedScript:

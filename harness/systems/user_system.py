@@ -139,7 +139,7 @@ class UserSystem:
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
         """The launches and waits of collectives in the system's graph on this rank, in order; [] if it shows no graph.
 
-        `ranks_in` takes a group's name, and returns the ranks of this rank's group of that name; None if there is none.
+        `ranks_in` returns the ranks of this rank's group of a given name, or None without such a group.
         """
         from bitproof.harness.graph.hazards import turns_of
 

@@ -110,10 +110,10 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether the optimizers in `stepped`, which have run their steps, complete a training step.
+        """Whether a training step is complete, after the optimizers in `stepped` have run.
 
-        If optimizers were passed to `watch`, all of these must have run. If none were, the optimizers in `stepped` must
-        have all parameters of the models, except those that require no gradients and belong to no optimizer.
+        If optimizers were passed to `watch`, all of them must have run. If none were, the optimizers in `stepped` must
+        have all parameters of the models. Frozen parameters without an optimizer do not count.
         """
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)

@@ -80,11 +80,12 @@ def names_in(path: Path, what: str) -> set[str] | None:
 
 
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
-    """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
+    """Raise UsageError if a function in a file cannot be called with any of the `counts` of positional arguments.
 
-    In the error's text, `what` is the file's purpose, and `given` the arguments. Nothing is run. So the function is
-    checked only if its name is bound once: by a `def` without decorators, or by an assignment of a literal, as in `make
-    = 3`.
+    - `what`: the purpose of the file, for the error's text.
+    - `given`: the arguments, for the error's text.
+
+    The file is only parsed, not run. A function whose name is bound twice, or that has decorators, is not checked.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")

@@ -1,8 +1,7 @@
 """Count two activities of a rank that no record shows: collectives with other ranks, and uses of torch.compile.
 
-Without these counts, a trainer that found no process group, or whose compiler is switched off, would pass: it agrees
-with itself in every bit. Most of the counts come from counters that torch and the shared-memory groups keep anyway;
-these are read between steps.
+A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. Only these
+counts show that it tests nothing.
 """
 
 from __future__ import annotations

@@ -66,11 +66,11 @@ _PLACEMENT = "placement_sha256"
 
 
 class Answerer:
-    """Answers requests, and passes events to `send`.
+    """Answers requests in the host process, and passes events to `send`.
 
-    `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting. `made_of`
-    identifies the code of this process. If it is given, graphs may be kept on disk and reused by later processes with
-    the same code.
+    - `hangup`: a file descriptor that hangs up when the sender of the requests stops waiting.
+    - `made_of`: identifies the code of this process. With it, graphs are kept on disk for later processes that have the
+      same code.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:

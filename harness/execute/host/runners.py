@@ -195,10 +195,10 @@ class Preloader:
 
 
 class Tracer:
-    """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each graph.
+    """Answers run requests: traces the step at the first request, and starts a further process per graph.
 
-    The finishing process runs the passes, including a user's pass, and forks the ranks. It is kept for further runs of
-    the same graph, unless a user's pass took part.
+    That process runs the passes, including a user's pass, and forks the ranks. Later runs of the same graph use it
+    again, unless a user's pass took part.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -408,12 +408,11 @@ def run_ranks(
     prepare_seconds: float = 0.0,
     graph_cache: GraphCache | None = None,
 ) -> End:
-    """Fork the ranks in `rank_slots` from the calling process, watch them until all have ended, and return how they
-    ended.
+    """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
-    Raises CaseError for a model that cannot be split over the ranks, and MachineError for a model too large for this
-    machine. MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its
-    GPU.
+    - CaseError: the model cannot be split over the ranks.
+    - MachineError: the model is too large for this machine, or this process has started CUDA. Then no forked rank could
+      use its GPU.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

@@ -91,12 +91,16 @@ class Stage:
         case_timeout: float = float("inf"),
         hangup: int | None = None,
     ) -> A:
-        """Send a request to the stage and return its answer; events before the answer go to `send`.
+        """Send a request to the stage and return its answer. Events before the answer go to `send`.
 
-        `timeout` is the time limit in seconds; errors state the limit of the whole case, `case_timeout`. Raises the
-        BitproofError that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity,
-        if the stage ends or exceeds the time limit. Raises SystemExit if the file descriptor `hangup` hangs up, because
-        then the process that needs the answer has stopped waiting.
+        - `what`: the name of the work, for errors.
+        - `timeout`: the time limit in seconds. Errors state the whole case's limit, `case_timeout`.
+
+        Raises:
+
+        - BitproofError, if the stage answers with this error.
+        - RankError, if the stage ends or exceeds the time limit.
+        - SystemExit, if the file descriptor `hangup` hangs up: the requester has stopped waiting.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)

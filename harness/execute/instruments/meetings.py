@@ -1,12 +1,14 @@
 """Collect the sums and exchanges between ranks in a step: which ranks took part, and in which phase of the step.
 
-The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, they compute the
-same sum, and its bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b +
-a, but (a + b) + c may differ from a + (b + c).
+The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, the bits must be
+equal, because a + b is b + a. Other sums may have another order, and (a + b) + c may differ from a + (b + c).
 
-A gradient is a sum, too: backward adds its parts in place, and these additions are counted. If a sum, or its terms, are
-multiplied or divided by a number that is not a power of two, they are rounded. Such scaling is noted, also for copies
-of the scaled memory. A dispatch mode below autograd observes the calls, in runs that request it.
+Two more roundings are noted:
+
+- A gradient is a sum, too: backward adds its parts in place, and these additions are counted.
+- A sum or its terms may be multiplied or divided by a number that is not a power of two.
+
+The calls are observed by a dispatch mode below autograd, only in runs that request it.
 """
 
 from __future__ import annotations
@@ -91,9 +93,9 @@ class Sums:
     def meetings(self) -> tuple[Meeting, ...] | None:
         """The sums and exchanges of all steps, without duplicates; None if they were not collected.
 
-        The first entry has the largest number of backward passes in a step. Entries about gradients follow: a gradient
-        is a sum of one or more parts, and each number of parts that occurred has an entry. The others are the sums and
-        exchanges; `backwards` is the number of a step's backward passes in which the operation ran.
+        1. The first entry has the largest number of backward passes in a step.
+        2. Then an entry for each number of parts that a gradient was added up from.
+        3. Then the sums and exchanges. `backwards` is the number of a step's backward passes that ran the operation.
         """
         if not self._is_asked:
             return None

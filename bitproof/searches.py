@@ -1,6 +1,6 @@
 """Call the other commands from Python: find a cause, a pass, a smaller case or a proof, or measure sensitivity.
 
-Each function takes a case, or two systems, like `bitproof.run`, and as keywords the options of the command with the
+Each function takes a case, or two systems, like `bitproof.run`. Its keywords are the options of the command with the
 same name. It writes the command's run folder and returns a typed result. Nothing is printed, and torch is not loaded
 into this process.
 """
@@ -122,11 +122,11 @@ def prove(
 ) -> ProofOutcome | PairProof:
     """Prove, without running a rank, that a case's systems compute equal bits for every input.
 
-    The result has the outcome in `verdict`. The proof runs in a separate process, within `timeout` seconds; its log
+    The result has the outcome in `verdict`. The proof runs in a separate process, within `timeout` seconds. Its log
     goes to a run folder in `report_dir`. Raises UsageError if arguments or the case are wrong.
 
-    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: it proves two functions, modules, graphs or exported
-    programs equal. Raises TypeError for a keyword that belongs to the other form.
+    `prove(f, g, *inputs)` proves two functions, modules, graphs or exported programs equal. Raises TypeError for a
+    keyword that belongs to the other form.
     """
     if dynamic_shapes is not None and not others:
         raise TypeError("prove(case) takes no dynamic_shapes: those are of prove(f, g, *inputs)")

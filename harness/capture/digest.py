@@ -54,10 +54,14 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content if all elements are zero or no element is finite.
+    """A tensor's digest, and a name for its content if all of it is zero or none of it is finite.
 
-    The name is "zero" if all elements are zero of either sign, "nan" if all are NaN, and "inf" if none is finite and
-    some are infinite. It is None for other tensors, and for tensors without elements. Raises the errors of `digest`.
+    - "zero": all elements are zero of either sign.
+    - "nan": all elements are NaN.
+    - "inf": no element is finite, and some are infinite.
+    - None: any other tensor, or a tensor without elements.
+
+    Raises the errors of `digest`.
     """
     tensor = plain(tensor)
     found, content = _digest(tensor)

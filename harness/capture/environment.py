@@ -1,8 +1,9 @@
 """Select the environment variables that can change a bit, for manifests and for the keys of caches.
 
-Manifests may be published, so they only have variables from a list: those of numerical libraries, and those of torch
-that select an implementation. The key of a cache must change with anything that might change a bit, so it has all
-variables of torch. Neither contains values that look like secrets, such as `hf_...` tokens.
+- Manifests may be published, so they only have listed variables: those of numerical libraries, and those of torch that
+  select an implementation.
+- The key of a cache must change with anything that might change a bit, so it has all variables of torch.
+- Neither contains values that look like secrets, such as `hf_...` tokens.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Read a recording's table of digests from disk, rank by rank.
+"""Read a recording's table of digests from disk, rank by rank, so that a large recording fits in memory.
 
-A thousand ranks write tens of millions of rows, more than a process should have in memory. In a long table each rank's
-rows are a row group, so a rank can be read without the others. A table of another form is read as a whole.
+In a long table each rank's rows are a row group, so a rank can be read without the others. A table of another form is
+read as a whole.
 
-The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
-the checked file, even if its name then belongs to another file.
+The file is not trusted: schema, sizes and every value are checked before use. It stays open, so later reads get the
+checked file, even if its name then belongs to another file.
 """
 
 from __future__ import annotations
@@ -269,10 +269,10 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """The recording whose digests are in `file`, read with only one row group at a time in memory.
+    """The recording whose digests are in `file`, read with only one rank's rows in memory at a time.
 
-    None unless each row group has the rows of a single rank, in ascending order of ranks. Raises the errors of
-    `read_rows`.
+    None if the file does not allow that: each row group must have the rows of a single rank, in ascending order of
+    ranks. Raises the errors of `read_rows`.
     """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None

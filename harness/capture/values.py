@@ -1,8 +1,7 @@
 """Store the values of tensors that a rank keeps in a run, in a safetensors file, which cannot contain code.
 
 A tensor's name in the file is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole
-file. Reading returns one tensor at a time, so a large recording needs little memory, and compares the tensor with its
-recorded digest.
+file. Reading returns one tensor at a time, and compares it with its recorded digest.
 """
 
 from __future__ import annotations

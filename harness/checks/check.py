@@ -27,11 +27,15 @@ class NoOptions:
 class Evidence:
     """A case with its verdict, and the means to examine it: the argument of a check's `judge`.
 
-    `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
-    checks. A role is "reference" or "candidate". `path(role)` is the folder of its recording. `recording(role)` reads
-    this recording: a digest for each (step, kind, name, rank). `run(role)` runs the role's system again, within the
-    case's time limit, and returns the new recording. `log` is a file for the check's own output. `packing` is set if
-    every call was compared, not only records: the graph nodes that only pack correct values.
+    A role is "reference" or "candidate".
+
+    - `result`: the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
+      checks.
+    - `path(role)`: the folder of the role's recording.
+    - `recording(role)`: this recording, with a digest for each (step, kind, name, rank).
+    - `run(role)`: runs the role's system again, within the case's time limit, and returns the new recording.
+    - `log`: a file for the check's own output.
+    - `packing`: if every call was compared, the graph nodes that only pack correct values; else None.
     """
 
     result: CaseResult
@@ -51,9 +55,11 @@ class Evidence:
 class Check:
     """Base class of checks. A subclass defines `name`, `Options` and `judge`.
 
-    `Options` is a frozen dataclass whose fields are settings (`bitproof.setting`). They define the options of the
-    command line, the keywords of `bitproof.run` and the command that repeats a run. The docstring of a subclass begins
-    with a sentence about the question that it answers.
+    - `Options`: a frozen dataclass whose fields are settings (`bitproof.setting`). They become options of the command
+      line and keywords of `bitproof.run`.
+    - `judge`: answers the check's question about a case.
+
+    The docstring of a subclass begins with a sentence about its question.
     """
 
     name: ClassVar[str]

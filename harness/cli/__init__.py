@@ -1,10 +1,12 @@
 """Parse the command line; each command has its own module.
 
-The exit status of a command is 0 if all is as expected, 1 if not, 2 if the command line or a case is wrong, and 3 if
-something was not judged. `cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs
-it.
+`cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it. This loads neither
+torch nor pandas, so `bitproof list` answers immediately. The exit status of a command is:
 
-This loads neither torch nor pandas, so that `bitproof list` answers immediately, and ranks start from a clean process.
+    0    all is as expected
+    1    it is not
+    2    the command line or a case is wrong
+    3    something was not judged
 """
 
 from __future__ import annotations

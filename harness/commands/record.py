@@ -1,7 +1,7 @@
 """`bitproof record` and `bitproof diff`: record one system, and compare recordings from different times or places.
 
 A recording from another machine, commit or torch version is compared by its digests. Differences between the manifests,
-such as another torch, are printed next to the verdict, since they may explain differing digests.
+such as another torch, are printed next to the verdict.
 """
 
 from __future__ import annotations
@@ -68,8 +68,10 @@ class Target:
 def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
     """Record a system on a case, with logs in a run folder. Returns 0; after an error the target is unchanged.
 
-    A baseline includes the values of its first and last step by default. Raises UsageError if a pattern for values
-    matches no tensor, or if there is a baseline already, and RankError if the system fails.
+    A baseline includes the values of its first and last step by default.
+
+    - UsageError: a pattern for values matches no tensor, or there is a baseline already.
+    - RankError: the system fails.
     """
     if target.baseline_dir is not None:
         values = options.values or first_and_last_step(case.steps)

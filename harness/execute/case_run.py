@@ -59,15 +59,19 @@ A = TypeVar("A")
 class CaseRun:
     """Runs a case: both of its systems for the first time, and again if a check or a search needs that.
 
-    A `role` is "reference" or "candidate". An `arm` is a run's purpose: "first"; "control" (a repetition with the same
-    settings); "stress" (a repetition with random sleeps); or "replay1", "replay2", ... for a search for the cause.
+    A `role` is "reference" or "candidate". An `arm` is the purpose of a run:
+
+    - "first"
+    - "control": a repetition with the same settings
+    - "stress": a repetition with random sleeps
+    - "replay1", "replay2", ...: for a search for the cause
 
     The checks of `checks/case_checks.py` read these attributes:
 
     - `comparison`: the result of comparing the two first runs.
     - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
     - `repeats`: for each repetition, its comparison with the first run of the same system.
-    - `races`: a dict used as an ordered set of lines, one about each race in the systems' graphs.
+    - `races`: lines about races in the systems' graphs, as the keys of a dict.
     """
 
     case: Case

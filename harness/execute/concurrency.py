@@ -35,8 +35,9 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 class Concurrency:
     """The number of cases that run at the same time, with the facts that decided it.
 
-    `num_ranks`: the number of ranks of the largest case. `cores`: the machine's cores that runs may use. `memory`: the
-    machine's free memory in bytes; None if unknown.
+    - `num_ranks`: the number of ranks of the largest case.
+    - `cores`: the machine's cores that runs may use.
+    - `memory`: the machine's free memory in bytes; None if unknown.
     """
 
     num_cases: int = 1

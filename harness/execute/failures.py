@@ -1,8 +1,8 @@
 """Describe how ranks fail, and find the rank to blame. Imports no torch.
 
-If a rank fails, others fail as well, since their connections to that rank close. The first rank that failed for a
-reason of its own is blamed. A rank that only lost its peers is blamed only if there is no such rank. For example, rank
-1 raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
+If a rank fails, its connections close, so other ranks fail as well. The rank to blame is the first that failed for
+another reason than a closed connection. If there is none, it is the first that lost a connection. For example, rank 1
+raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ MAX_FOUND = 500
 class Failure:
     """The failure of a rank.
 
-    `time`: a reading of `time.monotonic()`. `what`: the end of a sentence that begins with "rank 3 of graph", such as
-    "raised" or "was killed by signal 9 (SIGKILL)". `secondary`: the rank failed only because its connection to another
-    rank was lost.
+    - `time`: a reading of `time.monotonic()`.
+    - `what`: the end of a sentence that begins with "rank 3 of graph", such as "was killed by signal 9 (SIGKILL)".
+    - `secondary`: the rank failed only because its connection to another rank was lost.
     """
 
     rank: int

@@ -40,11 +40,12 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """A host process. Its process group contains every rank, so a single signal ends the host and all ranks.
+    """A host process, and in its process group every rank, so that a single signal ends all of them.
 
-    The process starts when this object is made, and imports torch while the caller continues. Temporary files of the
-    host and of its descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks
-    of a run, `starts` names these ranks and their machine in errors, as in "rank 3 on node7".
+    It starts when this object is made, and imports torch while the caller continues.
+
+    - `temporary`: the folder for temporary files of the host and of its descendants, such as compilers.
+    - `starts`: if the host starts only some ranks of a run, names these in errors, as in "rank 3 on node7".
     """
 
     def __init__(

@@ -1,8 +1,7 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
-A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. If a case runs the system
-`precompiled` without --precompiled, the step is made at the start of the case's run, in a separate process that ends
-afterwards.
+A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. For the system
+`precompiled` without --precompiled, the run makes the step at its start, in a separate process.
 """
 
 from __future__ import annotations

@@ -230,14 +230,17 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host process starts, the store in which ranks find each other, and the files for their
-    records.
+    """The ranks of a run that a host process starts, and the places for their files.
 
-    `part` is a template for the paths of the ranks' files of records, with `{rank}` in it.
+    - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
+    - `store`: the path of the file through which ranks find each other.
 
-    Without `server`, the host process starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
-    torchrun started the rank. Then `server` is the address (host name, port) of the launcher's store, `store` a prefix
-    for the keys in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
+    If a launcher such as torchrun started the rank:
+
+    - `server`: host name and port of the launcher's store, else None.
+    - `store`: a prefix for the keys in that store.
+    - `gpu`: the index of the rank's GPU.
+    - `local_rank`, `local_world_size`: as in torchrun.
     """
 
     ranks: tuple[int, ...]

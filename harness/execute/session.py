@@ -1,7 +1,7 @@
 """A session: a host process, which runs systems, and a temporary folder, which all cases of a command share.
 
-Cases that run concurrently have a session each. A session leaves no process and no file behind, even after an error or
-an interrupt.
+Cases that run at the same time have a session each. A session leaves no process and no file behind, even after an error
+or an interrupt.
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """Facts about a graph after all passes, and about the code that a backend generated, for the manifest and the
-    report.
+    """Facts about a graph after all passes, for the manifest and the report.
 
+    - `code_hash`: of the graph. `generated_hash`: of the code that a backend generated, if any.
     - `is_kept`: an earlier run traced the graph.
     - `artifact`: the precompiled step, if the graph was read from a folder.
     - `races`: descriptions of pairs of calls that use the same memory in no fixed order.
@@ -51,7 +51,7 @@ class PreparedGraph:
         """Texts that say how much of the graph a backend compiled, such as "inductor compiled 3 regions, 120 nodes in
         all".
 
-        There is one text for the graph; for a partitioned graph, one for each half: "forward, ..." and "backward, ...".
+        A partitioned graph has a text for each half: "forward, ..." and "backward, ...".
         """
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         # A backend that compiled the halves of a partitioned graph has facts under each half's name.

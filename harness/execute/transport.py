@@ -36,10 +36,10 @@ def follows() -> bool:
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """Context with the open client for these cases. It is closed at the end. Not for ranks of torchrun other than 0.
+    """Context with the open client that runs these cases. Not for ranks of torchrun other than 0.
 
-    Raises CaseError if a case has another world size than torchrun, and UsageError if a launcher started several copies
-    of the command without the variables that connect copies.
+    Raises CaseError if a case has another world size than torchrun. Raises UsageError if a launcher such as mpirun
+    started several unconnected copies of the command.
     """
     refuse_copies()
     if is_torchrun():

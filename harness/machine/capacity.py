@@ -1,7 +1,7 @@
 """Computes how many runs fit on the machine at once, by cores and memory. Loads no torch.
 
-With too few cores, concurrent runs take longer; with too little memory, they crash the machine. So runs are concurrent
-only if each rank has a core of its own and the memory that it is known to need.
+Runs are concurrent only if each rank has a core of its own and the memory that it is known to need. With too few cores,
+they would take longer. With too little memory, they would crash the machine.
 """
 
 from __future__ import annotations

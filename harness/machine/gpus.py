@@ -42,10 +42,10 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that torch can use, in torch's order. A GPU has the same name in all processes of the machine.
+    """Names of the GPUs that torch can use, in torch's order, without starting CUDA.
 
-    Example: ("GPU-5f1c...",) in a rank of `srun --gpus-per-task=1`, while its index is 0 in each rank. Like `num_gpus`,
-    this does not start CUDA.
+    A GPU has the same name in all processes of the machine. For example, under `srun --gpus-per-task=1` each rank's GPU
+    has the index 0, but another name, such as "GPU-5f1c...".
     """
     from bitproof.harness.torch_compat import name_visible_gpus
 

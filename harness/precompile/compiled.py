@@ -2,12 +2,12 @@
 
     DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 
-A single part is the whole step. Two parts are its forward and its backward half; then `read_again` has the indices of
+A single part is the whole step. Two parts are its forward and its backward half. Then `read_again` has the indices of
 the inputs that backward reads again.
 
-Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code.
-Promises: exactly the stored files run, and nothing is compiled: a kernel that is not among them is refused.
-Refuses:  to run anything without permission. A hash shows that code is unmodified, but not that it is harmless.
+Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code. Promises: exactly the
+stored files run, and nothing is compiled: a kernel that is not among them is refused. Refuses:  to run anything without
+permission. A hash shows that code is unmodified, but not that it is harmless.
 """
 
 from __future__ import annotations

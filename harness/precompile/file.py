@@ -3,11 +3,11 @@
     DIR/step.bitproof        bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
     DIR/compiled.bitproof    the same form, if a backend compiled the step; the other file has its sha256
 
-Every byte counts: the header must match exactly, and the hash covers the rest. Nothing read here is executed. The hash
-detects damage, not forgery, so the reader must check the JSON's content.
+The header must match exactly, and the hash covers the rest. The hash detects damage, not forgery, so the reader must
+check the JSON's content. Nothing read here is executed.
 
-A file appears complete or not at all. The writer first replaces it by a note, so that an old file is never mistaken for
-a new one that could not be made.
+A file appears complete or not at all. The writer first replaces an old file by a note, so that it is never mistaken for
+a new one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detects whether a launcher, such as torchrun, started this process as a rank.
 
-Launched ranks are recognized by the variables that `init_process_group("env://")` reads. torchrun sets these; with
-`srun` a script does. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
+Such a rank has the variables that `init_process_group("env://")` reads. torchrun sets these; with `srun` a script does.
+Ranks that bitproof forks have the same variables, and in addition `FORKED`.
 """
 
 from __future__ import annotations

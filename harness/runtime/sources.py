@@ -45,9 +45,9 @@ Stat = tuple[str, int, int, int, int]
 class Sources:
     """The files of bitproof's packages and of torch, as digests and facts.
 
-    `digest` covers every byte of bitproof's packages. It covers torch's files, which are 60 MB, only by path, size and
-    time. `own` covers only bitproof's packages, without the path of their folder, so it is equal on machines with the
-    same release.
+    - `digest`: covers every byte of bitproof's packages, but torch's files only by path, size and time.
+    - `own`: covers only bitproof's packages, and is equal on all machines with the same release.
+    - `stats`: path, size and times of each file.
     """
 
     digest: str
@@ -67,9 +67,9 @@ Absent = tuple[str]
 class Later:
     """The modules that a process loaded after it had made its key for a cache.
 
-    `files` has the path, size and times of each loaded file, or only the path if the file did not exist. `code` has the
-    sha256 of the code of each module that was compiled from its text, by the module's file. `found` maps packages that
-    were searched for to their path; None if a package was missing.
+    - `files`: path, size and times of each loaded file. If a file did not exist, only its path.
+    - `code`: by file, the sha256 of the code of each module that was compiled from its text.
+    - `found`: by name, the path of each package that was searched for; None if it was missing.
     """
 
     files: tuple[Stat | Absent, ...] = ()
@@ -92,10 +92,10 @@ class Later:
 
 @dataclass(frozen=True)
 class Installation:
-    """The code of this process. `others` is a hash of bitproof's code that ran, and of all other loaded files.
+    """The code of this process.
 
-    If this process did not compile a module from its text, `others` covers the source file and the compiled file: the
-    import used one of them.
+    `others` is a hash of bitproof's code that ran, and of all other loaded files. If a module may come from a compiled
+    file, that file is covered, too.
     """
 
     sources: Sources
@@ -126,8 +126,8 @@ loaded_at_start: frozenset[str] = frozenset()
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the files of bitproof and of torch, once, before any of them is imported. This takes 50 ms.
 
-    `loaded` are the modules that were loaded before. If some of them belong to bitproof or torch, as in a process that
-    has patched a module, nothing is noted, and this process's code stays unknown.
+    `loaded` are the modules that were loaded before. If some of them belong to bitproof or torch, nothing is read, and
+    this process's code stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -181,8 +181,7 @@ def own_digest() -> str:
 def torch_digest() -> str:
     """The sha256 of torch's installation: the text of Python files, and the sizes of libraries. Takes 0.2 s.
 
-    Only the sizes of libraries count, because these are gigabytes. Compiled Python files (.pyc) do not count. The
-    result is the same on machines with the same installation.
+    Equal installations give the same result on all machines. Compiled Python files (.pyc) do not count.
     """
     told, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""

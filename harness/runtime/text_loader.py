@@ -1,12 +1,12 @@
 """Import hook: validates cached bytecode by the source's hash (PEP 552), never by mtime and size.
 
-Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So Python may
-run old code after an edit: if the edit was within a second, or if `cp -p`, rsync or tar restored the file's time.
+Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So it may run
+old code after an edit: an edit within a second, or a `cp -p`, rsync or tar that restored the file's time.
 
-With this hook, bytecode must have the hash of the exact text (PEP 552). The hash is checked even if the bytecode's
-flags say that it need not be. New bytecode is written with the hash. The hook leaves modules of Python's installation
-to Python, except bitproof's own. The compiled files of modules that it leaves to Python are checked before a result is
-kept (harness/runtime/sources.py).
+- Bytecode must have the hash of the exact text, even if its flags say that this need not be checked.
+- New bytecode is written with the hash.
+- Modules of Python's installation are left to Python, except bitproof's own. Their compiled files are checked before a
+  result is kept (harness/runtime/sources.py).
 """
 
 from __future__ import annotations
@@ -141,11 +141,10 @@ def _without_flags(header: bytes) -> tuple[bytes, bytes]:
 
 
 def _canonical(code: CodeType) -> bytes:
-    """Code as bytes that do not depend on other objects in the process.
+    """Code as bytes that are equal for equal code, whatever other objects exist in the process.
 
-    Later formats of marshal mark each object that has other references, so their bytes may differ for equal code. The
-    early format does not, but it lacks slices, which may be constants from Python 3.14 on. So each slice is replaced by
-    a tuple that begins with StopIteration: marshal supports it, and no source text can have it as a constant.
+    Python's later formats of marshal lack this property. The early format lacks slices, so each slice is replaced by a
+    tuple.
     """
     return marshal.dumps(_without_slices(code) if _MAY_LACK_A_FORM else code, _EARLY_FORM)
 

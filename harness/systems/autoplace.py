@@ -1,12 +1,12 @@
 """Find the placements of a case's parameters: trace its model with whole parameters, and solve a linear program.
 
-This module connects the reference, which has the layers and parameters, to the linear program, which has neither.
-
 1. Group the layers into kinds, and keep one layer of each kind: all layers of a kind get the same placement.
 2. Trace the step of this smaller model with one rank's batch, on fake tensors, with whole parameters in the compute
    dtype.
 3. Build the linear program, and solve it under the case's memory bound. Report its plan beside plans written by hand.
 4. Give all layers of a kind the placement of the traced layer.
+
+The reference has the layers and parameters, and the linear program has neither: this module connects them.
 """
 
 from __future__ import annotations
@@ -61,11 +61,12 @@ class Traced:
 
 
 def place(case: Case) -> tuple[Plan, Placed]:
-    """Find the best placements for a case; returns the plan, and facts about it for the report.
+    """Find the best placements for a case, and return the plan, and facts about it for the report.
 
-    The result depends only on the case and on the versions of torch and scipy. Raises PlacementError if no plan meets
-    the memory bound, CaseError for a layer that cannot be placed, MachineError without scipy, and TraceError if tracing
-    fails.
+    - PlacementError: no plan meets the memory bound.
+    - CaseError: a layer cannot be placed.
+    - MachineError: scipy is missing.
+    - TraceError: tracing fails.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -115,10 +116,10 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """The costs and bytes of two plans written by hand, regardless of the memory bound, by the plans' names.
+    """The costs and bytes of two plans written by hand, by name, regardless of the memory bound.
 
-    `fsdp` shards all parameters over data-parallel ranks. `fsdp and tp` also splits layers over tensor-parallel ranks:
-    all layers that can be split.
+    - `fsdp`: all parameters are sharded over data-parallel ranks.
+    - `fsdp and tp`: in addition, all layers that can be split are split over tensor-parallel ranks.
     """
     program, scene = traced.program, traced.scene
     found = {}

@@ -1,12 +1,12 @@
 """Keep a traced graph on disk from one run for the next, in the graph cache of its case.
 
-Needs:    a graph cache, whose key covers everything that decides the graph.
-Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards (possible races
-          and deadlocks) are kept, too: they depend on the devices of values, and a kept graph has no devices.
+Needs:    a graph cache, whose key covers everything that decides the graph. Promises: a program with exactly the traced
+code: its hash is compared with the kept hash. Its hazards (possible races
+          and deadlocks) are kept, too, because they depend on the devices of values, which a kept graph lacks.
 Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
-Never kept are graphs that a user's pass has modified (it may have other effects), compiled code of a backend, and
-graphs that depend on a user's own cost model.
+Three kinds of graphs are never kept: graphs that a user's pass has modified, compiled code of a backend, and graphs
+that depend on a user's own cost model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
 
-Tracing gets only `traced_part` of a case, so the case's other fields cannot affect the graph. The key has that part,
-the process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables
-that numeric libraries read.
+- The part of the case that tracing gets (`traced_part`).
+- The process's own code (harness/runtime/sources.py), its versions, flags and switches.
+- The environment variables that numeric libraries read.
 """
 
 from __future__ import annotations

@@ -131,10 +131,11 @@ def _leaves_in(
 
 
 def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
-    """A dict's key as a text that is the same in every run: the name of a parameter, if the key is the parameter or its
-    id.
+    """A dict's key as a text that is the same in every run.
 
-    A key that is neither a text nor an int becomes `number`, its index in the dict.
+    - A parameter, or a parameter's id: its name.
+    - Another text or int: itself.
+    - Any other key: `number`, its index in the dict.
     """
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name

@@ -3,15 +3,14 @@
     train.py --lr 3e-4                  the file, with its arguments
     git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
 
-1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. It has its own `sys.argv`,
-   its folder is first on `sys.path`, and torchrun's variables are set only with several ranks. No process group exists
-   until the script makes one.
+1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. So torchrun's variables
+   are set only with several ranks, and no process group exists until the script makes one.
 2. `watched_loop` divides the run into steps by the optimizers that the script creates. A step ends when all parameters
    of these optimizers have been stepped.
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
 4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
    a step.
-5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` instead of a spawned process.
+5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` instead.
 
 Imports torch when it is used.
 """

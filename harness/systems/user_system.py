@@ -30,9 +30,9 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 class UserSystem:
     """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
 
-    `made` is the factory's result. `names` maps the system's names of tensors to the reference's; if `names` is empty,
-    `made.names` is used. `captured` has, for the system `compiled`, the graphs that torch.compile captures. Raises
-    UsageError for an object that cannot take steps.
+    - `made`: the factory's result. Raises UsageError if it cannot take steps.
+    - `names`: maps the system's names of tensors to the reference's. If it is empty, `made.names` is used.
+    - `captured`: the graphs that torch.compile captures, for the system `compiled`.
     """
 
     def __init__(

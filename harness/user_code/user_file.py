@@ -37,10 +37,10 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a new module; returns the module and the sha256 of the text that ran.
+    """Run a file as a new module. Returns the module, and the sha256 of the text that ran.
 
-    The file can import the modules beside it, as with `python FILE.py`. A file of a package can import the package's
-    modules, by relative and absolute names. The module stays in sys.modules. Errors of the file are raised unchanged.
+    The file can import the modules beside it, as with `python FILE.py`. A file of a package can also import the
+    package's modules. The module stays in sys.modules. Errors of the file are raised unchanged.
     """
     # Not an import, which might run cached code of another text.
     code = read_plain(path)
@@ -64,9 +64,9 @@ def find_beside(root: Path) -> None:
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """The names that a file's module defines, found without running the file; None if they cannot be found this way.
+    """The names that a file's module defines, found without running the file; None if that is impossible.
 
-    Raises UsageError if the file cannot be read or is not Python. `what` is the file's purpose in the error's text.
+    Raises UsageError, with the file's purpose `what`, if the file cannot be read or is not Python.
     """
     try:
         tree = ast.parse(read_plain(path), str(path))

@@ -2,7 +2,7 @@
 now.
 
 Python returns a loaded module to every import of its name, from any file. If two files in two folders both `import
-util`, both get the `util` of the first file. The second file is therefore refused.
+util`, both would get the `util` of the first file. So the second file is refused.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""Stages: forked processes for work that the host process must not do, namely tracing, which runs autograd, and graph
-passes.
+"""Stages: forked processes that trace steps and run graph passes, in place of the host process.
 
-If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
-backward. A pass may change any state of its process. So neither may happen in the host process, from which the ranks of
-references, second runs and later cases are forked. The host sends requests to a stage as lines of JSON, and receives
-events and an answer.
+Both would spoil the host process, from which later ranks are forked:
+
+- Tracing runs autograd, which starts threads if torch knows of devices. A process forked after that cannot run
+  backward.
+- A pass may change any state of its process.
+
+The host sends requests to a stage as lines of JSON, and receives events and an answer.
 """
 
 from __future__ import annotations

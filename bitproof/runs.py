@@ -68,9 +68,10 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """The comparison as a DataFrame with a row per tensor.
 
-        Its columns are step, rank, kind, name, both systems' digests, dtypes and shapes, and `equal`. If only one
-        system recorded a tensor, the other's values are missing. Raises RecordingError if the run has no recordings of
-        both systems, e.g. after an error.
+        - Columns: step, rank, kind, name, both systems' digests, dtypes and shapes, and `equal`.
+        - Values are missing if only one system recorded the tensor.
+
+        Raises RecordingError if the run has no recordings of both systems, e.g. after an error.
         """
         from bitproof.frames import frame_of_run
 
@@ -315,7 +316,7 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
     """The files and options with which a command uses the same case and the same mapping of names.
 
-    Returns the texts of the files by name, which must be written into `folder`, and the options that name these files.
+    Returns the texts of files to write into `folder`, by name, and the options that name these files.
     """
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
@@ -351,7 +352,7 @@ def record(
     """Record one system on a case into `out`, a folder that must not exist yet, and return `out`.
 
     - `settings`: the options of `bitproof record`, with `_` for `-`.
-    - `report_dir`: where the run folder with the logs is written.
+    - `report_dir`: for a run folder with logs.
 
     Raises UsageError if arguments are wrong, and RankError if the system fails.
     """

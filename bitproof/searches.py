@@ -37,8 +37,8 @@ def localize(
 ) -> Run:
     """Run a case, regardless of its expected verdict, and find the cause of its first difference.
 
-    The difference and its cause are in `first_divergence` of the returned run. Raises UsageError if arguments or the
-    case are wrong, before anything runs.
+    Both are in `first_divergence` of the returned run. Raises UsageError, before anything runs, if arguments or the
+    case are wrong.
     """
     from bitproof.harness.commands.localize import LOCALIZE_FILE, any_difference
     from bitproof.harness.report.story import render

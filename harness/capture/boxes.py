@@ -18,10 +18,9 @@ from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """The part of a whole tensor that this rank has, as ranges of indices.
+    """The part of a DTensor or of a flattened tensor that this rank has, as ranges of indices.
 
-    None if the tensor is neither a DTensor nor a part of a flattened tensor. Also None for a partial sum, and if the
-    local tensor does not fit its placements.
+    None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
     """
     # The mark has the whole shape, and the indices of the part's first element and after its last.
     if (said := getattr(tensor, FLAT, None)) is not None:

@@ -54,12 +54,11 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content if all of it is zero or none of it is finite.
+    """A tensor's digest, and a name for its content, or None.
 
     - "zero": all elements are zero of either sign.
     - "nan": all elements are NaN.
     - "inf": no element is finite, and some are infinite.
-    - None: any other tensor, or a tensor without elements.
 
     Raises the errors of `digest`.
     """
@@ -151,8 +150,8 @@ tensor, the index of the part's first element in the flattened tensor, and the i
 def placements(tensor: torch.Tensor) -> str | None:
     """A text about how a distributed tensor is placed; None for a tensor that is whole.
 
-    - A DTensor: `Shard(dim=0) of [8, 4] over [2]`, the shapes of the tensor and the mesh.
-    - A part of a flattened tensor: `flat of [8, 4]`, the shape of the whole tensor.
+    - A DTensor: `Shard(dim=0) of [8, 4] over [2]`.
+    - A part of a flattened tensor: `flat of [8, 4]`.
     """
     if (said := getattr(tensor, FLAT, None)) is not None:
         return f"flat of {list(said[0])}"

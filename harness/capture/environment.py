@@ -54,8 +54,8 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 def environment_variables() -> dict[str, str]:
     """The environment variables that can change a bit, by name, for a manifest.
 
-    Variables that differ from launch to launch are left out, and so are names that look like secrets. A value that
-    looks like a secret is replaced by its digest.
+    Names that look like secrets, or differ from launch to launch, are left out. A secret-looking value is replaced by
+    its digest.
     """
     return {name: told(value) for name, value in _relevant(os.environ) if _is_listed(name)}
 

@@ -1,7 +1,7 @@
 """Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
-A kernel in Triton reads each byte once. Without Triton, torch's operators compute the same, but read each byte some ten
-times. Both are tested before use: they must hash known leaves as xxhash does.
+A kernel in Triton does this, or torch's operators, which are slower. Both are tested before use: they must hash known
+leaves as xxhash does.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Collect the facts about a rank's code and machine that can change a bit.
 
-Ranks on several machines may have another checkout, another build of torch, or another environment variable. Ranks that
-differ are refused before they take a step, because a single manifest describes all ranks.
+A single manifest describes all ranks. So ranks that differ, for example by another build of torch, are refused before
+they take a step.
 """
 
 from __future__ import annotations
@@ -72,10 +72,9 @@ def _digest_of_build(build: Sequence[str]) -> str:
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """The facts that only a rank itself knows, after its system is made: its device, and the code that it has loaded.
+    """The facts that only a rank itself knows: its device and, `with_code`, the code that it has loaded.
 
-    - `gpu`: the facts from CUDA; None on a CPU.
-    - `with_code`: whether to include the loaded code.
+    `gpu` has the facts from CUDA; None on a CPU.
     """
     code = loaded_files() if with_code else {}
     if gpu is None:

@@ -23,10 +23,10 @@ from bitproof.harness.records.layout import Box, Cuts
 class Recorder:
     """The tensors that a rank has recorded, as rows in order.
 
-    - `keep`: the key of a tensor to copy, into `kept`.
+    - `keep`: the key of a tensor to copy into `kept`.
     - `patterns`: which tensors to copy into `values`.
     - `seconds`: the time that recording has taken.
-    - `cuts`: how to divide some tensors into cells, by `kind/name`. Each cell's digest is recorded, too.
+    - `cuts`: cells of some tensors whose digests are recorded, too, by `kind/name`.
     """
 
     rank: int
@@ -45,8 +45,7 @@ class Recorder:
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
         """Record a tensor. Its digest is computed at once, so the system may change it afterwards.
 
-        Raises RecordingError for an unknown kind, a loss that is not a single number, or a second tensor of the same
-        kind and name in a step.
+        Raises RecordingError for an unknown kind, a loss that is no single number, or a name shown twice in a step.
         """
         began = time.perf_counter()
         key = Key(self.step, kind, name, self.rank)

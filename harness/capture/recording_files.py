@@ -186,8 +186,8 @@ def read_recording(folder: Path) -> Recording:
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
     """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
 
-    If the system can exchange folders, a folder of this name exists at every moment. Without `replaces`, raises
-    FileExistsError if there is an old folder.
+    A folder of this name exists at every moment, if the system can exchange folders. Without `replaces`,
+    FileExistsError protects an old folder.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.
@@ -304,8 +304,8 @@ def _write_folder(
 ) -> None:
     """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
 
-    `silent` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
-    this order, up to the first column that is not empty.
+    `silent` names the columns among `cells`, `box` and `placements` that may be left out, because all tables leave them
+    empty.
     """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.

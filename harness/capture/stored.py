@@ -269,10 +269,9 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """The recording whose digests are in `file`, read with only one rank's rows in memory at a time.
+    """The recording whose digests are in `file`, read with only one rank's rows in memory.
 
-    None if the file does not allow that: each row group must have the rows of a single rank, in ascending order of
-    ranks. Raises the errors of `read_rows`.
+    None unless each row group has the rows of a single rank, in ascending order. Raises the errors of `read_rows`.
     """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
@@ -377,8 +376,7 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
     """Raise RecordingError if two rows of a rank have the same key.
 
-    Pass the returned rows as `before` when the next rank is checked. A rank that recorded the same tensors as `before`
-    has the same keys and is not checked.
+    Returns rows to pass as `before` for the next rank. If that rank recorded the same tensors, its keys need no check.
     """
     if before and rows.recorded_like(before):
         return before

@@ -55,8 +55,8 @@ class Evidence:
 class Check:
     """Base class of checks. A subclass defines `name`, `Options` and `judge`.
 
-    - `Options`: a frozen dataclass whose fields are settings (`bitproof.setting`). They become options of the command
-      line and keywords of `bitproof.run`.
+    - `Options`: a frozen dataclass whose fields are settings (`bitproof.setting`): options of the command line and
+      keywords of `bitproof.run`.
     - `judge`: answers the check's question about a case.
 
     The docstring of a subclass begins with a sentence about its question.

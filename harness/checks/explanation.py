@@ -1,7 +1,7 @@
 """Explain the difference of two recordings by a certificate.
 
 For example, a certificate of `bitproof moved` states that some operator calls account for the whole difference between
-two environments. The module that writes a format of certificates also reads it.
+two environments.
 """
 
 from __future__ import annotations

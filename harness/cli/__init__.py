@@ -46,10 +46,10 @@ _REMOVED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status. Errors are printed: a user's mistake in words, a bug as a traceback.
+    """Run a command and return its exit status. Prints a user's mistake in words, and a bug as a traceback.
 
-    If standard output cannot be written, a command that only prints returns 3. A command that writes files continues
-    and keeps its status. A reader that stops early, such as `head`, does not change the status.
+    A command that only prints returns 3 if standard output cannot be written. A reader that stops early, such as
+    `head`, does not matter.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

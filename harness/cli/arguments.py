@@ -71,8 +71,8 @@ def chosen_cases(
 ) -> list[Case]:
     """Return the cases that -k selects, with the changes: from the files of --case, or else from all built-in cases.
 
-    Without -k and --case, returns the cases named in `usual`, or all if it is None. Raises UsageError if two files have
-    cases of the same name, and for a wrong expression or file.
+    Without -k and --case, returns the cases in `usual`, or all. Raises UsageError if two files have cases of the same
+    name.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)

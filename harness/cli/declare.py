@@ -84,9 +84,8 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that adds a command to the program, with examples of its use.
 
-    - `brief`: the command's line in the program's help, at most 57 characters. By default, the first sentence of the
-      command's help.
-    - `statuses`: the meanings of the exit statuses 0, 1 and 3.
+    - `brief`: its line in the program's help; by default, the first sentence of its own help.
+    - `statuses`: the meanings of exit statuses 0, 1 and 3.
     """
     return to.command(
         name, cls=Command, epilog="\n".join(examples), short_help=brief, context_settings={"obj": statuses}

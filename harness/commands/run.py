@@ -43,9 +43,9 @@ NO_RESULT = "the launcher gave no result for this case"
 class Progressing:
     """The state of a run: its results so far, and how it ended.
 
-    - `reason`: why cases without a result have none.
-    - `failure`: the error that ended the run, or None.
-    - `status`: the exit status for this error.
+    - `reason`: why some cases have no result.
+    - `failure`: the error that ended the run.
+    - `status`: that error's exit status.
     - `reports`: whether this process writes the report.
     """
 

@@ -195,10 +195,10 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run a role's system once, write its recording or the replay's archives, and return the host process's answer.
+        """Run a role's system once, write its recording, and return the host process's answer.
 
-        - `out`: the folder to write to; None for the folder of the role and the arm.
-        - `later`: the next request, whose graph may be traced during this run.
+        - `out`: the folder to write to; None for the usual folder of the role and the arm.
+        - `later`: the next request, whose graph may be traced meanwhile.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))

@@ -35,9 +35,9 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 class Concurrency:
     """The number of cases that run at the same time, with the facts that decided it.
 
-    - `num_ranks`: the number of ranks of the largest case.
-    - `cores`: the machine's cores that runs may use.
-    - `memory`: the machine's free memory in bytes; None if unknown.
+    - `num_ranks`: of the largest case.
+    - `cores`: that runs may use.
+    - `memory`: free bytes; None if unknown.
     """
 
     num_cases: int = 1
@@ -57,8 +57,7 @@ class Concurrency:
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
     """Decide how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    "auto" uses a core per rank: 8 cores allow 4 cases of 2 ranks. Under torchrun or on GPUs, raises UsageError if more
-    than 1 is requested.
+    "auto" uses a core per rank. Raises UsageError for more than 1 under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -82,8 +81,7 @@ def judge_at_once(
 ) -> Iterator[CaseResult]:
     """Judge several cases at the same time, one per session, and yield each result as soon as it is known.
 
-    `on_event` is called in the caller's thread. If the caller closes the iterator, running cases are ended. Errors that
-    `judge` raises are raised here.
+    `on_event` is called in the caller's thread. Closing the iterator ends running cases.
     """
     # All threads put events, results and errors into a queue, so that `on_event` runs in the caller's thread only.
     answers: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()

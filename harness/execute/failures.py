@@ -38,8 +38,8 @@ class Failure:
     """The failure of a rank.
 
     - `time`: a reading of `time.monotonic()`.
-    - `what`: the end of a sentence that begins with "rank 3 of graph", such as "was killed by signal 9 (SIGKILL)".
-    - `secondary`: the rank failed only because its connection to another rank was lost.
+    - `what`: as in "raised" or "was killed by signal 9 (SIGKILL)".
+    - `secondary`: the rank failed only because it lost its connection to another rank.
     """
 
     rank: int
@@ -51,10 +51,9 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`, with the traceback as `details`.
+    """The failure of a rank whose code raised `error`. `around` has the active stack frames, outermost first.
 
-    - `around`: the stack frames that are still active, outermost first.
-    - `details` are the error's text alone if the traceback adds nothing, as for a CaseError.
+    Its `details` are the traceback, or only the error's text if the traceback adds nothing.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -165,8 +164,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` says how far each unfinished rank was, as in {0: "at step 3"}. The error lists ranks at the same place
-    together: "ranks 0, 2 at step 3; rank 1 at step 2".
+    `places` says how far each of them was, as in {0: "at step 3"}. The error joins ranks at the same place: "ranks 0, 2
+    at step 3; rank 1 at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):

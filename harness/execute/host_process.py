@@ -71,9 +71,8 @@ class HostProcess:
     ) -> A:
         """Send a request and return its answer. Events before the answer go to `on_event`.
 
-        - BitproofError: the host process answers with this error.
-        - HostLost: the host process dies, or sends no answer within `timeout` seconds.
-        - Abandoned: `is_abandoned`, which is called regularly, returns True. The host process is killed.
+        Raises the BitproofError that is the answer, HostLost if the host process dies or `timeout` seconds have passed,
+        and Abandoned once `is_abandoned` returns True.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():

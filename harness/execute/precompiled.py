@@ -1,7 +1,6 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
-A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. For the system
-`precompiled` without --precompiled, the run makes the step at its start, in a separate process.
+The step is a folder that `bitproof precompile` wrote. Without --precompiled, the run makes it at its start.
 """
 
 from __future__ import annotations
@@ -86,10 +85,12 @@ class PrecompiledStep:
 def check_precompiled(case: Case, options: RunOptions) -> None:
     """Raise CaseError or UsageError if a case and options do not suit a precompiled step. Starts no process.
 
-    - The candidate runs no graph, or a graph that cannot be stored.
-    - The step is compiled code, and the user has not permitted to run it.
-    - The options have extra passes or graph dumps.
-    - Under torchrun, the system `precompiled` is used without --precompiled.
+    These are refused:
+
+    - a candidate that runs no graph, or a graph that cannot be stored,
+    - compiled code without --trust-compiled,
+    - extra passes and graph dumps,
+    - under torchrun, the system `precompiled` without --precompiled.
     """
     # Without a folder, only the system `precompiled` reads a step, which the run makes itself. With a folder, any
     # candidate that runs a graph reads the step there.

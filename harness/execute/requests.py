@@ -1,7 +1,7 @@
 """The requests to a host process and their answers, all frozen dataclasses. Imports no torch.
 
-The class attribute `answer` of a request is the class of its answer. `harness.execute.host.answerer` answers all
-requests. `harness.processes.framing` converts them to lines of JSON.
+A request's attribute `answer` is the class of its answer. `harness.execute.host.answerer` answers them, and
+`harness.processes.framing` converts them to lines of JSON.
 """
 
 from __future__ import annotations
@@ -256,9 +256,8 @@ class RankSlots:
 class LocalRunRequest(Request[End]):
     """Run the ranks of `rank_slots`, in this host process. Other host processes may run the other ranks.
 
-    - `is_prefetch`: only make the run's graph, and send no answer. If this fails, the later request for the run raises
-      the error.
-    - `asked_at`: when the run was requested, by `time.monotonic()`. From then on, waiting counts as time of the run.
+    - `is_prefetch`: only make the run's graph, and send no answer. The later request for the run raises its error.
+    - `asked_at`: the time of the request, by `time.monotonic()`, when the run's time begins.
     """
 
     answer = End
@@ -295,9 +294,8 @@ class ClosenessRequest(Request[Closeness]):
 class BoundsRequest(Request[LayoutBounds]):
     """Compare two recordings of different layouts, with an error bound for each tensor.
 
-    - `samples`: recordings of the reference that add in other orders. The spread of a tensor's values in them is its
-      bound.
-    - `apart`: the step, kind and name of each tensor whose copies on several ranks differ.
+    - `samples`: recordings of the reference that add in other orders. Their spread gives the bounds.
+    - `apart`: step, kind and name of tensors whose copies on several ranks differ.
     """
 
     answer = LayoutBounds
@@ -359,8 +357,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    `inject`, the name of a fault, tests the comparison of ranks. The fault changes the steps of the first and the last
-    rank, which are then compared. Nothing is written.
+    `inject` names a fault that changes the steps of the first and the last rank, which must be equal. Then nothing is
+    written.
     """
 
     answer = PrecompileAnswer

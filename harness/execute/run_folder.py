@@ -1,8 +1,7 @@
 """Check a run folder's report against the recordings beside it.
 
-A forged report may have numbers that agree with each other. So the compared and the differing tensors are counted
-again, from the recordings in `recordings/<case>/<system>`. If the recordings of a system are missing, the counts must
-be those of the case's model, which is built without values. Only this needs torch.
+A forged report may agree with itself, so compared and differing tensors are counted again. If a system's recordings are
+missing, the counts must be those of the case's model. Only this needs torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A session: a host process, which runs systems, and a temporary folder, which all cases of a command share.
 
-Cases that run at the same time have a session each. A session leaves no process and no file behind, even after an error
-or an interrupt.
+Concurrent cases have a session each. A session leaves no process and no file behind, even after an error.
 """
 
 from __future__ import annotations
@@ -53,8 +52,8 @@ class Client(Protocol):
 class Session:
     """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    If a host process crashes, every case that begins later fails, in all sessions: the machine or the installation is
-    to blame. If it was killed because a case took too long, a new host process is started instead.
+    After a crash of a host process, every case that begins later fails. A host process killed at a case's time limit is
+    replaced.
     """
 
     def __init__(

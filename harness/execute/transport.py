@@ -1,7 +1,7 @@
 """Choose who runs the cases: a host process of this machine, or the ranks that torchrun started.
 
 Under torchrun the same command runs in every process. Rank 0 leads: it sends requests to all ranks, and writes the
-report. The other ranks follow until rank 0 is done; they print nothing and write nothing.
+report. The other ranks print and write nothing.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def follows() -> bool:
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
     """Context with the open client that runs these cases. Not for ranks of torchrun other than 0.
 
-    Raises CaseError if a case has another world size than torchrun. Raises UsageError if a launcher such as mpirun
-    started several unconnected copies of the command.
+    Raises CaseError for another world size than torchrun's, and UsageError if a launcher started several unconnected
+    copies of the command.
     """
     refuse_copies()
     if is_torchrun():
@@ -54,10 +54,9 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 
 
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Take part in rank 0's runs as another rank of torchrun, until rank 0 is done. Yields the results from rank 0.
+    """Take part in rank 0's runs as another rank of torchrun. Yields the results from rank 0.
 
-    Raises CaseError at once if a case has another world size than torchrun. If rank 0 ends with an error, raises it
-    during iteration.
+    Raises CaseError at once if a case has another world size than torchrun. Raises rank 0's error during iteration.
     """
     coordinator = power_module(_COORDINATOR)
     coordinator.check_world_size(cases)

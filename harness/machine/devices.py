@@ -59,7 +59,7 @@ def place(
 
     - `request`: "auto", "cpu" or "cuda". "auto" uses GPUs only if each rank gets its own.
     - `collectives`: the requested transport.
-    - `share_gpus`: if there are fewer GPUs than ranks, let ranks share them, over gloo.
+    - `share_gpus`: whether ranks may share GPUs, over gloo.
 
     Raises CaseError if "cuda" finds too few GPUs, and for unavailable collectives.
     """

@@ -1,7 +1,7 @@
 """Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
 
-A process that has started CUDA cannot fork ranks that use a GPU. So the driver's library counts GPUs, or another
-process if that fails.
+A process that has started CUDA cannot fork ranks that use a GPU. So only the driver's library is asked, or another
+process.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that torch can use, in torch's order, without starting CUDA.
+    """Names of the GPUs that torch can use, in torch's order, such as "GPU-5f1c...". Does not start CUDA.
 
-    A GPU has the same name in all processes of the machine. For example, under `srun --gpus-per-task=1` each rank's GPU
-    has the index 0, but another name, such as "GPU-5f1c...".
+    A GPU has the same name in all processes, even if its index is 0 in each.
     """
     from bitproof.harness.torch_compat import name_visible_gpus
 

@@ -82,10 +82,10 @@ class PlacedParameter:
     """A parameter to place on the ranks.
 
     - `shape`: its whole shape.
-    - `layer`: the layer that it is split with; None if it belongs to no such layer.
-    - `split_dim`: the dim along which a split layer splits it; None if it stays whole.
-    - `parts`: the number of parts into which expert parallelism divides dim 0.
-    - `data_ranks`: the number of ranks over which the rows of a part may be sharded.
+    - `layer`: the layer that decides its placement on the tensor axis, if any.
+    - `split_dim`: the dim along which a split layer splits it, if any.
+    - `parts`: into how many parts expert parallelism divides dim 0.
+    - `data_ranks`: over how many ranks a part's rows may be sharded.
     """
 
     name: str
@@ -100,8 +100,7 @@ class PlacedParameter:
 class PlacementInputs:
     """Facts that a traced step does not have: its layers and parameters, and how often each layer counts.
 
-    `times` is the number of the model's layers that a traced layer stands for, as in {"layers.0": 12}. A module outside
-    of these layers counts once.
+    `times` is the number of layers that a traced layer stands for, as in {"layers.0": 12}. Other modules count once.
     """
 
     layers: Sequence[PlacedLayer]
@@ -124,8 +123,7 @@ class PlacementInputs:
 class _Source(NamedTuple):
     """The source of a tensor: a node of the problem, and the index of the node's output.
 
-    `is_parameter`: whether the tensor is a parameter, or made only of parameters, such as a weight's cast. Such a
-    tensor cannot be converted.
+    `is_parameter`: it is made only of parameters, as a weight's cast is. Such a tensor cannot be converted.
     """
 
     node: str

@@ -100,7 +100,7 @@ class _Lines:
 
     - `equals`: for each row, the result of its weighted sum of columns.
     - `first`: for each node, the column of its first choice.
-    - `num_choices`: the number of columns for choices. The columns after them are for pairs of choices.
+    - `num_choices`: the number of columns for choices. Columns for pairs follow.
     """
 
     first: dict[str, int]
@@ -180,8 +180,7 @@ def _fix_single_choices(
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
     """Fix nodes that have a single choice, including nodes that get a single choice by this.
 
-    Returns the choice of each fixed node, the remaining choices of each node, and the costs of each node's choices.
-    These include the costs of edges to fixed nodes.
+    Returns fixed choices, remaining choices, and costs of choices, by node. Costs include edges to fixed nodes.
     """
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))

@@ -144,8 +144,8 @@ def read_program(
 ) -> GraphProgram:
     """Read the precompiled program in a folder for a run of a case. Set determinism switches before.
 
-    Compiled code is accepted only with `trust_compiled`. Raises ArtifactError, with the replay command, if a file is
-    missing or damaged, or was made for something else.
+    Raises ArtifactError if a file is missing, damaged or made for something else, or is compiled code without
+    `trust_compiled`.
     """
     began = time.perf_counter()
     try:

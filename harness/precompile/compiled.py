@@ -5,9 +5,9 @@
 A single part is the whole step. Two parts are its forward and its backward half. Then `read_again` has the indices of
 the inputs that backward reads again.
 
-Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code. Promises: exactly the
-stored files run, and nothing is compiled: a kernel that is not among them is refused. Refuses:  to run anything without
-permission. A hash shows that code is unmodified, but not that it is harmless.
+Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code.
+Promises: exactly the stored files run, and nothing is compiled: a kernel that is not among them is refused.
+Refuses:  to run anything without permission. A hash shows that code is unmodified, but not that it is harmless.
 """
 
 from __future__ import annotations
@@ -75,11 +75,8 @@ def _part(part: Compiled) -> dict[str, object]:
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
     """Load the compiled code of a precompiled step, from a file with the sha256 `content`.
 
-    `passes` are the reports of the step's passes. Raises ArtifactError
-
-    - without `trust_compiled`, before the file is read,
-    - if the file is missing, damaged or of another step,
-    - if its code does not load, or would have to be compiled.
+    Raises ArtifactError without `trust_compiled`, if the file is missing, damaged or foreign, or if the code does not
+    load unchanged. `passes` are the reports of the step's passes.
     """
     where = str(folder / file.COMPILED)
     # Loading executes the code, so permission is checked first.

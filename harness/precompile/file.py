@@ -49,10 +49,9 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder of a precompiled step, and write a note that the step is unfinished.
+    """Create the folder of a precompiled step, with a note that the step is unfinished. Deletes an old step.
 
-    An old step is deleted. `what` names the case in the note. Raises ArtifactError, before any change, if a file
-    `step.bitproof` or `compiled.bitproof` is not one of bitproof's. Also raises it if the folder cannot be written.
+    Raises ArtifactError if the folder cannot be written, or has a foreign file `step.bitproof` or `compiled.bitproof`.
     """
     file = folder / NAME
     try:

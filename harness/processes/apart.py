@@ -1,7 +1,7 @@
 """Runs work in a separate process, so that the command line's own process need not import torch.
 
-The separate process reads its task from standard input, and writes each answer as a line into a pipe. Its output goes
-to a log. If it dies or exceeds the time limit, the remaining answers are reported as lost.
+The process reads its task from standard input, and writes answers into a pipe. Answers that it does not give in time
+are reported as lost.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task in a separate process, and yield `count` answers. Closing the iterator ends the
-    process.
+    """Start a module with a task in a separate process, and yield `count` answers. Closing the iterator ends it.
 
-    If an answer takes longer than `timeout` seconds, or the process ends, this and each later answer is a `Lost`.
+    After a process's end, or an answer's `timeout` in seconds, all remaining answers are `Lost`.
     """
     process = Started(module, (), log=log)
     lost = None

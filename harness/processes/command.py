@@ -31,8 +31,8 @@ def run_command(
 ) -> Ran:
     """Run a program and return its status and output.
 
-    - `given`: the text of its standard input, empty by default.
-    - `is_joined`: whether its standard error is part of its output.
+    - `given`: its standard input, empty by default.
+    - `is_joined`: whether the output includes standard error.
 
     Raises CommandError if it cannot be started, or does not finish within `seconds`.
     """

@@ -78,8 +78,8 @@ class Child:
 def fork(body: Body | Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
     """Fork a process that runs `body` and then ends. It also ends when its parent ends.
 
-    - `log`: the file for its output, and on request for its stack.
-    - `adds`: append to the log instead of emptying it first.
+    - `log`: the file for its output and, on request, its stack.
+    - `adds`: whether to append to the log.
     """
     return _fork(body, log, adds, is_asked=False)
 

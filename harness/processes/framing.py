@@ -1,7 +1,6 @@
 """The format of messages between processes of bitproof: each message is a frozen dataclass, as a line of JSON.
 
-For example, a line is `{"kind": "StepBegan", "step": 3}`. Messages are written and read by this code, so only a user's
-code that writes into the pipe can make them invalid.
+For example, `{"kind": "StepBegan", "step": 3}`. Only a user's code that writes into the pipe can make messages invalid.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ def shown(text: str) -> str:
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; None if there was none.
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, or None. A closed pipe is no
+    failure.
 
-    Characters that the stream's encoding lacks are escaped, and so are terminal and CI commands. A closed pipe, such as
-    that of `head`, is no failure.
+    Escapes characters that the encoding lacks, and terminal and CI commands.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -1,7 +1,7 @@
 """The files that decide a traced graph, as they were when this process started.
 
-`note` reads the time and the files' state before any module of bitproof or torch is imported. A file that is still
-unchanged when a graph is finished must be the file that was imported.
+`note` must be called before any import of bitproof or torch. So a file that is unchanged afterwards is the file that
+was imported.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ Stat = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of bitproof's packages and of torch, as digests and facts.
+    """The files of bitproof's packages and of torch.
 
-    - `digest`: covers every byte of bitproof's packages, but torch's files only by path, size and time.
-    - `own`: covers only bitproof's packages, and is equal on all machines with the same release.
-    - `stats`: path, size and times of each file.
+    - `digest`: of every byte of bitproof's packages, and of path, size and time of torch's files.
+    - `own`: of bitproof's packages alone, equal on all machines with the same release.
+    - `stats`: size and times of each file.
     """
 
     digest: str
@@ -126,8 +126,7 @@ loaded_at_start: frozenset[str] = frozenset()
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the files of bitproof and of torch, once, before any of them is imported. This takes 50 ms.
 
-    `loaded` are the modules that were loaded before. If some of them belong to bitproof or torch, nothing is read, and
-    this process's code stays unknown.
+    If `loaded` modules already include some of them, nothing is read, and this process's code stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -193,11 +192,10 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of code that Python runs at startup, by the name of the module or file. Such code may patch torch or
-    bitproof.
+    """The sha256 of code that Python runs at startup, by the name of the module or file. Such code may patch torch.
 
-    - All modules that were loaded before bitproof.
-    - The lines of code in .pth files. Those of editable installations are left out, as they only list paths.
+    It includes modules that were loaded before bitproof, and the code in .pth files, except those of editable
+    installations.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}

@@ -40,9 +40,9 @@ from bitproof.reference.step import mean_loss
 class Traced:
     """A case's placement problem, traced from a smaller model that has a single layer of each kind.
 
-    - `program`: the problem to solve.
-    - `scene`: the layers and parameters to place.
-    - `kinds`: the numbers of the case's layers, by the number of the traced layer: `{"0": ["0", "1"]}`.
+    - `program`: the problem.
+    - `scene`: its layers and parameters.
+    - `kinds`: the case's layers, by traced layer: `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem
@@ -63,10 +63,8 @@ class Traced:
 def place(case: Case) -> tuple[Plan, Placed]:
     """Find the best placements for a case, and return the plan, and facts about it for the report.
 
-    - PlacementError: no plan meets the memory bound.
-    - CaseError: a layer cannot be placed.
-    - MachineError: scipy is missing.
-    - TraceError: tracing fails.
+    Raises PlacementError if no plan meets the memory bound, CaseError if a layer cannot be placed, MachineError without
+    scipy, and TraceError.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -118,8 +116,8 @@ def plan_hash(plan: Plan) -> str:
 def by_hand(traced: Traced) -> dict[str, Taken]:
     """The costs and bytes of two plans written by hand, by name, regardless of the memory bound.
 
-    - `fsdp`: all parameters are sharded over data-parallel ranks.
-    - `fsdp and tp`: in addition, all layers that can be split are split over tensor-parallel ranks.
+    - `fsdp`: shards all parameters over data-parallel ranks.
+    - `fsdp and tp`: also splits layers over tensor-parallel ranks.
     """
     program, scene = traced.program, traced.scene
     found = {}
@@ -177,10 +175,9 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Keep only the first layer of each kind. Layers are of the same kind if their parameters have equal names and
-    shapes.
+    """Keep only the first layer of each kind: layers whose parameters have equal names and shapes.
 
-    Returns the numbers of the original layers, by the number of the layer that stands for them: `{"0": ["0", "1"]}`.
+    Returns the original layers by the layer that stands for them, as in `{"0": ["0", "1"]}`.
     """
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())

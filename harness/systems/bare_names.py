@@ -39,8 +39,8 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
     """The names of a module's tensors and children, without wrappers around them.
 
-    A wrapped child is replaced by the names inside it, unless this would give two things the same name. `left_out`
-    collects the replaced children: their names, by the id of the module that has them.
+    A wrapped child is replaced by the names inside it, unless two things would have the same name. `left_out` collects
+    the replaced names, by module.
     """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))

@@ -1,7 +1,7 @@
 """Keep a traced graph on disk from one run for the next, in the graph cache of its case.
 
-Needs:    a graph cache, whose key covers everything that decides the graph. Promises: a program with exactly the traced
-code: its hash is compared with the kept hash. Its hazards (possible races
+Needs:    a graph cache, whose key covers everything that decides the graph.
+Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards (possible races
           and deadlocks) are kept, too, because they depend on the devices of values, which a kept graph lacks.
 Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
@@ -69,10 +69,10 @@ def written(program: GraphProgram) -> dict[str, object]:
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
     """The program that `written` turned into the JSON values `kept`.
 
-    - `began`: when reading began, for the program's `trace_seconds`.
+    - `began`: when reading began.
     - `allowed`: the operators that the graph may use; None for all.
 
-    For invalid values, raises UnkeptError, ValueError, KeyError, TypeError or AttributeError.
+    Raises UnkeptError, ValueError, KeyError, TypeError or AttributeError for invalid values.
     """
     module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:

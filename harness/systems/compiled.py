@@ -70,13 +70,13 @@ def decompose(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 class KernelGraph(NamedTuple):
-    """A graph that Inductor compiled to kernels. Its inputs and outputs can be observed, but not its calls.
+    """A graph that Inductor compiled to kernels. Only its inputs and outputs can be observed.
 
     - `label`: the name of its dump.
-    - `module`: the innermost module that contains all of its calls.
+    - `module`: the innermost module with all of its calls.
     - `direction`: forward or backward.
-    - `outputs`: for each output, the name of the call that computes it.
-    - `num_visible`: how many of the outputs the model's code gets. The others are saved for backward.
+    - `outputs`: the calls that compute them.
+    - `num_visible`: the number of outputs that are not only saved for backward.
     """
 
     label: str
@@ -89,10 +89,7 @@ class KernelGraph(NamedTuple):
 class Capture:
     """Compiles a rank's models with torch.compile when they are called, and stores facts about each captured graph.
 
-    To observe calls, replace these attributes:
-
-    - `run`: makes a function from a graph of operators.
-    - `call`: calls a graph that Inductor compiled.
+    `run` and `call` run graphs of operators and graphs from Inductor. Replace both to observe calls.
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:

@@ -74,10 +74,9 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide torch's default process group, which bitproof made, and all other groups from user code.
+    """Hide torch's default process group, and all other groups, until user code calls `init_process_group`.
 
-    They stay hidden until user code calls `init_process_group`. Does nothing if there is no such group, or if it is
-    hidden.
+    Does nothing if bitproof has lent no group to user code, or if the groups are already hidden.
     """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:

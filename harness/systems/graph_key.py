@@ -1,8 +1,7 @@
 """The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
 
-- The part of the case that tracing gets (`traced_part`).
-- The process's own code (harness/runtime/sources.py), its versions, flags and switches.
-- The environment variables that numeric libraries read.
+That is the traced part of the case, the process's code, versions and switches, and environment variables of numeric
+libraries.
 """
 
 from __future__ import annotations

@@ -93,10 +93,10 @@ def _leaves_in(
 ) -> Iterator[tuple[str, Any]]:
     """Yield path and value of each tensor and number inside an object. A list of numbers counts as a tensor.
 
-    - `prefix`: the object's own path.
-    - `names`: names for parameters in paths, by id.
-    - `known`: ids of objects to skip.
-    - `depth`: how many levels of attributes to search.
+    - `prefix`: the object's path.
+    - `names`: names of parameters, by id.
+    - `known`: ids to skip.
+    - `depth`: levels of attributes to search.
     """
     import numpy
     from torch import Tensor, nn
@@ -180,9 +180,9 @@ def _memory(value: Any) -> int | None:
 
 
 def _comparable(value: Any) -> Any:
-    """A value that shows whether a setting has changed: it is equal at two times only if every bit of the setting is.
+    """A value that is equal at two times only if a setting has not changed in any bit.
 
-    For a tensor this is its digest, or None if it has no values. For any other setting, it is the type and the text.
+    For a tensor this is its digest, or None if it has no values. Otherwise it is the setting's type and text.
     """
     from torch import Tensor
 

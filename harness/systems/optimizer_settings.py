@@ -16,11 +16,11 @@ _MAX_TEXT = 80
 class SettingsLog:
     """The settings of each optimizer's parameter groups. A group's later entries have only settings that changed.
 
-    For example, group 1 of the first optimizer, whose learning rate changes in step 3:
+    For example, the learning rate of group 1 of the first optimizer changes in step 3:
 
-        {"step": 0, "group": "0.1", "optimizer": "AdamW", "parameters": ["ln1.weight"],
-         "settings": {"lr": "0.001", "weight_decay": "0.0"}}
         {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}
+
+    A group's first entry also has its "optimizer" and "parameters".
     """
 
     def __init__(self) -> None:

@@ -225,7 +225,7 @@ def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ())
     """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
     - `work`: the run's folder. Checkouts of git revisions are next to it.
-    - `ours`: folders of reports, whose files are not watched for changes.
+    - `ours`: folders that are not watched for changes.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script

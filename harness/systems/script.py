@@ -148,10 +148,10 @@ class WatchedScript(WatchedLoop):
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether a step of this optimizer counts towards the end of a training step.
+        """Whether a training step waits for this optimizer.
 
-        It does not if the optimizer wraps another optimizer. Nor does it if a running optimizer has all of this
-        optimizer's parameters and so is its caller.
+        It does not if the optimizer wraps another optimizer, or is called by one: a running optimizer that has all of
+        its parameters.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
@@ -221,8 +221,8 @@ class WatchedScript(WatchedLoop):
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
     """A function that makes the system of a script, as in `make(case, mesh)`.
 
-    - `work`: the run's folder. A script of a git revision runs in a checkout next to it.
-    - `ours`: bitproof's own folders, whose files are not watched for changes.
+    - `work`: the run's folder. Checkouts of git revisions are next to it.
+    - `ours`: bitproof's own folders, which are not watched for changes.
     """
 
     def make(case: Any, mesh: Any) -> WatchedScript:

@@ -28,10 +28,10 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 
 
 class UserSystem:
-    """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
+    """A user's system, in the form that ranks run. Raises UsageError if it cannot take steps.
 
-    - `made`: the factory's result. Raises UsageError if it cannot take steps.
-    - `names`: maps the system's names of tensors to the reference's. If it is empty, `made.names` is used.
+    - `made`: the result of the user's factory (`harness.systems.registry`).
+    - `names`: maps its names of tensors to the reference's; by default, `made.names`.
     - `captured`: the graphs that torch.compile captures, for the system `compiled`.
     """
 
@@ -139,7 +139,7 @@ class UserSystem:
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
         """The launches and waits of collectives in the system's graph on this rank, in order; [] if it shows no graph.
 
-        `ranks_in` returns the ranks of this rank's group of a given name, or None without such a group.
+        `ranks_in` returns the ranks of this rank's group of a given name, or None.
         """
         from bitproof.harness.graph.hazards import turns_of
 

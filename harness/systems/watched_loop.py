@@ -110,8 +110,8 @@ class WatchedLoop(WatchedStep):
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
         """Whether a training step is complete, after the optimizers in `stepped` have run.
 
-        If optimizers were passed to `watch`, all of them must have run. If none were, the optimizers in `stepped` must
-        have all parameters of the models. Frozen parameters without an optimizer do not count.
+        All optimizers that were passed to `watch` must have run. If none were passed, every parameter must be stepped,
+        except frozen parameters without an optimizer.
         """
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)

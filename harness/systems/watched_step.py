@@ -373,11 +373,9 @@ class WatchedStep:
                     yield name, parameter
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and tensor of each parameter of an optimizer: first those of the models, in their order, then
-        others.
+        """Yield the name and tensor of each parameter of an optimizer: first those of the models, then others.
 
-        Trainable parameters that no optimizer has are yielded for the first optimizer, because a trainer may have
-        forgotten them.
+        The first optimizer also gets trainable parameters that no optimizer has, which a trainer may have forgotten.
         """
         held = {id(p): (name, p) for name, p in _index_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]

@@ -11,8 +11,8 @@ from bitproof.harness.errors import UsageError
 def missing_package(error: BaseException, what: str, asked_for: str = "") -> UsageError | None:
     """The error for code that imports a missing package; None if the exception has another cause.
 
-    - `what`: the code, as in "system my.py:plain".
-    - `asked_for`: the module that the user named. If this is missing, the name is wrong and no package is missing.
+    `what` names the code. If `asked_for`, the module that the user named, is missing, its name is wrong and no package
+    is missing.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None

@@ -37,10 +37,9 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a new module. Returns the module, and the sha256 of the text that ran.
+    """Run a file as a new module. Returns the module, which stays in sys.modules, and the sha256 of its text.
 
-    The file can import the modules beside it, as with `python FILE.py`. A file of a package can also import the
-    package's modules. The module stays in sys.modules. Errors of the file are raised unchanged.
+    The file can import the modules beside it, or its package's modules. Its errors are raised unchanged.
     """
     # Not an import, which might run cached code of another text.
     code = read_plain(path)
@@ -80,12 +79,10 @@ def names_in(path: Path, what: str) -> set[str] | None:
 
 
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
-    """Raise UsageError if a function in a file cannot be called with any of the `counts` of positional arguments.
+    """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
 
-    - `what`: the purpose of the file, for the error's text.
-    - `given`: the arguments, for the error's text.
-
-    The file is only parsed, not run. A function whose name is bound twice, or that has decorators, is not checked.
+    `what` and `given` are the file's purpose and the arguments, for the error. The file is only parsed, so a decorated
+    function is not checked.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")

@@ -15,8 +15,7 @@ from bitproof.harness.within_user_code import refusals_raised
 def user_code(what: str) -> Iterator[None]:
     """Context in which a user's code runs. `what` names the code in errors, such as `system t.py:make`.
 
-    At the end it raises the first error of bitproof's hooks in that code, even if the code caught it. If the code calls
-    `sys.exit`, raises UsageError.
+    Raises the first error of bitproof's hooks, even if the code caught it, and UsageError after `sys.exit`.
     """
     with refusals_raised():
         try:

@@ -62,10 +62,10 @@ def place_by_now(name: str) -> ModulePlace | None:
 
 
 def check_own_modules(path: Path, root: Path) -> None:
-    """Raise UsageError if a file would import the wrong module: another module of that name is already loaded.
+    """Raise UsageError if a file would import the wrong module, because another module of that name is loaded.
 
-    For example, `new/train.py` imports `util` and means `new/util.py`, but `util` was loaded from `old/`. `root` is the
-    folder that Python searches for the file's imports.
+    For example, the file imports `new/util.py`, but `old/util.py` was loaded. `root` is the folder with the file's
+    modules.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

@@ -25,10 +25,9 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw EQUAL or CLOSE if a graph has races. If a system differs from itself, only name the races in the error.
+    """Withdraw EQUAL or CLOSE if a graph has races. For NONDETERMINISTIC, add the races to the error.
 
-    A race is a read of a collective's output, or a write to its input, before the graph waits for the collective.
-    Asynchronous copies may race, too.
+    A race is a read of a collective's output, or a write to its input, before the graph waits for it.
     """
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):

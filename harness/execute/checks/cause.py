@@ -1,7 +1,6 @@
 """Find the operator call to blame for a difference, or compare every call of an EQUAL case.
 
-The verdict selects a search in `harness/localize`, which runs the systems again. If the search fails, the verdict is
-kept and the failure reported.
+The searches run the systems again. If a search fails, the verdict is kept and the failure reported.
 """
 
 from __future__ import annotations

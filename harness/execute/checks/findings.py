@@ -69,9 +69,9 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding about a case; None if the check finds nothing, or does not judge cases with this verdict.
+    """A check's finding about a case; None if there is none.
 
-    If the check fails, or returns anything else than a Finding that fits JSON, the finding states that the case was not
+    If the check fails, or returns anything but a Finding that fits JSON, the finding states that the case was not
     judged.
     """
     try:

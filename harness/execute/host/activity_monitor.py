@@ -1,7 +1,6 @@
 """Count two activities of a rank that no record shows: collectives with other ranks, and uses of torch.compile.
 
-A trainer that found no process group, or whose compiler is switched off, agrees with itself in every bit. Only these
-counts show that it tests nothing.
+Without any, a run proves nothing: a trainer that found no process group agrees with itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own host process.
+"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own.
 
-Small requests are answered in this process. For a run, ranks are forked from this process, or from a stage, which is a
-forked process that traces a step (`execute/host/runners.py`).
+Ranks are forked from this process, or from a stage: a forked process that traces a step (`execute/host/runners.py`).
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ _PLACEMENT = "placement_sha256"
 class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
-    - `hangup`: a file descriptor that hangs up when the sender of the requests stops waiting.
-    - `made_of`: identifies the code of this process. With it, graphs are kept on disk for later processes that have the
-      same code.
+    - `hangup`: a file descriptor that hangs up when the sender stops waiting.
+    - `made_of`: identifies this process's code. If given, graphs are kept on disk for later processes.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -136,7 +134,7 @@ class Answerer:
         """Run all ranks. Returns how the run ended, and the ranks' files of records. Raises the error of the rank to
         blame.
 
-        `number` keeps the files of two halves apart: 1 for the second half of a run that is killed and resumed, else 0.
+        `number` keeps files apart: 1 for the second half of a resumed run, else 0.
         """
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
@@ -268,8 +266,7 @@ def join_recording(
 ) -> None:
     """Join the ranks' files into a recording: records from `parts`, kept values from `values`.
 
-    `done` has the last report of each rank, in rank order. Raises RecordingError if the system declares a rule for
-    names that matched no tensor on any rank.
+    `done` has the last report of each rank. Raises RecordingError if a rule for names matched no tensor on any rank.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]

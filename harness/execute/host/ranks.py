@@ -1,7 +1,6 @@
 """Fork a host process's ranks of a run, watch them, and end all of them if a rank fails or time is up.
 
-Each rank reports its steps and its end through its own pipe. The watching process never waits for a single rank, which
-may hang. It reads arrived messages, notices processes that have ended, and checks the time.
+Each rank reports through its own pipe. The watching process never waits for a single rank, which may hang.
 """
 
 from __future__ import annotations
@@ -265,8 +264,7 @@ class Ranks:
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """The environment variables of a rank: those that torchrun sets, and a variable that marks a rank of bitproof.
 
-    A trainer may make its own store at MASTER_ADDR and MASTER_PORT, so `port` must be reserved. If a launcher started
-    the rank, the launcher's address and port are used instead.
+    MASTER_PORT is `port`, which must be reserved, or the launcher's port if a launcher started the rank.
     """
     variables = {
         FORKED: str(rank),

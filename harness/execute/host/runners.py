@@ -199,8 +199,8 @@ class Preloader:
 class Tracer:
     """Answers run requests: traces the step at the first request, and starts a further process per graph.
 
-    That process runs the passes, including a user's pass, and forks the ranks. Later runs of the same graph use it
-    again, unless a user's pass took part.
+    That process runs the passes and forks the ranks. It serves later runs of this graph, unless a user's pass took
+    part.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -381,10 +381,9 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for the graph of a run's case and for results of checks; None if the run must not use a cache.
+    """The cache for the graph of a run's case and for results of checks.
 
-    It must not if the run involves user code, reads a precompiled step, dumps its graph, or has a fault that edits the
-    graph.
+    None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
@@ -412,9 +411,8 @@ def run_ranks(
 ) -> End:
     """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
-    - CaseError: the model cannot be split over the ranks.
-    - MachineError: the model is too large for this machine, or this process has started CUDA. Then no forked rank could
-      use its GPU.
+    Raises CaseError if the model cannot be split over the ranks. Raises MachineError if it is too large, or if this
+    process has started CUDA.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

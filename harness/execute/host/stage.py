@@ -96,13 +96,10 @@ class Stage:
         """Send a request to the stage and return its answer. Events before the answer go to `send`.
 
         - `what`: the name of the work, for errors.
-        - `timeout`: the time limit in seconds. Errors state the whole case's limit, `case_timeout`.
+        - `timeout`: the time limit in seconds. Errors state `case_timeout` instead, the whole case's limit.
+        - `hangup`: a file descriptor. If it hangs up, SystemExit is raised.
 
-        Raises:
-
-        - BitproofError, if the stage answers with this error.
-        - RankError, if the stage ends or exceeds the time limit.
-        - SystemExit, if the file descriptor `hangup` hangs up: the requester has stopped waiting.
+        Raises the BitproofError that is the answer, and RankError if the stage ends or exceeds the time limit.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)

@@ -153,9 +153,9 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number that is not a power of two.
+        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number. Powers of two are left out.
 
-        The number is recorded without its power of two: "/1.5" for a mean over 3 ranks, and also for a mean over 6.
+        A mean over 3 ranks is recorded as "/1.5". So is a mean over 6, without its power of two.
         """
         # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5

@@ -3,7 +3,7 @@
 - A rank times each step of a first run by two readings of a clock.
 - Rank 0 of a built-in system also counts the FLOPs of the first step, with the formulas of torch's flop counter. The
   time of this step is not used.
-- The FLOPs of a user's system are unknown: nothing may observe its calls while it runs.
+- The FLOPs of a user's system are unknown: no mode observes its calls.
 
 The dispatch mode that counts does not change calls. torch's own mode decomposes some calls into others, which have
 other bits.

@@ -1,7 +1,7 @@
 """Assert that two tensors, or two structures of them, agree in every bit.
 
-`torch.equal` regards 0.0 and -0.0 as equal and a NaN as unequal to itself. Here only dtype, shape and bits count. torch
-is imported on the first call.
+`torch.equal` regards 0.0 and -0.0 as equal and a NaN as unequal to itself. Here bits decide. torch is imported on the
+first call.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# pytest loads this file whenever bitproof is installed, so other modules are imported only when a test needs them.
 import pytest
 
 _RUNS = pytest.StashKey[list[Any]]()

@@ -1,8 +1,9 @@
 """Call the other commands from Python: find a cause, a pass, a smaller case or a proof, or measure sensitivity.
 
-Each function takes a case, or two systems, like `bitproof.run`. Its keywords are the options of the command with the
-same name. It writes the command's run folder and returns a typed result. Nothing is printed, and torch is not loaded
-into this process.
+- Each function takes a case, or two systems, like `bitproof.run`.
+- Its keywords are the options of the command with the same name.
+- It writes the command's run folder and returns a typed result.
+- It prints nothing, and does not load torch into this process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
-A kernel in Triton does this, or torch's operators, which are slower. Both are tested before use: they must hash known
-leaves as xxhash does.
+A kernel in Triton does this, or slower operators of torch. Both must first hash known leaves as xxhash does.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Read a recording's table of digests from disk, rank by rank, so that a large recording fits in memory.
 
-In a long table each rank's rows are a row group, so a rank can be read without the others. A table of another form is
-read as a whole.
-
-The file is not trusted: schema, sizes and every value are checked before use. It stays open, so later reads get the
-checked file, even if its name then belongs to another file.
+- In a long table each rank's rows are a row group, so a rank can be read without the others.
+- A table of another form is read as a whole.
+- Schema, sizes and every value are checked before use.
+- The file stays open, so later reads get the checked file, even if its name then belongs to another file.
 """
 
 from __future__ import annotations

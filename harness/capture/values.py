@@ -1,7 +1,6 @@
 """Store the values of tensors that a rank keeps in a run, in a safetensors file, which cannot contain code.
 
-A tensor's name in the file is `step/kind/name`. Reading returns one tensor at a time, and compares it with its recorded
-digest.
+A tensor's name there is `step/kind/name`. Reading compares each tensor with its recorded digest.
 """
 
 from __future__ import annotations

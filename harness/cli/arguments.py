@@ -71,8 +71,7 @@ def chosen_cases(
 ) -> list[Case]:
     """Return the cases that -k selects, with the changes: from the files of --case, or else from all built-in cases.
 
-    Without -k and --case, returns the cases in `usual`, or all. Raises UsageError if two files have cases of the same
-    name.
+    Without both, the cases in `usual`, or all. Raises UsageError if two files have the same case.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)

@@ -1,8 +1,7 @@
 """Describe how ranks fail, and find the rank to blame. Imports no torch.
 
 If a rank fails, its connections close, so other ranks fail as well. The rank to blame is the first that failed for
-another reason than a closed connection. If there is none, it is the first that lost a connection. For example, rank 1
-raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
+another reason. For example, rank 1 raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations
@@ -164,8 +163,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` says how far each of them was, as in {0: "at step 3"}. The error joins ranks at the same place: "ranks 0, 2
-    at step 3; rank 1 at step 2".
+    `places` says how far each of them was, as in {0: "at step 3"}. The error joins equal places: "ranks 0, 2 at step 3;
+    rank 1 at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):

@@ -52,8 +52,7 @@ class Client(Protocol):
 class Session:
     """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    After a crash of a host process, every case that begins later fails. A host process killed at a case's time limit is
-    replaced.
+    After a crash of the host process, all later cases fail. At a case's time limit, it is replaced.
     """
 
     def __init__(

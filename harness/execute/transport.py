@@ -1,7 +1,7 @@
 """Choose who runs the cases: a host process of this machine, or the ranks that torchrun started.
 
-Under torchrun the same command runs in every process. Rank 0 leads: it sends requests to all ranks, and writes the
-report. The other ranks print and write nothing.
+Under torchrun rank 0 leads: it sends requests to all ranks, and writes the report. The other ranks print and write
+nothing.
 """
 
 from __future__ import annotations

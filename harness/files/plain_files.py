@@ -1,9 +1,10 @@
 """Read files that a user names: only regular files, with at most a given number of bytes.
 
-Other files are refused with OSError, whose `strerror` says which kind of file the path is. A pipe or a terminal would
-block. A device such as /dev/zero never ends. Some files of /proc report size 0 and have terabytes.
+Other files are refused with OSError, whose `strerror` says which kind of file it is.
 
-Example: `--case <(make_case)` is a pipe. Write the case into a file instead.
+- A pipe or a terminal would block, as in `--case <(make_case)`.
+- A device such as /dev/zero never ends.
+- Some files of /proc report size 0 and have terabytes.
 """
 
 from __future__ import annotations

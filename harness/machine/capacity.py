@@ -1,7 +1,6 @@
 """Computes how many runs fit on the machine at once, by cores and memory. Loads no torch.
 
-Runs are concurrent only if each rank has a core of its own and the memory that it is known to need. With too few cores,
-they would take longer. With too little memory, they would crash the machine.
+Each rank of concurrent runs must have a core of its own and the memory that it is known to need.
 """
 
 from __future__ import annotations

@@ -75,8 +75,11 @@ def _part(part: Compiled) -> dict[str, object]:
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
     """Load the compiled code of a precompiled step, from a file with the sha256 `content`.
 
-    Raises ArtifactError without `trust_compiled`, if the file is missing, damaged or foreign, or if the code does not
-    load unchanged. `passes` are the reports of the step's passes.
+    - `passes`: the reports of the step's passes.
+    - `trust_compiled`: whether the code may run.
+
+    Raises ArtifactError if it may not, if the file is missing, damaged or foreign, or if the code does not load
+    unchanged.
     """
     where = str(folder / file.COMPILED)
     # Loading executes the code, so permission is checked first.

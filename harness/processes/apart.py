@@ -1,7 +1,6 @@
 """Runs work in a separate process, so that the command line's own process need not import torch.
 
-The process reads its task from standard input, and writes answers into a pipe. Answers that it does not give in time
-are reported as lost.
+The process gets its task from a pipe and writes answers into another. Answers that do not arrive in time are lost.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of code that Python runs at startup, by the name of the module or file. Such code may patch torch.
+    """The sha256 of code that Python runs at startup, by the name of the module or file.
 
     It includes modules that were loaded before bitproof, and the code in .pth files, except those of editable
     installations.

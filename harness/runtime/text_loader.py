@@ -154,4 +154,5 @@ def _without_slices(constant: Any) -> Any:
         return constant.replace(co_consts=_without_slices(constant.co_consts))
     if isinstance(constant, tuple):
         return tuple(map(_without_slices, constant))
+    # marshal supports StopIteration, and no source text can have it as a constant.
     return (StopIteration, constant.start, constant.stop, constant.step) if isinstance(constant, slice) else constant

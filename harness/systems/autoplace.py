@@ -63,8 +63,8 @@ class Traced:
 def place(case: Case) -> tuple[Plan, Placed]:
     """Find the best placements for a case, and return the plan, and facts about it for the report.
 
-    Raises PlacementError if no plan meets the memory bound, CaseError if a layer cannot be placed, MachineError without
-    scipy, and TraceError.
+    Raises PlacementError if no plan meets the memory bound, and CaseError, MachineError or TraceError if none can be
+    found.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()

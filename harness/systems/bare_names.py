@@ -1,7 +1,9 @@
 """Name a model's parameters and buffers as if no wrapper were around its modules. No two tensors get the same name.
 
-torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a fixed name, such as `_orig_mod`.
-This name is left out: `_orig_mod.weight` is called `weight`. It stays if the wrapper has a `weight` of its own.
+For example, torch.compile stores the wrapped module as the child `_orig_mod`.
+
+- `_orig_mod.weight` is called `weight`.
+- It keeps its name if the wrapper has a `weight` of its own.
 """
 
 from __future__ import annotations

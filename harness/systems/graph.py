@@ -140,8 +140,9 @@ def prepare(
 ) -> GraphProgram:
     """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
 
-    `enter` is called with the name of each phase when it begins, such as "in pass chunk". Raises TraceError,
-    ChunkError, PassError, and UsageError for wrong extra passes.
+    - `enter`: is called with each phase as it begins, such as "in pass chunk".
+
+    Raises TraceError, ChunkError, PassError, and UsageError for wrong extra passes.
     """
     return finish(trace(case, device, enter, system), case, device, options, enter)
 

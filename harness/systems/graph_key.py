@@ -1,7 +1,6 @@
 """The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
 
-That is the traced part of the case, the process's code, versions and switches, and environment variables of numeric
-libraries.
+That is a part of the case, the process's code, versions and switches, and environment variables of numeric libraries.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ def _memory(value: Any) -> int | None:
 def _comparable(value: Any) -> Any:
     """A value that is equal at two times only if a setting has not changed in any bit.
 
-    For a tensor this is its digest, or None if it has no values. Otherwise it is the setting's type and text.
+    This is a tensor's digest, or None for a tensor without values, or another setting's type and text.
     """
     from torch import Tensor
 

@@ -30,8 +30,8 @@ def step_graph(
 ) -> tuple[StepGraph, GroupTable]:
     """The graph of a system's training step, and the table of its process groups.
 
-    With `observed`, the graph of a traced system also returns the activations that the case observes. Raises UsageError
-    for a system that cannot be traced.
+    With `observed`, a traced system's graph also returns the activations that the case observes. Raises UsageError if
+    the system cannot be traced.
     """
     case = placed_case(case)
     # Activations would be further outputs of the graph.

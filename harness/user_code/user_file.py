@@ -81,8 +81,7 @@ def names_in(path: Path, what: str) -> set[str] | None:
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
     """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
 
-    `what` and `given` are the file's purpose and the arguments, for the error. The file is only parsed, so a decorated
-    function is not checked.
+    `what` and `given` are the file's purpose and the arguments, for the error. Decorated functions are not checked.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")

@@ -1,8 +1,8 @@
-"""Detect two modules with the same name in different folders: the one that is loaded, and the one that an import finds
-now.
+"""Detect that an import would get the wrong module: another module of the same name, already loaded from another
+folder.
 
-Python returns a loaded module to every import of its name, from any file. If two files in two folders both `import
-util`, both would get the `util` of the first file. So the second file is refused.
+Python returns a loaded module to every import of its name. If two files in two folders both `import util`, both would
+get the first file's `util`. So the second file is refused.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def stress(judgement: Judgement, run: CaseRun) -> Judgement:
 def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
     """The number of steps of a second run: all steps, or those up to the first difference if the options say so.
 
-    With a fault, a second run always has all steps, because the fault may take effect later.
+    With a fault, always all steps, because the fault may take effect later.
     """
     all_steps = run.case.steps
     if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:

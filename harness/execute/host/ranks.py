@@ -1,6 +1,6 @@
 """Fork a host process's ranks of a run, watch them, and end all of them if a rank fails or time is up.
 
-Each rank reports through its own pipe. The watching process never waits for a single rank, which may hang.
+Ranks report through pipes. The watching process never waits for a single rank, which may hang.
 """
 
 from __future__ import annotations

@@ -199,8 +199,7 @@ class Preloader:
 class Tracer:
     """Answers run requests: traces the step at the first request, and starts a further process per graph.
 
-    That process runs the passes and forks the ranks. It serves later runs of this graph, unless a user's pass took
-    part.
+    That process runs the passes and forks the ranks. Later runs reuse it, unless a user's pass took part.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -411,8 +410,7 @@ def run_ranks(
 ) -> End:
     """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
-    Raises CaseError if the model cannot be split over the ranks. Raises MachineError if it is too large, or if this
-    process has started CUDA.
+    Raises CaseError if the model cannot be split, and MachineError if it is too large or this process has started CUDA.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

@@ -93,9 +93,9 @@ class Sums:
     def meetings(self) -> tuple[Meeting, ...] | None:
         """The sums and exchanges of all steps, without duplicates; None if they were not collected.
 
-        1. The first entry has the largest number of backward passes in a step.
-        2. Then an entry for each number of parts that a gradient was added up from.
-        3. Then the sums and exchanges. `backwards` is the number of a step's backward passes that ran the operation.
+        1. An entry with the largest number of backward passes in a step.
+        2. For each number of parts that a gradient was added up from, an entry.
+        3. The sums and exchanges, each with the number of backward passes that ran it.
         """
         if not self._is_asked:
             return None
@@ -153,9 +153,10 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number. Powers of two are left out.
+        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number, without the number's power
+        of two.
 
-        A mean over 3 ranks is recorded as "/1.5". So is a mean over 6, without its power of two.
+        A mean over 3 or 6 ranks is recorded as "/1.5", a mean over 4 not at all.
         """
         # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5

@@ -123,10 +123,10 @@ def prove(
 ) -> ProofOutcome | PairProof:
     """Prove, without running a rank, that a case's systems compute equal bits for every input.
 
-    The result has the outcome in `verdict`. The proof runs in a separate process, within `timeout` seconds. Its log
-    goes to a run folder in `report_dir`. Raises UsageError if arguments or the case are wrong.
+    - `prove(case)` runs in a separate process, within `timeout` seconds. Its log goes to a run folder in `report_dir`.
+    - `prove(f, g, *inputs)` proves two functions, modules, graphs or exported programs equal instead.
 
-    `prove(f, g, *inputs)` proves two functions, modules, graphs or exported programs equal. Raises TypeError for a
+    The result has the outcome in `verdict`. Raises UsageError if arguments or the case are wrong, and TypeError for a
     keyword that belongs to the other form.
     """
     if dynamic_shapes is not None and not others:

@@ -72,7 +72,8 @@ def _digest_of_build(build: Sequence[str]) -> str:
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """The facts that only a rank itself knows: its device and, `with_code`, the code that it has loaded.
+    """The facts that only a rank itself knows: its device, and the code that it has loaded (left out without
+    `with_code`).
 
     `gpu` has the facts from CUDA; None on a CPU.
     """

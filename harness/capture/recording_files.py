@@ -186,8 +186,8 @@ def read_recording(folder: Path) -> Recording:
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
     """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
 
-    A folder of this name exists at every moment, if the system can exchange folders. Without `replaces`,
-    FileExistsError protects an old folder.
+    If the system can exchange folders, `folder` exists at every moment. Without `replaces`, raises FileExistsError if
+    it exists.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.

@@ -48,7 +48,8 @@ _REMOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Prints a user's mistake in words, and a bug as a traceback.
 
-    A command that only prints returns 3 if standard output cannot be written, but not for a reader like `head`.
+    A command that only prints returns 3 if standard output cannot be written, unless a reader such as `head` stops
+    early.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

@@ -353,8 +353,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    `inject` names a fault that changes the steps of the first and the last rank, which must be equal. Then nothing is
-    written.
+    With `inject`, the name of a fault, nothing is written. The faulty steps of two ranks are compared, to test this
+    comparison.
     """
 
     answer = PrecompileAnswer

@@ -75,7 +75,7 @@ class KernelGraph(NamedTuple):
     - `label`: the name of its dump.
     - `module`: the innermost module with all of its calls.
     - `direction`: forward or backward.
-    - `outputs`: the calls that compute them.
+    - `outputs`: for each output, the call that computes it.
     - `num_visible`: the number of outputs that are not only saved for backward.
     """
 

@@ -264,7 +264,7 @@ class Ranks:
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """The environment variables of a rank: those that torchrun sets, and a variable that marks a rank of bitproof.
 
-    MASTER_PORT is `port`, which must be reserved, or the launcher's port if a launcher started the rank.
+    `port`, which must be reserved, becomes MASTER_PORT, unless a launcher with its own port started the rank.
     """
     variables = {
         FORKED: str(rank),

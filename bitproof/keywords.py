@@ -1,7 +1,7 @@
 """Declare the keywords of `bitproof.run` and similar functions, for type checkers.
 
-The fields of the same names in `harness/changes.py` and `harness/options.py` have their meanings and defaults.
-`tests/bitproof/test_keywords.py` compares the types here with those fields.
+Their meanings and defaults are at the fields of the same names in `harness/changes.py` and `harness/options.py`.
+`tests/bitproof/test_keywords.py` compares the types.
 """
 
 from __future__ import annotations

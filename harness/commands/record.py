@@ -162,8 +162,8 @@ def _refuse_patterns_without_match(folder: Path, patterns: Sequence[str]) -> Non
 def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, certificate: Path | None = None) -> int:
     """Compare two recordings, print the result with `show`, and return the exit status.
 
-    With a certificate, also print whether it explains the difference. Raises UsageError and RecordingError for wrong or
-    damaged files.
+    With a certificate, also print whether it explains the difference. Raises UsageError if a path is no folder, and
+    RecordingError for damaged files.
     """
     # First, since a damaged certificate must not cost the time of reading two recordings.
     explain = None if certificate is None else explainer_of(certificate)

@@ -36,9 +36,8 @@ def script_sides(
 ) -> tuple[str, str]:
     """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
 
-    - `reference`: a script or another system; None for the candidate's file; `git:REF` for this file in the revision
-      REF.
-    - `args`: arguments of both scripts, before their own.
+    - `reference`: a script or system. By default the candidate's file, with `git:REF` that file in a revision.
+    - `args`: arguments of both scripts.
 
     Raises UsageError if the candidate is no script.
     """

@@ -37,7 +37,7 @@ class Failure:
     """The failure of a rank.
 
     - `time`: a reading of `time.monotonic()`.
-    - `what`: as in "raised" or "was killed by signal 9 (SIGKILL)".
+    - `what`: the end of a sentence about the rank, such as "was killed by signal 9 (SIGKILL)".
     - `secondary`: the rank failed only because it lost its connection to another rank.
     """
 

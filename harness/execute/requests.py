@@ -353,8 +353,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    With `inject`, the name of a fault, nothing is written. The faulty steps of two ranks are compared, to test this
-    comparison.
+    With `inject`, the name of a fault, nothing is written. The steps of two ranks are compared, which must find the
+    fault.
     """
 
     answer = PrecompileAnswer

@@ -220,11 +220,21 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 class End:
     """How a run ended on the ranks of one host process.
 
-    - After success: `done` has each rank's last message, in rank order, and `graph` has facts about the graph of all
-      ranks.
-    - After a failure: `failure` is that of the rank to blame, `place` says how far the rank was, as in "at step 3", and
-      `log` is its log.
-    - After a hang: `unfinished` maps each late rank to such a place, and `stacks` has stacks of late ranks.
+    After success:
+
+    - `done`: each rank's last message, in rank order.
+    - `graph`: facts about the graph of all ranks.
+
+    After a failure:
+
+    - `failure`: that of the rank to blame.
+    - `place`: how far the rank was, as in "at step 3".
+    - `log`: its log.
+
+    After a hang:
+
+    - `unfinished`: the place of each late rank.
+    - `stacks`: the stacks of late ranks.
     """
 
     done: list[Done] = field(default_factory=list)

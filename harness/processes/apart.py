@@ -28,9 +28,10 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task in a separate process, and yield `count` answers. Closing the iterator ends it.
+    """Start a module with a task in a separate process, and yield `count` answers. Closing the iterator ends the
+    process.
 
-    After a process's end, or an answer's `timeout` in seconds, all remaining answers are `Lost`.
+    If the process ends, or an answer takes longer than `timeout` seconds, all remaining answers are `Lost`.
     """
     process = Started(module, (), log=log)
     lost = None

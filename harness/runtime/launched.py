@@ -51,8 +51,8 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
     """The launcher that started several unconnected copies of this command; None if none did.
 
-    The result has its name, its variables with a process's number and their count, and this count: ("mpirun",
-    "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
+    The result has its name, the variable with a process's number, the variable with the number of processes, and this
+    number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):

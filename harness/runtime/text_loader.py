@@ -1,7 +1,7 @@
 """Import hook: validates cached bytecode by the source's hash (PEP 552), never by mtime and size.
 
 Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So it may run
-old code after an edit: an edit within a second, or a `cp -p`, rsync or tar that restored the file's time.
+old code after an edit within a second, or after `cp -p`, rsync or tar.
 
 - Bytecode must have the hash of the exact text, even if its flags say that this need not be checked.
 - New bytecode is written with the hash.

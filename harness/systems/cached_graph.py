@@ -5,8 +5,11 @@ Promises: a program with exactly the traced code: its hash is compared with the 
           and deadlocks) are kept, too, because they depend on the devices of values, which a kept graph lacks.
 Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
-Three kinds of graphs are never kept: graphs that a user's pass has modified, compiled code of a backend, and graphs
-that depend on a user's own cost model.
+These are never kept:
+
+- graphs that a user's pass has modified,
+- compiled code of a backend,
+- graphs that depend on a user's own cost model.
 """
 
 from __future__ import annotations

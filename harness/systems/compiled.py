@@ -89,7 +89,7 @@ class KernelGraph(NamedTuple):
 class Capture:
     """Compiles a rank's models with torch.compile when they are called, and stores facts about each captured graph.
 
-    `run` and `call` run graphs of operators and graphs from Inductor. Replace both to observe calls.
+    `run` makes a graph of operators callable, and `call` calls a graph from Inductor. Replace both to observe calls.
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:

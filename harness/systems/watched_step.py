@@ -74,8 +74,11 @@ def watch(
       the gradients, there is no such tensor.
     - `names`, `independent_ranks`: as in any system.
 
-    Return the result from a factory. Raises UsageError for an object that is no model or no optimizer, for a `loss`
-    that is no method of an object, and unless exactly one of `step` and `train` is given.
+    Return the result from a factory. Raises UsageError
+
+    - for an object that is no model or no optimizer,
+    - for a `loss` that is no method of an object,
+    - unless exactly one of `step` and `train` is given.
     """
     from torch import nn
 
@@ -312,8 +315,7 @@ class WatchedStep:
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
         """Record the states of optimizers that took a step and are not in `shown`, each value once.
 
-        If an earlier optimizer has the same parameter, its index in the later optimizer is its name:
-        `optimizer.1.group0.param2`.
+        A parameter that an earlier optimizer has, too, is named by its index: `optimizer.1.group0.param2`.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.

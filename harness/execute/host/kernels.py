@@ -1,6 +1,7 @@
 """Let oneDNN generate the machine code of the experts' matrix products once, before ranks are forked.
 
-Otherwise each rank would generate code for each new number of rows, a seventh of its time. Bits stay the same.
+Otherwise each rank would generate code for each new number of rows, which takes a seventh of its time. Bits stay the
+same.
 """
 
 from __future__ import annotations

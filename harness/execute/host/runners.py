@@ -8,7 +8,7 @@ with a graph, there are two more processes:
 2. The finishing process, forked from the stage, runs the passes and forks the ranks. With a user's pass, each run gets
    a new one. So no run inherits a side effect of that pass, such as a changed global.
 
-Tracing starts early, while the previous run's ranks still take their steps: it uses a single core, and a graph does not
+Tracing starts early, while the previous run's ranks still take their steps. It uses a single core, and a graph does not
 depend on the time of tracing.
 """
 

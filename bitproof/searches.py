@@ -38,8 +38,8 @@ def localize(
 ) -> Run:
     """Run a case, regardless of its expected verdict, and find the cause of its first difference.
 
-    The returned run's `first_divergence` has the difference and its cause. Raises UsageError, before anything runs, if
-    arguments or the case are wrong.
+    The result's `first_divergence` has both. Raises UsageError, before anything runs, if arguments or the case are
+    wrong.
     """
     from bitproof.harness.commands.localize import LOCALIZE_FILE, any_difference
     from bitproof.harness.report.story import render

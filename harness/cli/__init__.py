@@ -48,8 +48,7 @@ _REMOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Prints a user's mistake in words, and a bug as a traceback.
 
-    A command that only prints returns 3 if standard output cannot be written, unless a reader such as `head` stops
-    early.
+    If standard output cannot be written, a command that only prints returns 3, unless the reader stopped early.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

@@ -197,8 +197,8 @@ class CaseRun:
     ) -> RunAnswer:
         """Run a role's system once, write its recording, and return the host process's answer.
 
-        - `out`: the folder to write to; None for the usual folder of the role and the arm.
-        - `later`: the next request, whose graph may be traced meanwhile.
+        - `out`: where to write; by default, the folder of the role and the arm.
+        - `later`: the next request, for tracing meanwhile.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))

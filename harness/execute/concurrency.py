@@ -35,9 +35,9 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 class Concurrency:
     """The number of cases that run at the same time, with the facts that decided it.
 
-    - `num_ranks`: the ranks of the largest case.
-    - `cores`: the cores that runs may use.
-    - `memory`: the free bytes; None if unknown.
+    - `num_ranks`: ranks of the largest case.
+    - `cores`: cores that runs may use.
+    - `memory`: free bytes; None if unknown.
     """
 
     num_cases: int = 1

@@ -163,8 +163,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` says how far each of them was, as in {0: "at step 3"}. The error joins equal places: "ranks 0, 2 at step 3;
-    rank 1 at step 2".
+    `places` says how far each was, as in {0: "at step 3"}. The error joins equal places: "ranks 0, 2 at step 3; rank 1
+    at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):

@@ -52,7 +52,7 @@ class Client(Protocol):
 class Session:
     """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    If a host process crashes, all later cases fail. If it is killed at a case's time limit, another is started.
+    If a host process crashes, all later cases fail. If it exceeds a case's time, another is started.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
 """Choose who runs the cases: a host process of this machine, or the ranks that torchrun started.
 
-Under torchrun rank 0 leads: it sends requests to all ranks, and writes the report. The other ranks print and write
-nothing.
+Under torchrun rank 0 leads: it sends requests to all ranks, and writes the report. Other ranks write nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs work in a separate process, so that the command line's own process need not import torch.
+"""Runs work in a separate process, so that the command line's process need not import torch.
 
 The process gets its task from a pipe and writes answers into another. Answers that do not arrive in time are lost.
 """

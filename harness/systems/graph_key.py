@@ -1,4 +1,4 @@
-"""The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
+"""The key under which a graph is cached: everything that decides the result of tracing and passes.
 
 That is a part of the case, the process's code, versions and switches, and environment variables of numeric libraries.
 """

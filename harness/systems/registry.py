@@ -224,7 +224,7 @@ def program_name(name: str) -> str:
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
     """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
-    - `work`: the run's folder. Checkouts of git revisions are next to it.
+    - `work`: the run's folder, beside checkouts of git revisions.
     - `ours`: folders that are not watched for changes.
     """
     if script := script_of(name):

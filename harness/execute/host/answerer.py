@@ -68,7 +68,7 @@ class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
     - `hangup`: a file descriptor that hangs up when the sender stops waiting.
-    - `made_of`: identifies this process's code. If given, graphs are kept on disk for later processes.
+    - `made_of`: this process's code; if given, graphs are kept on disk.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:

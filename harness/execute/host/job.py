@@ -17,8 +17,8 @@ _COLLECTIVE_GRACE = 60.0
 class Job:
     """A requested run: the ranks that this host process forks, and the graph that was prepared before.
 
-    - `program`: the graph; None if each rank makes or reads its own.
-    - `graph_cache`: results of checks in an earlier run, if any.
+    - `program`: the graph; None if each rank makes its own.
+    - `graph_cache`: results of checks in an earlier run.
     """
 
     run: RunRequest

@@ -1,7 +1,6 @@
 """Let oneDNN generate the machine code of the experts' matrix products once, before ranks are forked.
 
-Otherwise each rank would generate code for each new number of rows, which takes a seventh of its time. Bits stay the
-same.
+Otherwise each rank would spend a seventh of its time on generating code for new numbers of rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fork a host process's ranks of a run, watch them, and end all of them if a rank fails or time is up.
+"""Fork a host process's ranks of a run, watch them, and end all if a rank fails or time is up.
 
 Ranks report through pipes. The watching process never waits for a single rank, which may hang.
 """

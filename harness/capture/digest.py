@@ -150,7 +150,7 @@ tensor, the index of the part's first element in the flattened tensor, and the i
 def placements(tensor: torch.Tensor) -> str | None:
     """A text about how a distributed tensor is placed; None for a tensor that is whole.
 
-    - A DTensor: `Shard(dim=0) of [8, 4] over [2]`.
+    - A DTensor: `Shard(dim=0) of [8, 4] over [2]`, with the shapes of the whole tensor and of the mesh.
     - A part of a flattened tensor: `flat of [8, 4]`.
     """
     if (said := getattr(tensor, FLAT, None)) is not None:

@@ -304,8 +304,8 @@ def _write_folder(
 ) -> None:
     """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
 
-    `silent` names the columns among `cells`, `box` and `placements` that may be left out, because all tables leave them
-    empty.
+    `silent` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
+    this order, up to the first column that is not empty.
     """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.

@@ -1,7 +1,7 @@
 """Check a run folder's report against the recordings beside it.
 
-A forged report may agree with itself. So tensors are counted again in the recordings, or without these in the case's
-model.
+A forged report may agree with itself, so tensors are counted again in the recordings. Without these, the counts must be
+those of the case's model.
 """
 
 from __future__ import annotations

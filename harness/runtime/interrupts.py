@@ -1,6 +1,6 @@
 """Interrupts of a command: a closed terminal, Ctrl-C, Ctrl-\\, and SIGTERM, with which CI cancels a job.
 
-All four end the command with exit status 3. The effect depends on the time:
+All four are handled alike. A command that they end has exit status 3.
 
 - During imports the process ends at once, as nothing has to be cleaned up (`end_at_once`).
 - While a command runs, Interrupt is raised, which ends all started processes (`raising`).

@@ -1,9 +1,9 @@
 """A command's temporary folder. If a command is killed, the next command removes its folder.
 
-A folder is removed only if it has a valid marker. A marker is a file that the command writes and keeps locked. It
-states the folder's name and inode, and the machine and boot in which it was made.
+A folder is removed only if it has a valid marker that is not locked. A marker is a file that the command writes and
+keeps locked. It states the folder's name and inode, and the machine and boot in which it was made.
 
-- A copied marker is invalid, because it states another inode.
+- A copied marker is invalid, because it states another folder.
 - A marker from another machine is invalid, because its lock may be unknown here.
 - A locked marker shows that the command runs. The system releases the lock when the command ends for any reason.
 

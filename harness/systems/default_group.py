@@ -1,14 +1,16 @@
 """Lend torch's default process group to user code, which can then make and destroy it as if it ran alone.
 
-The group exists before the user's factory is called, and bitproof needs it until the last value is compared. So two
-functions of torch are replaced (`install`) while user code runs (`lent`):
+The group exists before the user's factory is called, and bitproof needs it until the last value is compared. So
+`install` replaces two functions of torch. Within the context `lent`, they behave as follows, and elsewhere like torch's
+own:
 
-1. `init_process_group` makes no group, but lets user code use the existing group. It refuses arguments for a different
-   group.
+1. The first `init_process_group` makes no group, but lets user code use the existing group. It refuses arguments for a
+   different group.
 2. `destroy_process_group()` only hides the group, and all groups that user code made. Then `is_initialized()` is False,
    as after a real destruction. Another `init_process_group` brings the groups back.
 
-`as_lent()` surrounds bitproof's own code that runs within user code: there the group exists in any case.
+`install` must be called before user code can import the functions by name. `as_lent()` surrounds bitproof's own code
+that runs within user code: there the group exists in any case.
 """
 
 from __future__ import annotations

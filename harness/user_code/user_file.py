@@ -81,7 +81,8 @@ def names_in(path: Path, what: str) -> set[str] | None:
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
     """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
 
-    `what` and `given` are the file's purpose and the arguments, for the error. Decorated functions are not checked.
+    `what` and `given` are the file's purpose and the arguments, for the error. The file is only parsed. A function that
+    is decorated, or bound more than once, is not checked.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")

@@ -266,7 +266,8 @@ def join_recording(
 ) -> None:
     """Join the ranks' files into a recording: records from `parts`, kept values from `values`.
 
-    `done` has the last report of each rank. Raises RecordingError if a rule for names matched no tensor on any rank.
+    `done` has the ranks' last reports, in rank order. Raises RecordingError if a rule for names matched no tensor on
+    any rank.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]

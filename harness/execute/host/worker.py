@@ -53,7 +53,7 @@ def run_rank(
     """Run a rank from start to end, and pass reports of its progress to `tell`.
 
     - `memory`: shared memory for the rank's collectives; None if they use a backend of torch.
-    - `board`: shared memory for a list of unfinished collectives, for the error of a hang.
+    - `board`: shared memory in which the rank notes its collectives, for the error of a hang.
 
     After an error the process groups still exist.
     """

@@ -1,7 +1,7 @@
 """Assert that two tensors, or two structures of them, agree in every bit.
 
-`torch.equal` regards 0.0 and -0.0 as equal and a NaN as unequal to itself; `torch.testing.assert_close` has a
-tolerance. Here bits decide: dtype first, then shape, then every bit. torch is imported on the first call.
+`torch.equal` regards 0.0 and -0.0 as equal and a NaN as unequal to itself. Here bits decide. torch is imported on the
+first call.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ _MAX_SHOWN = 10
 def assert_bitwise_equal(actual: Any, expected: Any, *, msg: str | None = None) -> None:
     """Assert that two tensors agree in dtype, in shape and in every bit, including -0.0 and the payloads of NaNs.
 
-    `actual` and `expected` may also be nested mappings, lists, tuples and dataclasses that contain tensors; types, keys
-    and lengths must then agree, too. Numbers, strings and None among them must agree in type and value, floats in their
-    bits. Devices and strides may differ. A DTensor is compared by this rank's local shard, and must agree in placements
-    and global shape. Tensors are compared a slice at a time, so none of a GPU is copied to the host as a whole. For
-    example, `assert_bitwise_equal(model(x), model(x))`.
+        assert_bitwise_equal(model(x), model(x))
 
-    Raises AssertionError, which starts with `msg` if given, and describes the first ten differing parts: the path, the
-    number of differing elements, the first element's index and its bits in both, the largest distance in ULPs, and a
-    histogram of distances. Raises TypeError for values without comparable bits: a sparse, nested, quantized, fake or
-    freed tensor, or any other kind of object.
+    - Nested mappings, lists, tuples and dataclasses must also agree in types, keys and lengths.
+    - Numbers, strings and None in them must agree in type and value, floats in their bits.
+    - DTensors must agree in placements, global shape and this rank's local shard.
+    - Devices and strides may differ.
+
+    Raises AssertionError, which starts with `msg` if given, and describes the first ten differing parts. For tensors, a
+    part states the number of differing elements, the first of them with its bits, and distances in ULPs.
+
+    Raises TypeError for values without comparable bits: a sparse, nested, quantized, fake or freed tensor, or any other
+    kind of object.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     problems = list(_differences(actual, expected, ""))

@@ -1,8 +1,7 @@
 """Declare the keywords of `bitproof.run` and similar functions, for type checkers.
 
-Their meanings and defaults are documented at the fields of the same names in `harness/changes.py` and
-`harness/options.py`, which also define the command line. `tests/bitproof/test_keywords.py` compares the types here with
-those fields.
+Their meanings and defaults are at the fields of the same names in `harness/changes.py` and `harness/options.py`.
+`tests/bitproof/test_keywords.py` compares the types.
 """
 
 from __future__ import annotations

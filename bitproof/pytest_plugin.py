@@ -6,8 +6,7 @@
     @pytest.mark.bitproof(CASE, **options)  name the case, with options of `bitproof.run`
 
 If a test fails after it ran cases, its report has a section for each case, with its divergence. Run folders are created
-in pytest's temporary folder, or in DIR with `--bitproof-reports DIR`. pytest loads this file whenever bitproof is
-installed, so it imports other modules only when a test needs them.
+in pytest's temporary folder, or in DIR with `--bitproof-reports DIR`.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+# pytest loads this file whenever bitproof is installed, so other modules are imported only when a test needs them.
 import pytest
 
 _RUNS = pytest.StashKey[list[Any]]()

@@ -68,9 +68,10 @@ class Run:
     def frame(self) -> pd.DataFrame:
         """The comparison as a DataFrame with a row per tensor.
 
-        Its columns are step, rank, kind, name, both systems' digests, dtypes and shapes, and `equal`. If only one
-        system recorded a tensor, the other's values are missing. Raises RecordingError if the run has no recordings of
-        both systems, e.g. after an error.
+        - Columns: step, rank, kind, name, both systems' digests, dtypes and shapes, and `equal`.
+        - Values are missing if only one system recorded the tensor.
+
+        Raises RecordingError if the run has no recordings of both systems, e.g. after an error.
         """
         from bitproof.frames import frame_of_run
 
@@ -124,16 +125,19 @@ def run(
 ) -> Run:
     """Run a case, given as a `Case`, by its name or by its JSON file, and write a run folder under `report_dir`.
 
-    Without a case, `reference` and `candidate` are compared: names of systems, or factories of the calling script, test
-    or module, which ranks find again by file and name. A training script is a system, too, and is run unmodified: a
-    file such as "train.py", or with arguments, "train.py --fused". `args` are arguments for the scripts of both
-    systems, and `reference="git:HEAD~1"` is the candidate's script in that revision: `run(reference="git:HEAD~1",
-    candidate="train.py", args=["--steps", "5"])`.
+    Without a case, two systems are compared: `reference` and `candidate`.
 
-    `settings` are the options of `bitproof run`, by the same names with `_` for `-`: `bitproof run --help` describes
-    them, and `bitproof.keywords.RunSettings` has their types. `on_event` is called with each event of the run's
-    progress. Returns the run, whatever its verdict: compare `verdict`, or call `assert_as_expected`. Raises UsageError
-    if arguments or the case are wrong, before anything runs.
+    - A system is a name, a factory, or a training script: "train.py", or with arguments, "train.py --fused".
+    - A factory is a function or class of a file, which ranks find by file and name.
+    - `reference="git:HEAD~1"` is the candidate's script in that revision.
+    - `args`: further arguments for the scripts of both systems.
+    - `settings`: the options of `bitproof run`, with `_` for `-`. `bitproof.keywords.RunSettings` has their types.
+    - `on_event`: is called with each event of the run's progress.
+
+    Returns the run, whatever its verdict: compare `verdict`, or call `assert_as_expected`. Raises UsageError if
+    arguments or the case are wrong, before anything runs.
+
+        run(reference="git:HEAD~1", candidate="train.py", args=["--steps", "5"])
     """
     from bitproof.harness.commands.scripts import is_script, script_sides
 
@@ -310,9 +314,9 @@ def _case_of(reference: str | None, candidate: str | None) -> Case:
 
 
 def _files_of(case: Case | str, names: Mapping[str, str], folder: Path) -> tuple[dict[str, str], list[str]]:
-    """The files and options that a command needs to use the same case and the same mapping of names.
+    """The files and options with which a command uses the same case and the same mapping of names.
 
-    Returns the texts of files that must be written into `folder`, by name, and the options that name these files.
+    Returns the texts of files to write into `folder`, by name, and the options that name these files.
     """
     from bitproof.harness.case.case_file import case_text
     from bitproof.harness.report.text import CASE_FILE
@@ -347,8 +351,10 @@ def record(
 ) -> Path:
     """Record one system on a case into `out`, a folder that must not exist yet, and return `out`.
 
-    `settings` are the options of `bitproof record`, by the same names with `_` for `-`. Logs go to a run folder under
-    `report_dir`. Raises UsageError if arguments are wrong, and RankError if the system fails.
+    - `settings`: the options of `bitproof record`, with `_` for `-`.
+    - `report_dir`: for a run folder with logs.
+
+    Raises UsageError if arguments are wrong, and RankError if the system fails.
     """
     from bitproof.harness.capture.selection import parse_values
     from bitproof.harness.changes import Changes, change_case

@@ -1,8 +1,9 @@
 """Call the other commands from Python: find a cause, a pass, a smaller case or a proof, or measure sensitivity.
 
-Each function takes a case, or two systems, like `bitproof.run`, and as keywords the options of the command with the
-same name. It writes the command's run folder and returns a typed result. Nothing is printed, and torch is not loaded
-into this process.
+- Each function takes a case, or two systems, like `bitproof.run`.
+- Its keywords are the options of the command with the same name.
+- It writes the command's run folder and returns a typed result.
+- It prints nothing, and does not load torch into this process.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def localize(
 ) -> Run:
     """Run a case, regardless of its expected verdict, and find the cause of its first difference.
 
-    The difference and its cause are in `first_divergence` of the returned run. Raises UsageError if arguments or the
-    case are wrong, before anything runs.
+    The result's `first_divergence` has both. Raises UsageError, before anything runs, if arguments or the case are
+    wrong.
     """
     from bitproof.harness.commands.localize import LOCALIZE_FILE, any_difference
     from bitproof.harness.report.story import render
@@ -122,11 +123,11 @@ def prove(
 ) -> ProofOutcome | PairProof:
     """Prove, without running a rank, that a case's systems compute equal bits for every input.
 
-    The result has the outcome in `verdict`. The proof runs in a separate process, within `timeout` seconds; its log
-    goes to a run folder in `report_dir`. Raises UsageError if arguments or the case are wrong.
+    - `prove(case)` runs in a separate process, within `timeout` seconds. Its log goes to a run folder in `report_dir`.
+    - `prove(f, g, *inputs)` proves two functions, modules, graphs or exported programs equal instead.
 
-    `prove(f, g, *inputs)` is `prove_equal(f, g, *inputs)`: it proves two functions, modules, graphs or exported
-    programs equal. Raises TypeError for a keyword that belongs to the other form.
+    The result has the outcome in `verdict`. Raises UsageError if arguments or the case are wrong, and TypeError for a
+    keyword that belongs to the other form.
     """
     if dynamic_shapes is not None and not others:
         raise TypeError("prove(case) takes no dynamic_shapes: those are of prove(f, g, *inputs)")
@@ -154,9 +155,11 @@ def sensitivity(
 ) -> Sensitivity | None:
     """Change each operator call of a step by 1 ULP, one at a time, and count the changes that the case notices.
 
-    `sample` is the number of calls to try, drawn by the case's seed; None tries all. After `limit` seconds no further
-    call is tried; 0 means no limit. Returns None if the case does not get its expected verdict: then nothing is
-    measured. Raises UsageError if arguments or the case are wrong, before anything runs.
+    - `sample`: the number of calls to try, drawn by the case's seed; None tries all.
+    - `limit`: seconds after which no further call is tried; 0 means no limit.
+
+    Returns None if the case does not get its expected verdict: then nothing is measured. Raises UsageError if arguments
+    or the case are wrong, before anything runs.
     """
     from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
     from bitproof.harness.powers.sensitivity.records import Effort

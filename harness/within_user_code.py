@@ -1,16 +1,17 @@
-"""Keep user code from swallowing bitproof's errors (refusals): record each one, and raise it again at the code's end.
+"""Keep user code from hiding bitproof's errors: each error is noted at once, and raised again when the user code ends.
 
-Hooks, patched functions and dispatch modes of bitproof run in the middle of a trainer. The trainer may catch their
-exceptions (`except Exception`, `contextlib.suppress`, a `return` in `finally`), or a thread or a callback of C++ may
-lose them. Then it continues to train in a way that never occurs without bitproof, and comparing such a run proves
-nothing. So a refusal does not depend on the exception:
+bitproof's hooks and patched functions run in the middle of a trainer. The trainer may swallow their errors, for example
+with `except Exception` or a `return` in `finally`. Then it continues in a way that never occurs without bitproof, and
+comparing such a run proves nothing. Three contexts prevent this:
 
-1. `refusing()` surrounds each piece of bitproof's code that user code calls: any exception that leaves this piece is a
-   refusal.
-2. `theirs(call)` calls the user's code from such a piece: exceptions of the call are the trainer's own, not refusals.
-3. `refusals_raised()` surrounds user code. It passes a refusal to `tell` before the trainer sees it. When the user code
-   ends, it raises the refusal again, in place of any other exception. A rank reports a refusal to the process that
-   forked it, which ends the run. So a trainer cannot hide a refusal by running forever or by `os._exit`.
+1. `refusing()` surrounds each piece of bitproof's code that user code calls. Any exception that leaves this piece is a
+   refusal: an error that must end the run.
+2. `theirs(call)` calls the user's code from such a piece. Exceptions of this call are the trainer's own, not refusals.
+3. `refusals_raised()` surrounds the user code. When the user code ends, it raises the first refusal again, in place of
+   any other exception.
+
+A refusal is also passed to `tell` before the trainer sees it. So a rank reports it at once to the process that forked
+it, which ends the run. A trainer cannot hide a refusal by running forever or by `os._exit`.
 
 Example: `with refusing(): observe("grad", name, gradient)` inside an optimizer's hook.
 """

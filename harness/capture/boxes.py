@@ -1,8 +1,8 @@
 """Find which part of a DTensor's whole tensor a rank has (its box), and digest this part in cells.
 
-Cuts divide each dim of the whole tensor into ranges; a cell is one range of each dim. Placements are applied in the
-order of the mesh's axes: each divides the indices of its dim, by torch's own code. So uneven shards, empty shards and
-the interleaved shards of tensor parallelism are correct.
+- A box is a range of indices for each dim of the whole tensor, or several ranges. torch's own code computes it from the
+  placements, so uneven, empty and interleaved shards are correct.
+- A cell is a block of the whole tensor: given cuts divide each dim into ranges, and a cell has a range of each dim.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """The index ranges of a whole tensor that this rank has, for a DTensor or a part of a flattened tensor.
+    """The part of a DTensor or of a flattened tensor that this rank has, as ranges of indices.
 
-    None for any other tensor, for a partial sum, and if the local tensor has another size than its placements say.
+    None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
     """
     # The mark has the whole shape, and the indices of the part's first element and after its last.
     if (said := getattr(tensor, FLAT, None)) is not None:

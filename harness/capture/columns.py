@@ -1,8 +1,7 @@
-"""Convert columns of a recording's table to and from Arrow's memory layout.
+"""Convert columns of a recording's table to and from Arrow's memory layout, without pyarrow's slow functions.
 
-`pa.array` and `to_numpy` are avoided, because they import pandas if it is installed, which takes each process 0.25 s.
-`to_pylist` is avoided, because it creates an Arrow object for each value first, which would take most of the time of
-reading a recording.
+- `pa.array` and `to_numpy` import pandas if it is installed, which takes each process 0.25 s.
+- `to_pylist` makes an Arrow object for each value, which would take most of the time of reading a recording.
 """
 
 from __future__ import annotations

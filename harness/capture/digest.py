@@ -1,15 +1,15 @@
 """Compute a tensor's digest: 128 bits over dtype, shape and every byte in order, the same on every device.
 
-Two tensors have the same digest if they agree in dtype, in shape and in every element's bits; strides do not matter. A
-permutation of elements, the sign of a zero or the payload of a NaN changes the digest. xxh3 is no cryptographic hash:
-it detects defects, not deliberate collisions.
+Two tensors have the same digest if they agree in dtype, in shape and in every element's bits. A permutation of
+elements, the sign of a zero or the payload of a NaN changes the digest. Strides do not matter. xxh3 is no cryptographic
+hash: it detects defects, not deliberate collisions.
 
     header   "float32[3,4]"
     content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
     digest   XXH3-128 of header and content
 
-Such a block of 16 KiB is called a leaf. A GPU can hash all leaves of a tensor in parallel (`leaves.py`), and copies
-only 16 bytes per leaf to host memory. On a CPU, xxhash alone computes the same digest.
+Such a block of 16 KiB is called a leaf. A GPU hashes all leaves of a tensor in parallel (`leaves.py`), and copies only
+16 bytes per leaf to host memory. On a CPU, xxhash computes the same digest.
 """
 
 from __future__ import annotations
@@ -54,10 +54,13 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content if all elements are zero or no element is finite.
+    """A tensor's digest, and a name for its content, or None.
 
-    The name is "zero" if all elements are zero of either sign, "nan" if all are NaN, and "inf" if none is finite and
-    some are infinite. It is None for other tensors, and for tensors without elements. Raises the errors of `digest`.
+    - "zero": all elements are zero of either sign.
+    - "nan": all elements are NaN.
+    - "inf": no element is finite, and some are infinite.
+
+    Raises the errors of `digest`.
     """
     tensor = plain(tensor)
     found, content = _digest(tensor)
@@ -145,10 +148,10 @@ tensor, the index of the part's first element in the flattened tensor, and the i
 
 
 def placements(tensor: torch.Tensor) -> str | None:
-    """A text about how a tensor is placed; None for a tensor that is whole.
+    """A text about how a distributed tensor is placed; None for a tensor that is whole.
 
-    For a DTensor, its placements, such as `Shard(dim=0) of [8, 4] over [2]`. For a part of a flattened tensor, the
-    shape of the whole tensor, such as `flat of [8, 4]`.
+    - A DTensor: `Shard(dim=0) of [8, 4] over [2]`, with the shapes of the whole tensor and of the mesh.
+    - A part of a flattened tensor: `flat of [8, 4]`.
     """
     if (said := getattr(tensor, FLAT, None)) is not None:
         return f"flat of {list(said[0])}"

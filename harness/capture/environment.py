@@ -1,8 +1,9 @@
 """Select the environment variables that can change a bit, for manifests and for the keys of caches.
 
-Manifests may be published, so they only have variables from a list: those of numerical libraries, and those of torch
-that select an implementation. The key of a cache must change with anything that might change a bit, so it has all
-variables of torch. Neither contains values that look like secrets, such as `hf_...` tokens.
+- Manifests may be published, so they only have listed variables: those of numerical libraries, and those of torch that
+  select an implementation.
+- The key of a cache must change with anything that might change a bit, so it has all variables of torch.
+- Neither contains values that look like secrets, such as `hf_...` tokens.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """The environment variables for a manifest, sorted by name: those that can change a bit.
+    """The environment variables that can change a bit, by name, for a manifest.
 
-    Variables that differ from launch to launch, and names that look like secrets, are left out. A value that looks like
-    a secret is replaced by its digest, so that different values still differ.
+    Names that look like secrets, or differ from launch to launch, are left out. A secret-looking value is replaced by
+    its digest.
     """
     return {name: told(value) for name, value in _relevant(os.environ) if _is_listed(name)}
 

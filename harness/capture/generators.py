@@ -1,7 +1,7 @@
 """Record the states of the global random number generators, as records of kind `rng`.
 
-A generator's state is recorded after each step that drew from it, but after no other step: a system that never draws
-has no such record. A generator that a step creates for its own use is not recorded.
+A generator is recorded after each step that drew from it. Generators that a step creates for its own use are not
+recorded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
-Triton's kernel reads each byte once. If it is unavailable, torch's operators compute the same, but read each byte some
-ten times, and the log says so. Both are tested before use: they must hash known leaves as xxhash does.
+A kernel in Triton does this, or slower operators of torch. Both must first hash known leaves as xxhash does.
 """
 
 from __future__ import annotations
@@ -25,11 +24,9 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> memoryview:
-    """The XXH3-128 digests of a tensor's leaves (blocks of 16 KiB) in order, and of the remaining bytes: 16 bytes each,
-    big-endian as in xxhash.
+    """The XXH3-128 digests of a tensor's blocks of 16 KiB, in order, and of the remaining bytes.
 
-    `octets` is uint8 [bytes], contiguous. Only 16 bytes per leaf, and the remaining bytes, less than 16 KiB, are copied
-    to host memory.
+    Each digest has 16 bytes, big-endian as in xxhash. `octets` is uint8 [bytes], contiguous, on any device.
     """
     num_leaves = len(octets) // xxh3.LEAF_BYTES
     whole, rest = octets.tensor_split([num_leaves * xxh3.LEAF_BYTES])

@@ -1,9 +1,7 @@
-"""Collect the facts about a rank's code and machine that can change a bit and may differ on another machine.
+"""Collect the facts about a rank's code and machine that can change a bit.
 
-Ranks that are forked from the same process have the same code. Ranks on several machines may differ: another checkout,
-another build of torch, a variable that is set on a single machine. Such ranks are refused before they take a step: a
-single manifest describes all of them, and an EQUAL between ranks with different code would hold for no actual
-installation.
+A single manifest describes all ranks. So ranks that differ, for example by another build of torch, are refused before
+they take a step.
 """
 
 from __future__ import annotations
@@ -74,9 +72,10 @@ def _digest_of_build(build: Sequence[str]) -> str:
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """The facts that only a rank itself has, after its system is made: its device, and the code that it has loaded.
+    """The facts that only a rank itself knows: its device, and the code that it has loaded (left out without
+    `with_code`).
 
-    `gpu` has the facts from CUDA; None on a CPU. Without `with_code`, the code is left out.
+    `gpu` has the facts from CUDA; None on a CPU.
     """
     code = loaded_files() if with_code else {}
     if gpu is None:
@@ -86,10 +85,10 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 
 
 def loaded_files() -> Facts:
-    """The sha256 of the file of each loaded module, by the module's name, and of each loaded library, by its file name.
+    """The sha256 of all loaded modules and libraries, as in `{"module NAME": "sha256 ...", "library FILE": ...}`.
 
-    Torch, Python's own modules, bitproof's and the system's libraries are left out. The trainers among bitproof's cases
-    are included.
+    Torch, Python, bitproof itself and the system's libraries are left out. The trainers among bitproof's cases are
+    included.
     """
     import torch
 

@@ -43,10 +43,12 @@ def build_manifest(
 ) -> Manifest:
     """Build a recording's manifest, including facts about this machine and process.
 
-    `systems` has each rank's facts about its system; it becomes the manifest's `ranks`. `switches` has the readings of
-    the lowest rank on which a switch changed. `gpus` has each rank's facts about CUDA and its libraries, and
-    `gpu_environments` the variables that these libraries read. Both are empty on a CPU. The other arguments are fields
-    of the manifest.
+    - `systems`: each rank's facts about its system, which become the manifest's `ranks`.
+    - `switches`: the readings of the lowest rank on which a switch changed.
+    - `gpus`: each rank's facts about CUDA and its libraries. Empty on a CPU.
+    - `gpu_environments`: the variables that these libraries read. Empty on a CPU.
+
+    The other arguments are fields of the manifest.
     """
     from bitproof.harness.capture.digest import ALGORITHM
 

@@ -21,11 +21,12 @@ from bitproof.harness.records.layout import Box, Cuts
 
 @dataclass
 class Recorder:
-    """The rows that a rank records, in order. `seconds` is the time that recording has taken.
+    """The tensors that a rank has recorded, as rows in order.
 
-    `keep` is the key of a tensor to copy: `kept` is the copy, made when the tensor was observed. `values` has copies of
-    the tensors that match `patterns`. If `cuts` has an entry for a tensor's `kind/name`, the digests of the tensor's
-    cells are recorded, too.
+    - `keep`: the key of a tensor to copy into `kept`.
+    - `patterns`: which tensors to copy into `values`.
+    - `seconds`: the time that recording has taken.
+    - `cuts`: cells of some tensors whose digests are recorded, too, by `kind/name`.
     """
 
     rank: int
@@ -42,10 +43,9 @@ class Recorder:
         self._is_chosen = chooser(self.patterns) if self.patterns else None
 
     def observe(self, kind: Kind, name: str, tensor: torch.Tensor) -> None:
-        """Record a tensor. Its digest is computed at once, before the system can change it.
+        """Record a tensor. Its digest is computed at once, so the system may change it afterwards.
 
-        Raises RecordingError for an unknown kind, for a loss that is not a single number, and if the step has observed
-        a tensor of the same kind and name before.
+        Raises RecordingError for an unknown kind, a loss that is no single number, or a name shown twice in a step.
         """
         began = time.perf_counter()
         key = Key(self.step, kind, name, self.rank)

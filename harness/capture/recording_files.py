@@ -1,8 +1,8 @@
 """Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
-Files are neither trusted nor executed. A recording is written to a hidden folder, which is renamed at the end, so a
-recording appears as a whole or not at all. Reading checks types, names, ranges and sizes, and raises RecordingError,
-which names the file. The manifest has the sha256 of every other file, and of its own content.
+- A recording is written to a hidden folder, which is renamed at the end. So it appears as a whole or not at all.
+- Reading trusts no file: it checks types, names, ranges and sizes, and raises RecordingError, which names the file.
+- The manifest has the sha256 of every other file, and of its own content.
 """
 
 from __future__ import annotations
@@ -186,8 +186,8 @@ def read_recording(folder: Path) -> Recording:
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
     """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
 
-    If the system can exchange folders, there is a folder of this name at every moment. If several processes do this at
-    once, the folder of the last process stays. Without `replaces`, raises FileExistsError if there is an old folder.
+    If the system can exchange folders, `folder` exists at every moment. Without `replaces`, raises FileExistsError if
+    it exists.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.
@@ -304,9 +304,8 @@ def _write_folder(
 ) -> None:
     """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
 
-    `silent` names the columns `cells`, `box` and `placements` if they are empty in all tables. Empty columns are left
-    out in this order, up to the first column that is not empty. For example, an empty `box` is kept if `cells` has
-    values.
+    `silent` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
+    this order, up to the first column that is not empty.
     """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.

@@ -1,10 +1,9 @@
-"""Read a recording's table of digests from disk, rank by rank.
+"""Read a recording's table of digests from disk, rank by rank, so that a large recording fits in memory.
 
-A thousand ranks write tens of millions of rows, more than a process should have in memory. In a long table each rank's
-rows are a row group, so a rank can be read without the others. A table of another form is read as a whole.
-
-The file is not trusted: schema, sizes and every value are checked before use. It stays open, so that later reads get
-the checked file, even if its name then belongs to another file.
+- In a long table each rank's rows are a row group, so a rank can be read without the others.
+- A table of another form is read as a whole.
+- Schema, sizes and every value are checked before use.
+- The file stays open, so later reads get the checked file, even if its name then belongs to another file.
 """
 
 from __future__ import annotations
@@ -269,10 +268,9 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """The recording whose digests are in `file`, read with only one row group at a time in memory.
+    """The recording whose digests are in `file`, read with only one rank's rows in memory.
 
-    None unless each row group has the rows of a single rank, in ascending order of ranks. Raises the errors of
-    `read_rows`.
+    None unless each row group has the rows of a single rank, in ascending order. Raises the errors of `read_rows`.
     """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
@@ -375,10 +373,9 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Raise RecordingError if two rows of a rank have the same key; returns the rows to compare the next rank with.
+    """Raise RecordingError if two rows of a rank have the same key.
 
-    `before` are the rows that the previous call returned. If this rank recorded the same tensors, its keys need no
-    check, and `before` is returned.
+    Returns rows to pass as `before` for the next rank. If that rank recorded the same tensors, its keys need no check.
     """
     if before and rows.recorded_like(before):
         return before

@@ -1,8 +1,6 @@
 """Store the values of tensors that a rank keeps in a run, in a safetensors file, which cannot contain code.
 
-A tensor's name in the file is `step/kind/name`, such as `3/grad/layers.1.moe.router.weight`. Writing replaces the whole
-file. Reading returns one tensor at a time, so a large recording needs little memory, and compares the tensor with its
-recorded digest.
+A tensor's name there is `step/kind/name`. Reading compares each tensor with its recorded digest.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ class Values:
 def open_values_of(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
     """Context with the open file of a rank's values in a recording.
 
-    Raises RecordingError if the recording has no values, if the file does not match the manifest, or if it contains a
-    tensor that the rank did not record.
+    Raises RecordingError if there are no values, or if the file does not match the manifest or has a tensor that was
+    not recorded.
     """
     with open_values(checked_values_path(folder, recording.manifest, rank)) as values:
         if extra := sorted(values.names - set(map(name_value, recording.records_of(rank)))):

@@ -1,17 +1,18 @@
 """Compute the XXH3-128 of many blocks of 16 KiB (leaves) at once, in torch operators, for devices without xxhash.
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
-seed 0 and the default secret. As in the specification, a leaf has 16 blocks, a block 16 stripes, and a stripe 8 words
-of 64 bits, one per lane. Each lane has an accumulator. All arithmetic is modulo 2**64, in int64. Two facts allow
-parallelism:
+seed 0 and the default secret. A leaf has 16 blocks, a block 16 stripes, and a stripe 8 words of 64 bits. The words at
+the same place of all stripes are called a lane, and each lane has an accumulator. All arithmetic is modulo 2**64, in
+int64.
 
-    The order in which a block's stripes are added to the accumulators does not matter. So a single reduction reads all
-    bytes of all leaves, and only its result, a sixteenth of the words, is processed block after block.
+Two facts allow parallelism:
 
-    A lane's word is also added to the accumulator of the neighbouring lane. So lanes are kept as pairs, even and odd.
+- The order in which a block's stripes are added does not matter. So a single reduction reads all bytes of all leaves.
+  Only its result, a sixteenth of the words, is processed block after block.
+- A lane's word is also added to the accumulator of the neighbouring lane. So lanes are kept as pairs, even and odd.
 
-`mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators only, so that they mean the same
-for torch's tensors and for Triton's blocks: `xxh3_kernel.py` compiles these very functions.
+`mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators only, so they work on torch's
+tensors and on Triton's blocks: `xxh3_kernel.py` compiles these very functions.
 """
 
 from __future__ import annotations
@@ -73,9 +74,9 @@ def avalanche(x: torch.Tensor) -> torch.Tensor:
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """The XXH3-128 of every leaf, int64 [L, 2] (upper, lower half), on the device of the words, int64 [L, LEAF_WORDS].
+    """The XXH3-128 of every leaf (block of 16 KiB), for devices without Triton.
 
-    The words are read some ten times. This is for devices without Triton, and for tests of the kernel.
+    The argument is int64 [L, LEAF_WORDS], and the result int64 [L, 2] (upper, lower half), on the same device.
     """
     slabs = [_hash_slab(slab, tables(leaves_LW.device)) for slab in leaves_LW.split(SLAB_LEAVES)]
     return torch.cat(slabs)
@@ -110,8 +111,13 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 def tables(device: torch.device) -> torch.Tensor:
     """All constants of the hash, as int64 [36, 8].
 
-    Rows: keys for a block's 16 stripes, keys for the last block's 16 stripes, the key for scrambling, the keys for the
-    upper and for the lower half of the result, and the initial accumulators.
+    The rows, in order:
+
+    - 16: keys for a block's stripes.
+    - 16: keys for the last block's stripes.
+    - 1: the key for scrambling.
+    - 2: the keys for the upper and for the lower half of the result.
+    - 1: the initial accumulators.
     """
 
     def key(offset: int) -> tuple[int, ...]:

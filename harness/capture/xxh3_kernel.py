@@ -1,11 +1,12 @@
 """Compute the XXH3-128 of many leaves (blocks of 16 KiB) in a Triton kernel, which reads every byte once.
 
-The arithmetic is that of the four functions of `xxh3.py`, compiled. A program with a single warp hashes a leaf, block
-after block. While it adds up a block of 1,024 contiguous bytes in registers, it loads the next block, 32 bytes per
-thread in two loads. It writes 16 bytes per leaf.
+The kernel compiles the arithmetic of `xxh3.py`. Each leaf is hashed by a program with a single warp:
 
-Compiled for Hopper, this takes 74 instructions per warp and block, no shared memory and no barrier. By that count, not
-by a measurement, an H200 (132 SMs, 4.8 TB/s) needs two fifths of its issue slots to keep up with its memory.
+1. It adds up a block of 1,024 contiguous bytes in registers. Meanwhile it loads the next block, 32 bytes per thread.
+2. After the last block it writes the 16 bytes of the digest.
+
+Compiled for Hopper, this takes 74 instructions per warp and block, no shared memory and no barrier. By this count, not
+by a measurement, two fifths of an H200's issue slots keep up with its memory.
 """
 
 from __future__ import annotations

@@ -55,9 +55,11 @@ class Evidence:
 class Check:
     """Base class of checks. A subclass defines `name`, `Options` and `judge`.
 
-    `Options` is a frozen dataclass whose fields are settings (`bitproof.setting`). They define the options of the
-    command line, the keywords of `bitproof.run` and the command that repeats a run. The docstring of a subclass begins
-    with a sentence about the question that it answers.
+    - `Options`: a frozen dataclass whose fields are settings (`bitproof.setting`): options of the command line and
+      keywords of `bitproof.run`.
+    - `judge`: answers the check's question about a case.
+
+    The docstring of a subclass begins with a sentence about its question.
     """
 
     name: ClassVar[str]

@@ -1,7 +1,7 @@
 """Explain the difference of two recordings by a certificate.
 
 For example, a certificate of `bitproof moved` states that some operator calls account for the whole difference between
-two environments. Each format of certificates is read by the module that writes it, which is imported only when needed.
+two environments.
 """
 
 from __future__ import annotations

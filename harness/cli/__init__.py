@@ -1,10 +1,12 @@
 """Parse the command line; each command has its own module.
 
-The exit status of a command is 0 if all is as expected, 1 if not, 2 if the command line or a case is wrong, and 3 if
-something was not judged. `cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs
-it.
+`cli/<command>.py` declares a command's options, and calls `commands/<command>.py`, which runs it. This loads neither
+torch nor pandas, so `bitproof list` answers immediately. The exit status of a command is:
 
-This loads neither torch nor pandas, so that `bitproof list` answers immediately, and ranks start from a clean process.
+    0    all is as expected
+    1    it is not
+    2    the command line or a case is wrong
+    3    something was not judged
 """
 
 from __future__ import annotations
@@ -44,11 +46,9 @@ _REMOVED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command and return its exit status.
+    """Run a command and return its exit status. Prints a user's mistake in words, and a bug as a traceback.
 
-    A user's mistake is explained in words; a bug of bitproof shows as a traceback. If standard output cannot be
-    written, a command that writes files continues and keeps its status, and a command that only prints returns 3. If a
-    reader such as `head` stops early, this does not change the status.
+    If standard output cannot be written, a command that only prints returns 3, unless the reader stopped early.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

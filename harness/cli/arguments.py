@@ -71,8 +71,7 @@ def chosen_cases(
 ) -> list[Case]:
     """Return the cases that -k selects, with the changes: from the files of --case, or else from all built-in cases.
 
-    If neither option is given, returns the cases named in `usual`, unless it is None. Raises UsageError if two files
-    have cases with the same name, and the errors of a wrong expression or file.
+    Without both options, returns the cases in `usual`, or all. Raises UsageError if two cases share a name.
     """
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)

@@ -3,8 +3,8 @@
     bitproof run moe<TAB>                    moe_batch  moe_seq  ...
     bitproof run -k moe_seq --inject fl<TAB> flip-bit
 
-The shell runs bitproof to get the names, and shows none if that fails. So errors are not handled here: a mistake in an
-installed package or in a case is reported when the command itself is run.
+The shell runs bitproof to get the names. If that fails, for example because of a mistake in a case, the shell shows no
+names. Running the command itself reports the mistake.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Declare commands: their options are made from the fields of dataclasses, and help shows options in groups.
 
-The decorator `takes(Changes, RunOptions, only=...)` gives a function the options of these dataclasses, and passes an
-instance of each to it. The decorator `command` adds the function to the program as a command, with examples in its
-help.
+- The decorator `takes(Changes, RunOptions, only=...)` gives a function the options of these dataclasses, and passes an
+  instance of each to it.
+- The decorator `command` adds the function to the program as a command, with examples in its help.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that adds a command to the program, with examples of its use.
 
-    `brief` is the command's line in the program's help, at most 57 characters; by default, the first sentence of the
-    command's help. `statuses` are the meanings of its exit statuses 0, 1 and 3.
+    - `brief`: its line in the program's help; by default, its first sentence.
+    - `statuses`: the meanings of exit statuses 0, 1 and 3.
     """
     return to.command(
         name, cls=Command, epilog="\n".join(examples), short_help=brief, context_settings={"obj": statuses}
@@ -99,11 +99,12 @@ def takes(
     says: Mapping[str, str] | None = None,
     checks: Sequence[type[Check]] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Decorator that gives a command options of the dataclasses `parts`: those whose keywords are in `only`.
+    """Decorator that gives a command some options of dataclasses, and passes it an instance of each dataclass.
 
-    An instance of each dataclass is passed as one of the command's last parameters. `usual` and `says` replace defaults
-    and help of single options, by keyword. The options of `checks` follow; the checks that the user's options switch on
-    become `active` in the run options.
+    - `parts`: the dataclasses. The command's last parameters get the instances.
+    - `only`: the keywords of the options.
+    - `usual`, `says`: other defaults and help for single options, by keyword.
+    - `checks`: checks whose options follow. Those that the user's options switch on become `active` in the run options.
     """
     usual, says = usual or {}, says or {}
 

@@ -23,7 +23,7 @@ def any_difference(case: Case) -> Case:
 def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Run a case, print all facts about its first difference, and return the exit status.
 
-    The status is 0 if every bit agrees, 1 if not, whatever verdict the case expects, and 3 if the case could not be
+    Whatever verdict the case expects, the status is 0 if every bit agrees, 1 if not, and 3 if the case could not be
     judged.
     """
 

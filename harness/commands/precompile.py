@@ -21,10 +21,13 @@ from bitproof.harness.options import RunOptions
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
     """Precompile the step of a case's candidate into the folder `out`, and print a summary with `tell`. Returns 0.
 
-    The step is traced as the first and as the last rank, which must have the same code. Raises CaseError if the
-    candidate runs no graph, or a graph that cannot be stored; UsageError under torchrun, or if a fault in `options`
-    changes both ranks' code in the same way; ArtifactError if the two codes differ. After any error the folder has no
-    step, but a note with the reason.
+    The step is traced as the first and as the last rank, whose code must be the same.
+
+    - CaseError: the candidate runs no graph, or a graph that cannot be stored.
+    - UsageError: torchrun started the command, or a fault in `options` changes both ranks alike.
+    - ArtifactError: the ranks' code differs.
+
+    After an error the folder has a note with the reason in place of the step.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:

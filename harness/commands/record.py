@@ -1,7 +1,6 @@
 """`bitproof record` and `bitproof diff`: record one system, and compare recordings from different times or places.
 
-A recording from another machine, commit or torch version is compared by its digests. Differences between the manifests,
-such as another torch, are printed next to the verdict, since they may explain differing digests.
+Differences between the recordings' manifests, such as another torch, are printed next to the verdict.
 """
 
 from __future__ import annotations
@@ -71,8 +70,7 @@ class Target:
 def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
     """Record a system on a case, with logs in a run folder. Returns 0; after an error the target is unchanged.
 
-    A baseline includes the values of its first and last step by default. Raises UsageError if a pattern for values
-    matches no tensor, or if there is a baseline already, and RankError if the system fails.
+    Raises UsageError if a pattern matches no tensor or a baseline exists, and RankError if the system fails.
     """
     if target.baseline_dir is not None:
         values = options.values or first_and_last_step(case.steps)
@@ -172,8 +170,8 @@ def _refuse_patterns_without_match(folder: Path, patterns: Sequence[str]) -> Non
 def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, certificate: Path | None = None) -> int:
     """Compare two recordings, print the result with `show`, and return the exit status.
 
-    If a certificate is given, also print whether it explains the difference. Raises UsageError if a path is not a
-    folder, and RecordingError for a damaged recording or certificate.
+    With a certificate, also print whether it explains the difference. Raises UsageError if a path is no folder, and
+    RecordingError for damaged files.
     """
     # First, since a damaged certificate must not cost the time of reading two recordings.
     explain = None if certificate is None else explainer_of(certificate)

@@ -43,8 +43,10 @@ NO_RESULT = "the launcher gave no result for this case"
 class Progressing:
     """The state of a run: its results so far, and how it ended.
 
-    `reason` says why cases without a result have none. `failure` is the error that ended the run, or None, and `status`
-    the exit status for this error. `reports`: this rank writes a report.
+    - `reason`: why some cases have no result.
+    - `failure`: the error that ended the run.
+    - `status`: that error's exit status.
+    - `reports`: whether this process writes the report.
     """
 
     environment: dict[str, Any] = field(default_factory=dict)
@@ -67,12 +69,11 @@ def run_and_report(
 ) -> int:
     """Run cases, write their report and return the exit status.
 
-    - `left_out`: selected cases that this machine cannot judge, which are not run; `not_run` maps their names to the
-      reasons.
     - `replay`: the options for a command that repeats the run.
-    - `shard`: the shard of a selection that `cases` and `left_out` are; None if they are the whole selection.
-    - `tell`: a function that prints more about the report, and returns further files to write next to it, as texts by
-      name.
+    - `left_out`: selected cases that this machine cannot judge, which are not run. `not_run` maps their names to the
+      reasons.
+    - `shard`: the part of a selection that `cases` and `left_out` are; None for the whole selection.
+    - `tell`: prints more about the report, and returns further files to write next to it, as texts by name.
 
     Raises UsageError if options or cases are wrong, before anything is run or written.
     """

@@ -37,8 +37,10 @@ def script_sides(
 ) -> tuple[str, str]:
     """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
 
-    Both scripts get `args`, followed by their own arguments. Without a `reference`, both are the candidate's file. The
-    reference `git:REF` is the candidate's file in the revision REF. Raises UsageError if the candidate is no script.
+    - `reference`: a script or system. By default the candidate's file, with `git:REF` that file in a revision.
+    - `args`: arguments of both scripts.
+
+    Raises UsageError if the candidate is no script.
     """
     new = _script_named(candidate)
     if new is None:

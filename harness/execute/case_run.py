@@ -60,15 +60,19 @@ A = TypeVar("A")
 class CaseRun:
     """Runs a case: both of its systems for the first time, and again if a check or a search needs that.
 
-    A `role` is "reference" or "candidate". An `arm` is a run's purpose: "first"; "control" (a repetition with the same
-    settings); "stress" (a repetition with random sleeps); or "replay1", "replay2", ... for a search for the cause.
+    A `role` is "reference" or "candidate". An `arm` is the purpose of a run:
+
+    - "first"
+    - "control": a repetition with the same settings
+    - "stress": a repetition with random sleeps
+    - "replay1", "replay2", ...: for a search for the cause
 
     The checks of `checks/case_checks.py` read these attributes:
 
     - `comparison`: the result of comparing the two first runs.
     - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
     - `repeats`: for each repetition, its comparison with the first run of the same system.
-    - `races`: a dict used as an ordered set of lines, one about each race in the systems' graphs.
+    - `races`: lines about races in the systems' graphs, as the keys of a dict.
     """
 
     case: Case
@@ -192,10 +196,10 @@ class CaseRun:
         replay: Replay | None = None,
         later: RunRequest | None = None,
     ) -> RunAnswer:
-        """Run a role's system once and return the host process's answer. The recording, or the replay's archives, are
-        written to `out`; if it is None, to the folder that belongs to the role and the arm.
+        """Run a role's system once, write its recording, and return the host process's answer.
 
-        `later` is the next request: its graph may be traced during this run.
+        - `out`: where to write; by default, the folder of the role and the arm.
+        - `later`: the next request, for tracing meanwhile.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
@@ -319,8 +323,8 @@ class CaseRun:
     def replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
         """Replay a role's system into a folder, as its replay `number`.
 
-        Returns the digest of the record whose value the replay was asked to keep; None if it was asked for none. Raises
-        RankError if the replay fails; if time is up, the error names --explain-timeout.
+        Returns the digest of the value that the replay keeps; None if it keeps none. Raises RankError if the replay
+        fails or time is up.
         """
         try:
             return self.record(role, f"replay{number}", out=folder, replay=replay).kept

@@ -1,8 +1,7 @@
 """Describe how ranks fail, and find the rank to blame. Imports no torch.
 
-If a rank fails, others fail as well, since their connections to that rank close. The first rank that failed for a
-reason of its own is blamed. A rank that only lost its peers is blamed only if there is no such rank. For example, rank
-1 raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
+If a rank fails, its connections close, so other ranks fail as well. The rank to blame is the first that failed for
+another reason. For example, rank 1 raises, then ranks 0, 2 and 3 report closed connections: rank 1 is blamed.
 """
 
 from __future__ import annotations
@@ -37,9 +36,9 @@ MAX_FOUND = 500
 class Failure:
     """The failure of a rank.
 
-    `time`: a reading of `time.monotonic()`. `what`: the end of a sentence that begins with "rank 3 of graph", such as
-    "raised" or "was killed by signal 9 (SIGKILL)". `secondary`: the rank failed only because its connection to another
-    rank was lost.
+    - `time`: a reading of `time.monotonic()`.
+    - `what`: the end of a sentence about the rank, such as "was killed by signal 9 (SIGKILL)".
+    - `secondary`: the rank failed only because it lost its connection to another rank.
     """
 
     rank: int
@@ -51,11 +50,9 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`. `around`: the stack frames that are still active, outermost
-    first.
+    """The failure of a rank whose code raised `error`. `around` has the active stack frames, outermost first.
 
-    The failure's `details` are the traceback. If the traceback adds nothing, they are only the error's text: for each
-    CaseError, and for an error that bitproof raised without user code in the traceback.
+    Its `details` are the traceback, or only the error's text if the traceback adds nothing.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -166,8 +163,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` maps each unfinished rank to a text that says how far it was, such as "at step 3". The error lists ranks
-    with the same text together: "ranks 0, 2 at step 3; rank 1 at step 2".
+    `places` says how far each was, as in {0: "at step 3"}. The error joins equal places: "ranks 0, 2 at step 3; rank 1
+    at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):

@@ -40,11 +40,12 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """A host process. Its process group contains every rank, so a single signal ends the host and all ranks.
+    """A host process, and in its process group every rank, so that a single signal ends all of them.
 
-    The process starts when this object is made, and imports torch while the caller continues. Temporary files of the
-    host and of its descendants, such as compilers, go into the folder `temporary`. If the host starts only some ranks
-    of a run, `starts` names these ranks and their machine in errors, as in "rank 3 on node7".
+    It starts when this object is made, and imports torch while the caller continues.
+
+    - `temporary`: the folder for temporary files of the host and of its descendants, such as compilers.
+    - `starts`: if the host starts only some ranks of a run, names these in errors, as in "rank 3 on node7".
     """
 
     def __init__(
@@ -68,11 +69,10 @@ class HostProcess:
         on_event: OnEvent,
         is_abandoned: Callable[[], bool] = lambda: False,
     ) -> A:
-        """Send a request and return its answer; events before the answer go to `on_event`.
+        """Send a request and return its answer. Events before the answer go to `on_event`.
 
-        Raises the BitproofError that the host process sends as its answer, and HostLost if it dies or sends no answer
-        within `timeout` seconds. `is_abandoned` is called regularly; once it returns True, the host process is killed
-        and Abandoned raised.
+        Raises the BitproofError that is the answer, HostLost if the host process dies or `timeout` seconds have passed,
+        and Abandoned once `is_abandoned` returns True.
         """
         deadline = time.monotonic() + timeout
         if is_abandoned():

@@ -31,19 +31,19 @@ if TYPE_CHECKING:
 def run_cases(
     cases: Iterable[Case], options: RunOptions, run_dir: Path, on_event: OnEvent = lambda event: None
 ) -> Iterator[CaseResult]:
-    """Run cases in order; yields each result as soon as its case is judged.
+    """Run cases in order, and yield each result as soon as its case is judged.
 
-    The host process starts at the call, not at the first `next()`. All processes end if the iterator is closed or at an
-    interrupt or SIGTERM. With concurrent cases, results are in the order in which the cases are judged. `on_event` is
-    always called in the caller's thread. Under torchrun, rank 0 runs the cases on all ranks, and the other ranks yield
-    the results that rank 0 sends.
+    - The host process starts at the call, not at the first `next()`. All processes end if the iterator is closed, or at
+      an interrupt or SIGTERM.
+    - `on_event` is always called in the caller's thread.
+    - With concurrent cases, results are in the order in which the cases are judged.
+    - Under torchrun, rank 0 runs the cases on all ranks, and the other ranks yield the same results.
 
     These errors are raised before any rank has started:
 
-    - UsageError for a fault that cannot fire, for a missing system or extra pass, and for concurrent cases if cases
-      must run one after another,
-    - CaseError if the option `names` is given and a case's candidate is built in: a built-in candidate has the
-      reference's names, so there is nothing to map,
+    - UsageError for a fault that cannot fire, and for a missing system or extra pass.
+    - UsageError for concurrent cases if cases must run in sequence.
+    - CaseError if the option `names` is given for a built-in candidate, whose names are the reference's.
     - CaseError for a case that does not fit the machine.
     """
     cases = list(cases)
@@ -78,10 +78,10 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """Facts about this machine for the report, read without torch. Each case's result has its own device and backend.
+    """Facts about this machine for the report, read without torch.
 
-    `commit` is the value of the variable GITHUB_SHA, which GitHub Actions sets; without it, the commit of the working
-    directory.
+    `commit` is the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's commit. `device` is
+    the requested device.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})

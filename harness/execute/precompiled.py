@@ -1,8 +1,6 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
-A precompiled step is a folder with a training step's graph, written by `bitproof precompile`. If a case runs the system
-`precompiled` without --precompiled, the step is made at the start of the case's run, in a separate process that ends
-afterwards.
+The step is a folder that `bitproof precompile` wrote. Without --precompiled, the run makes it at its start.
 """
 
 from __future__ import annotations
@@ -59,9 +57,9 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The folder of the step that a role's system reads; None for a system that reads no precompiled step.
+        """The folder of the precompiled step that a role's system reads; None for a system that reads none.
 
-        If the step is made for this run and does not exist yet, it is precompiled now, within `timeout` seconds.
+        If this run makes the step itself, the first call does so, within `timeout` seconds.
         """
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:
@@ -80,14 +78,14 @@ class PrecompiledStep:
 
 
 def check_precompiled(case: Case, options: RunOptions) -> None:
-    """Refuse a case and options that do not suit a precompiled step, before any process starts.
+    """Raise CaseError or UsageError if a case and options do not suit a precompiled step. Starts no process.
 
-    Raises CaseError or UsageError
+    These are refused:
 
-    - for a candidate that runs no graph, or a graph that cannot be stored,
-    - for compiled code that the user has not permitted to run,
-    - for extra passes or graph dumps,
-    - under torchrun, for the system `precompiled` without --precompiled: one rank would have to make the step for all.
+    - a candidate that runs no graph, or a graph that cannot be stored,
+    - compiled code without --trust-compiled,
+    - extra passes and graph dumps,
+    - under torchrun, the system `precompiled` without --precompiled.
     """
     # Without a folder, only the system `precompiled` reads a step, which the run makes itself. With a folder, any
     # candidate that runs a graph reads the step there.

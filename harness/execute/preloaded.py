@@ -1,15 +1,14 @@
 """Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat that. The host process does not
-import it, but forks a process that does (`Preloader`). That process searches the same paths as the system's own code,
-and serves only runs that preload the same modules from the same folder. So two checkouts of a package need two
-processes, and a later case finds no module that it did not request.
+A framework may take ten seconds to import, and each of a case's four runs would repeat that. So the host process forks
+a process that imports it (`Preloader`) and forks the ranks.
 
-A system may change the search path later. If an import would then find another file than the preloaded module's, the
-rank is refused. For example, `pkg` was preloaded, and then the system calls `sys.path.insert(0, "vendored")` with a
-folder `vendored/pkg/`.
-
-A module that starts threads or touches a GPU is refused: a process that is forked afterwards may hang.
+- That process searches the same paths as the system's own code.
+- It serves only runs that preload the same modules from the same folder. So a later case finds no module that it did
+  not request.
+- A module that starts threads or touches a GPU is refused: a process that is forked afterwards may hang.
+- A rank is refused if an import would find another file than the preloaded one. For example, `pkg` was preloaded, and
+  then the system calls `sys.path.insert(0, "vendored")`, and there is a folder `vendored/pkg/`.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ _preloaded: Preloaded | None = None
 
 
 class Preloaded:
-    """The preloaded modules of this process and its forks, each with its file.
+    """The preloaded modules of this process, each with its file, to check that imports still find these files.
 
-    An import must still find each of these modules in the same file. This is checked before an import in user code if
-    `sys.path`, the import finders or the working directory have changed.
+    An import in user code checks this if `sys.path`, the import finders or the working directory have changed.
     """
 
     def __init__(self, names: Iterable[str]) -> None:

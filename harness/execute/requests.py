@@ -1,7 +1,7 @@
-"""The classes of requests to a host process and of their answers, all frozen dataclasses. Imports no torch.
+"""The requests to a host process and their answers, all frozen dataclasses. Imports no torch.
 
-The attribute `answer` of a request's class is the class of its answer. `harness.execute.host.answerer` answers every
-class of request, and `harness.processes.framing` converts requests and answers to lines of JSON.
+A request's attribute `answer` is the class of its answer. `harness.execute.host.answerer` answers them, and
+`harness.processes.framing` converts them to lines of JSON.
 """
 
 from __future__ import annotations
@@ -230,14 +230,13 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host process starts, the store in which ranks find each other, and the files for their
-    records.
+    """The ranks of a run that a host process starts, and the places for their files.
 
-    `part` is a template for the paths of the ranks' files of records, with `{rank}` in it.
-
-    Without `server`, the host process starts all ranks, and `store` is the path of a file. Otherwise a launcher such as
-    torchrun started the rank. Then `server` is the address (host name, port) of the launcher's store, `store` a prefix
-    for the keys in it, and `gpu` the index of the rank's GPU; `local_rank` and `local_world_size` are as in torchrun.
+    - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
+    - `store`: the file through which ranks find each other; with `server`, a prefix for keys there.
+    - `server`: host name and port of the store of a launcher, such as torchrun, that started the rank.
+    - `gpu`: the index of the rank's GPU, under a launcher.
+    - `local_rank`, `local_world_size`: as in torchrun, under a launcher.
     """
 
     ranks: tuple[int, ...]
@@ -251,12 +250,10 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots`. Other host processes may run the other ranks; the sender of the requests joins all
-    records.
+    """Run the ranks of `rank_slots`, in this host process. Other host processes may run the other ranks.
 
-    `is_prefetch`: a stage (a forked process, `host/stage.py`) only makes the run's graph, and sends no answer. If this
-    fails, the later request for the run itself raises the error. `asked_at`: the time of the request, by
-    `time.monotonic()`. If the stage is busy at that time, waiting for it counts as time of the run.
+    - `is_prefetch`: only make the run's graph, and send no answer. The later request for the run raises its error.
+    - `asked_at`: the time of the request, by `time.monotonic()`, when the run's time begins.
     """
 
     answer = End
@@ -327,8 +324,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    `inject` tests the comparison of ranks: it names a fault, which changes the steps of the first and the last rank
-    before the two are compared. Then nothing is written.
+    With `inject`, the name of a fault, nothing is written. The steps of two ranks are compared, which must find the
+    fault.
     """
 
     answer = PrecompileAnswer

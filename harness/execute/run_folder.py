@@ -1,8 +1,7 @@
-"""Check a run folder's report against the recordings beside it, whenever a command reads the report.
+"""Check a run folder's report against the recordings beside it.
 
-A report can be forged such that its numbers agree with each other. If the recordings of both systems are present, in
-`recordings/<case>/<system>`, the compared and the differing tensors are counted again. If not, the counts in the report
-must be those that the case's model has. To count them, the model is built on the meta device, which needs torch.
+A forged report may agree with itself, so tensors are counted again in the recordings. Without these, the counts must be
+those of the case's model.
 """
 
 from __future__ import annotations
@@ -62,10 +61,9 @@ def _wrong_values(result: CaseResult, folder: Path) -> Iterator[tuple[str, objec
 
 
 def _wrong_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """Yield each count in a result that differs from the count for the case's model: the count's field, its correct
-    value, the source of that value, and the value found.
+    """Yield each count in a result that is wrong for the case's model. Yields nothing for a user's systems.
 
-    Yields nothing for a user's systems, whose counts are unknown.
+    An item has the count's field, its correct value, the source of that value, and the value found.
     """
     # How many tensors a user's systems record is not known.
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:

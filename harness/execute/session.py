@@ -1,7 +1,6 @@
 """A session: a host process, which runs systems, and a temporary folder, which all cases of a command share.
 
-Cases that run concurrently have a session each. A session leaves no process and no file behind, even after an error or
-an interrupt.
+Concurrent cases have a session each. A session leaves no process and no file behind, even after an error.
 """
 
 from __future__ import annotations
@@ -51,11 +50,9 @@ class Client(Protocol):
 
 
 class Session:
-    """A host process and a temporary folder, shared by a command's cases; also opens the sessions for concurrent cases.
+    """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    If a host process crashes, the machine or the installation is to blame. So every case that begins later fails, in
-    all sessions, while running cases continue. But a host process that was killed because a case exceeded its time is
-    replaced.
+    If a host process crashes, all later cases fail. If it exceeds a case's time, another is started.
     """
 
     def __init__(

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedGraph:
-    """Facts about a graph after all passes, and about the code that a backend generated, for the manifest and the
-    report.
+    """Facts about a graph after all passes, for the manifest and the report.
 
+    - `code_hash`: of the graph. `generated_hash`: of the code that a backend generated, if any.
     - `is_kept`: an earlier run traced the graph.
     - `artifact`: the precompiled step, if the graph was read from a folder.
     - `races`: descriptions of pairs of calls that use the same memory in no fixed order.
@@ -51,7 +51,7 @@ class PreparedGraph:
         """Texts that say how much of the graph a backend compiled, such as "inductor compiled 3 regions, 120 nodes in
         all".
 
-        There is one text for the graph; for a partitioned graph, one for each half: "forward, ..." and "backward, ...".
+        A partitioned graph has a text for each half: "forward, ..." and "backward, ...".
         """
         facts = next((entry.facts for entry in self.passes if entry.name == "backend"), {})
         # A backend that compiled the halves of a partitioned graph has facts under each half's name.
@@ -149,20 +149,21 @@ class Done:
     - `determinism`: the determinism switches that were set.
     - `switches`: the switches that were read at the start, after the system was made, and after the steps.
     - `system`: the system's description of itself.
-    - `gpu`: the versions of CUDA and its libraries. `gpu_environment`: the environment variables that these libraries
-      read. Both are empty on a CPU.
+    - `gpu`: the versions of CUDA and its libraries. Empty on a CPU.
+    - `gpu_environment`: the environment variables that CUDA's libraries read. Empty on a CPU.
 
     Checks:
 
     - `chunked`: the number of calls per step of each chunked module.
-    - `unused_names`: names that the system declares, but that no tensor had.
+    - `unused_names`: rules for names in the system that matched no tensor.
     - `is_alone`: the rank ran no collective with another rank, and its system does not declare that ranks are
       independent.
     - `compiled`: the uses of torch.compile.
-    - `races`, `turns`: if a user's system shows its graph, the races in it, and the launches and waits of its
-      collectives in order.
-    - `unshown`: state that steps changed, but that is in no record.
-    - `shows_every_buffer`, `meetings` (the sums over ranks): copied into the manifest.
+    - `races`: the races in the graph that a user's system shows.
+    - `turns`: the launches and waits of that graph's collectives, in order.
+    - `unshown`: state that steps changed, but that no record has.
+    - `shows_every_buffer`: whether every buffer is in the records.
+    - `meetings`: the sums over ranks.
 
     Replays:
 
@@ -219,11 +220,21 @@ STATUS_MESSAGES: tuple[type[Account], ...] = (Prepared, Ready, StepBegan, StepsE
 class End:
     """How a run ended on the ranks of one host process.
 
-    - After success, `done` has each rank's last message, in rank order, and `graph` has facts about the graph of all
-      ranks.
-    - After a failure, `failure` is that of the rank to blame, `place` says how far the rank was, as in "at step 3", and
-      `log` is its log.
-    - After a hang, `unfinished` maps each late rank to such a text, and `stacks` has stacks of late ranks.
+    After success:
+
+    - `done`: each rank's last message, in rank order.
+    - `graph`: facts about the graph of all ranks.
+
+    After a failure:
+
+    - `failure`: that of the rank to blame.
+    - `place`: how far the rank was, as in "at step 3".
+    - `log`: its log.
+
+    After a hang:
+
+    - `unfinished`: the place of each late rank.
+    - `stacks`: the stacks of late ranks.
     """
 
     done: list[Done] = field(default_factory=list)

@@ -1,8 +1,6 @@
-"""Choose the receiver of a case's requests: a host process of this machine, or the ranks that torchrun started.
+"""Choose who runs the cases: a host process of this machine, or the ranks that torchrun started.
 
-Only this file makes this choice. Under torchrun the same command runs in every process. Rank 0 leads: it runs as
-without torchrun, but its client sends the requests to all ranks. The other ranks follow until rank 0 is done; they
-print nothing and write nothing.
+Under torchrun rank 0 leads: it sends requests to all ranks, and writes the report. Other ranks write nothing.
 """
 
 from __future__ import annotations
@@ -37,10 +35,10 @@ def follows() -> bool:
 
 
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
-    """Context with the open client for these cases. It is closed at the end. Not for ranks of torchrun other than 0.
+    """Context with the open client that runs these cases. Not for ranks of torchrun other than 0.
 
-    Raises CaseError if a case has another world size than torchrun, and UsageError if a launcher started several copies
-    of the command without the variables that connect copies.
+    Raises CaseError for another world size than torchrun's, and UsageError if a launcher started several unconnected
+    copies of the command.
     """
     refuse_copies()
     if is_torchrun():
@@ -55,10 +53,9 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 
 
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Run this rank's part of rank 0's requests until rank 0 is done; yields the results that rank 0 sends.
+    """Take part in rank 0's runs as another rank of torchrun. Yields the results from rank 0.
 
-    Raises CaseError at the call if a case has another world size than torchrun; while iterating, the error that ended
-    rank 0.
+    Raises CaseError at once if a case has another world size than torchrun. Raises rank 0's error during iteration.
     """
     coordinator = power_module(_COORDINATOR)
     coordinator.check_world_size(cases)

@@ -1,9 +1,12 @@
 """Run a system in two halves, to test its checkpoints: its ranks save and are killed, and new processes resume.
 
-The case has `resume_at`, a number of steps. Its system has two methods, which every rank calls: `save(folder)` after
-that many steps, and `load(folder)` in a new process, after the factory has made a new system there. As soon as all
-ranks have saved, all are killed (SIGKILL), so unsaved state is lost: in the new process, generators are seeded with the
-case's seed, and loaders start with their first batch.
+The case's `resume_at` is the number of steps before the kill. Every rank calls two methods of its system:
+
+1. `save(folder)` after that many steps. As soon as all ranks have saved, all are killed (SIGKILL).
+2. `load(folder)` in a new process, on a new system from the factory.
+
+State that was not saved is lost. In the new process, generators are seeded with the case's seed, and loaders start with
+their first batch.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A half of a run that is killed and resumed: the first half, or with `goes_on` the second.
+    """A half of a run that is killed and resumed.
 
-    In the first half, the system takes `at` steps and saves into `folder`. In the second half, a new system loads
-    `folder`, and takes the remaining steps.
+    - First half: the system takes `at` steps and saves its state into `folder`.
+    - Second half (`goes_on`): a new system loads `folder`, and takes the remaining steps.
     """
 
     at: int

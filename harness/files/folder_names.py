@@ -1,9 +1,9 @@
 """Convert names to names of files and folders, without collisions on any file system.
 
-A short name of lowercase letters, digits and underscores stays unchanged. Any other name becomes its last 60
-characters, with `-` for unsafe characters, and a digest of the whole name. For example, `sub/t.py:make` becomes
-`sub-t.py-make-06e9681bfb5f`, and `sub-t.py:make` gets another digest. So names may have any length, and two names may
-differ only in case.
+- A short name of lowercase letters, digits and underscores stays unchanged.
+- Any other name becomes its last 60 characters, with `-` for unsafe characters, and a digest of the whole name. So
+  `sub/t.py:make` becomes `sub-t.py-make-06e9681bfb5f`.
+- Names may have any length, and two names may differ only in case.
 
 No result ends in a dot and a word, so an ending such as `.control` can be added to any of them.
 """

@@ -1,8 +1,10 @@
 """Read files that a user names: only regular files, with at most a given number of bytes.
 
-A pipe would block until another process writes, a terminal until a key is pressed, and a device such as /dev/zero never
-ends; some files of /proc report size 0 and have terabytes. All of these are refused with OSError, whose `strerror` says
-which kind of file the path is. Example: `--case <(make_case)` is a pipe; write the case into a file.
+Other files are refused with OSError, whose `strerror` says which kind of file it is.
+
+- A pipe or a terminal would block, as in `--case <(make_case)`.
+- A device such as /dev/zero never ends.
+- Some files of /proc report size 0 and have terabytes.
 """
 
 from __future__ import annotations
@@ -54,8 +56,7 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
 def most_unpacked(packed: int) -> int:
     """The largest allowed size of unpacked content, given the size of the packed content.
 
-    Without a limit, a small file could fill the memory. For example, 260 KB of zlib unpack to 256 MiB of `[],[],[],`,
-    and as Python's lists these need far more.
+    Without a limit, a small file could fill the memory: 260 KB of zlib unpack to 256 MiB of `[],[],[],`.
     """
     return max(UNPACKED, _MOST_TIMES * packed)
 

@@ -26,8 +26,7 @@ class Placement:
     """The type of device of a case's ranks, and the backend of torch.distributed.
 
     - `shared`: whether ranks share GPUs. If so, rank r runs on GPU r % num_gpus.
-    - `in_memory`: whether the ranks of named groups communicate through shared memory instead of the backend. This
-      changes no bit: on gloo, on NCCL and in shared memory each sum has the same parts, in the order of ranks.
+    - `in_memory`: whether the ranks communicate through shared memory instead of the backend. This changes no bit.
     - `native`: whether NCCL itself adds, in an order that is fixed but not documented.
     """
 
@@ -58,11 +57,11 @@ def place(
 ) -> Placement:
     """Choose the devices and the transport of a case whose ranks are all on this machine.
 
-    `request` is "auto", "cpu" or "cuda", and `collectives` the requested transport. "auto" uses GPUs only if each rank
-    gets its own. "cuda" with fewer GPUs than ranks is refused. But with `share_gpus`, ranks share GPUs and use gloo,
-    which copies through host memory.
+    - `request`: "auto", "cpu" or "cuda". "auto" uses GPUs only if each rank gets its own.
+    - `collectives`: the requested transport.
+    - `share_gpus`: whether ranks may share GPUs, over gloo.
 
-    Raises CaseError if `request` is "cuda" and there are too few GPUs, and for unavailable collectives.
+    Raises CaseError if "cuda" finds too few GPUs, and for unavailable collectives.
     """
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))

@@ -1,7 +1,7 @@
 """Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
 
-A host process must never start CUDA: no rank that it forks afterwards could use a GPU. So the driver's library counts
-GPUs; if that fails, another process does. The facts about CUDA's libraries are read in the ranks themselves.
+A process that has started CUDA cannot fork ranks that use a GPU. So only the driver's library is asked, or another
+process.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that torch can use, in torch's order. A GPU has the same name in all processes of the machine.
+    """Names of the GPUs that torch can use, in torch's order, such as "GPU-5f1c...". Does not start CUDA.
 
-    Example: ("GPU-5f1c...",) in a rank of `srun --gpus-per-task=1`, while its index is 0 in each rank. Like `num_gpus`,
-    this does not start CUDA.
+    A GPU has the same name in all processes, even if its index is 0 in each.
     """
     from bitproof.harness.torch_compat import name_visible_gpus
 

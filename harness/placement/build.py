@@ -1,18 +1,21 @@
 """Build the placement problem of a traced step: which layers are split, which parameters sharded, and at which cost.
 
-The mesh has two axes. On the data axis every rank reads its own batch, so activations have no choice there; a parameter
-is sharded or replicated. On the tensor axis a layer is either whole on each rank or split, and each operator in a split
-layer has DTensor's strategies. Layers of the same kind are traced once, count as often as the model has them, and get
-the same placement.
+The ranks form a mesh with two axes:
+
+- Data axis: every rank reads its own batch, so activations have no choice. A parameter is sharded or replicated.
+- Tensor axis: a layer is either whole on each rank or split. Each operator in a split layer has DTensor's strategies.
+
+Layers of the same kind are traced once, count as often as the model has them, and get the same placement. The problem
+has:
 
 1. A node for each layer, with the choices whole and split.
 2. A node for each parameter: sharded or replicated on the data axis, placed like its layer on the tensor axis. It costs
    its all-gather and the sum of its gradient. A rank stores its value, gradient and AdamW's two states in float32, and
    a copy in the compute dtype, kept for backward.
-3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. A sum
-   of gradients from several layers, which is in no layer, has the placement of its summands. A node costs its FLOPs and
-   the bytes it moves. A rank stores the operator's result if the operator runs in forward and is not a view: all such
-   results count as saved for backward.
+3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. A node
+   costs its FLOPs and the bytes it moves. A rank stores the results of operators in forward that are not views: all of
+   them count as saved for backward. A sum of gradients from several layers, which is in no layer, has the placement of
+   its summands.
 4. An edge for each tensor that a node passes to another, with DTensor's redistribute costs. A tensor with two readers
    counts twice. A parameter is read in its own placement, and its gradient is converted to this placement.
 
@@ -76,10 +79,13 @@ class PlacedLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedParameter:
-    """A parameter: its whole shape, and the layer that decides its placement on the tensor axis; None if no layer does.
+    """A parameter to place on the ranks.
 
-    `split_dim` is the dim along which a split layer splits the parameter; None if it stays whole. Expert parallelism
-    divides dim 0 into `parts`; the rows of a part may be sharded over `data_ranks`.
+    - `shape`: its whole shape.
+    - `layer`: the layer that decides its placement on the tensor axis, if any.
+    - `split_dim`: the dim along which a split layer splits it, if any.
+    - `parts`: into how many parts expert parallelism divides dim 0.
+    - `data_ranks`: over how many ranks a part's rows may be sharded.
     """
 
     name: str
@@ -92,10 +98,9 @@ class PlacedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementInputs:
-    """Facts that a traced step does not have: layers and parameters, the tensor axis, and how often each layer counts.
+    """Facts that a traced step does not have: its layers and parameters, and how often each layer counts.
 
-    `times` maps the first two components of a traced layer's name, such as layers.0, to the number of the model's
-    layers for which it stands. A module outside of these layers counts once.
+    `times` is the number of layers that a traced layer stands for, as in {"layers.0": 12}. Other modules count once.
     """
 
     layers: Sequence[PlacedLayer]
@@ -116,10 +121,9 @@ class PlacementInputs:
 
 
 class _Source(NamedTuple):
-    """The source of a tensor: a node of the problem, the index of the node's output, and whether the tensor is a
-    parameter.
+    """The source of a tensor: a node of the problem, and the index of the node's output.
 
-    A tensor made only of parameters, such as a weight's cast, counts as a parameter: it cannot be converted.
+    `is_parameter`: it is made only of parameters, as a weight's cast is. Such a tensor cannot be converted.
     """
 
     node: str

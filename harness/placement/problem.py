@@ -1,11 +1,11 @@
-"""State a placement problem: choose an option for each node, such that pairs are compatible and memory is bounded.
+"""State a placement problem: pick a choice for each node, so that pairs are compatible and memory is bounded.
 
     node   has choices, each with a cost and the bytes that a rank stores for it
     edge   connects two nodes: a cost for each pair of their choices, infinite for incompatible pairs
     bound  on the total bytes
 
-Parameters, operators and layers (split or whole) are all nodes. For example, an edge whose costs are 0 and infinity
-makes a parameter's placement follow that of its layer. Costs are microseconds of a rank's step.
+Parameters, operators and layers (split or whole) are all nodes. For example, a parameter's placement must follow its
+layer's: the edge between them has the costs 0 and infinity. Costs are microseconds of a rank's step.
 """
 
 from __future__ import annotations

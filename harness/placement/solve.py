@@ -96,11 +96,11 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 @dataclass
 class _Lines:
-    """The linear program. Its columns are variables. Each row is an equation: a weighted sum of columns is an entry of
-    `equals`.
+    """The linear program: variables are columns, and each row is an equation.
 
-    The first columns are the variables of choices: `first` has, for each node, the column of its first choice. The
-    other columns are the variables of pairs.
+    - `equals`: for each row, the result of its weighted sum of columns.
+    - `first`: for each node, the column of its first choice.
+    - `num_choices`: the number of columns for choices. Columns for pairs follow.
     """
 
     first: dict[str, int]
@@ -178,10 +178,9 @@ def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarr
 def _fix_single_choices(
     program: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Fix nodes with a single choice: step 1 at the top of this file.
+    """Fix nodes that have a single choice, including nodes that get a single choice by this.
 
-    Returns the choice of each fixed node, the remaining choices of each node, and the costs of each node's choices.
-    These include the costs of edges to fixed nodes.
+    Returns fixed choices, remaining choices, and costs of choices, by node. Costs include edges to fixed nodes.
     """
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))

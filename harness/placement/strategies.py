@@ -3,9 +3,8 @@
 A placement is a text: "R" is replicated, "S0" is sharded evenly along dim 0, "P" is a partial sum on each rank.
 
 Needs:    an operator, and fake tensors for its arguments and results.
-Promises: unique strategies, first full replication, then the others in the propagator's order. An operator without a
-          DTensor rule is replicated, except for the CPU's attention, which is split by heads like that of other
-          devices.
+Promises: unique strategies: first full replication, then the others in the propagator's order. An operator without a
+          DTensor rule is replicated. The CPU's attention is split by heads, like that of other devices.
 Refuses:  nothing. Uneven shards, and reductions other than sums, are left out.
 """
 

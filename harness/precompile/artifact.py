@@ -2,14 +2,19 @@
 
 1. Replace the file by a note, so that no old step stays, whatever happens.
 2. Trace the step of the first and the last rank, whose coordinates in the mesh differ on every axis. Both must have the
-   same code: a rank's coordinates may be in its state, e.g. a buffer, but not in its code.
+   same code. A rank's coordinates may be in its state, such as a buffer, but not in its code.
 3. Run the passes on the first rank's graph.
-4. Write the graph, with its fingerprint, as data: it may only call listed operators (`graph.backend.allowed`). If
-   Inductor compiles the step, its generated files are stored beside it (`harness.precompile.compiled`).
+4. Write the graph, with its fingerprint, as data. It may only call listed operators (`graph.backend.allowed`).
+5. If Inductor compiles the step, store its generated files beside it (`harness.precompile.compiled`).
 
-Reading checks that the file is complete, that its fingerprint equals this run's in each field, that each operator is
-allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs; compiled code
-runs only with permission.
+Reading checks that
+
+- the file is complete,
+- its fingerprint equals this run's in each field,
+- each operator is allowed,
+- the resulting code has the stored hash.
+
+Nothing is traced or compiled, and no pass runs. Compiled code runs only with permission.
 """
 
 from __future__ import annotations
@@ -59,13 +64,15 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step and write it into a folder. Determinism switches must be set before this call.
 
-    `fault` is the name of a fault of the catalogue, for testing the comparison of ranks. It is injected into the traced
-    steps of both ranks before these are compared, in the form that it has on each rank. With a fault, nothing is
-    written.
+    With `fault`, the name of a fault, the comparison of ranks is tested, and nothing is written. The fault changes the
+    traced steps of the first and the last rank before these are compared.
 
-    Raises CaseError for a case whose steps cannot be precompiled, ArtifactError for a step that differs between ranks
-    or cannot be written as data, UsageError for a fault that changes both ranks alike, and the errors of `prepare`. The
-    note that replaces the file has the error's text.
+    - CaseError: the case's steps cannot be precompiled.
+    - ArtifactError: the step differs between ranks, or cannot be written as data.
+    - UsageError: the fault changes both ranks alike.
+    - The errors of `prepare`.
+
+    After an error the folder has a note with the error's text.
     """
     refuse_unwritten(case)
     compiled.refuse_device(case, device)
@@ -135,10 +142,10 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
 def read_program(
     folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
 ) -> GraphProgram:
-    """Read the program in a folder for a run of a case. Determinism switches must be set before this call.
+    """Read the precompiled program in a folder for a run of a case. Set determinism switches before.
 
-    Compiled code runs only with `trust_compiled`. Raises ArtifactError, with the replay command, for a file that is
-    missing, unfinished, foreign, damaged, without a program, or made for something else.
+    Raises ArtifactError if a file is missing, damaged or made for something else, or is compiled code without
+    `trust_compiled`.
     """
     began = time.perf_counter()
     try:

@@ -2,7 +2,7 @@
 
     DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 
-A single part is the whole step. Two parts are its forward and its backward half; then `read_again` has the indices of
+A single part is the whole step. Two parts are its forward and its backward half. Then `read_again` has the indices of
 the inputs that backward reads again.
 
 Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code.
@@ -73,10 +73,13 @@ def _part(part: Compiled) -> dict[str, object]:
 
 
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
-    """Load the compiled step whose file has the sha256 `content`. `passes` are the reports of the step's passes.
+    """Load the compiled code of a precompiled step, from a file with the sha256 `content`.
 
-    Raises ArtifactError without `trust_compiled`, before the file is read. Also raises it if the file is missing,
-    damaged or of another step, or if its code does not load or would have to be compiled.
+    - `passes`: the reports of the step's passes.
+    - `trust_compiled`: whether the code may run.
+
+    Raises ArtifactError if it may not, if the file is missing, damaged or foreign, or if the code does not load
+    unchanged.
     """
     where = str(folder / file.COMPILED)
     # Loading executes the code, so permission is checked first.

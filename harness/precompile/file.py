@@ -3,11 +3,11 @@
     DIR/step.bitproof        bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
     DIR/compiled.bitproof    the same form, if a backend compiled the step; the other file has its sha256
 
-Every byte counts: the header must match exactly, and the hash covers the rest. Nothing read here is executed. The hash
-detects damage, not forgery, so the reader must check the JSON's content.
+The header must match exactly, and the hash covers the rest. The hash detects damage, not forgery, so the reader must
+check the JSON's content. Nothing read here is executed.
 
-A file appears complete or not at all. The writer first replaces it by a note, so that an old file is never mistaken for
-a new one that could not be made.
+A file appears complete or not at all. The writer first replaces an old file by a note, so that it is never mistaken for
+a new one.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder, and write a note in place of the step, so that no old step stays if precompiling is stopped.
+    """Create the folder of a precompiled step, with a note that the step is unfinished. Deletes an old step.
 
-    An old step and its compiled code are deleted. `what` names the case. Raises ArtifactError if the folder cannot be
-    written, or if a file called `step.bitproof` or `compiled.bitproof` is not one of bitproof's; then both files stay.
+    Raises ArtifactError if the folder cannot be written, or has a foreign file `step.bitproof` or `compiled.bitproof`.
     """
     file = folder / NAME
     try:

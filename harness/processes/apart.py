@@ -1,7 +1,6 @@
-"""Runs work in a separate process, so that the command line's own process need not import torch.
+"""Runs work in a separate process, so that the command line's process need not import torch.
 
-The separate process reads its task from standard input, and writes each answer as a line into a pipe. Its output goes
-to a log. If it dies or exceeds the time limit, the caller continues, and the remaining answers are reported as lost.
+The process gets its task from a pipe and writes answers into another. Answers that do not arrive in time are lost.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task in a separate process, and yield `count` answers.
+    """Start a module with a task in a separate process, and yield `count` answers. Closing the iterator ends the
+    process.
 
-    If an answer takes longer than `timeout` seconds, or the process ends, a `Lost` is yielded for this and each later
-    answer. Closing the iterator ends the process.
+    If the process ends, or an answer takes longer than `timeout` seconds, all remaining answers are `Lost`.
     """
     process = Started(module, (), log=log)
     lost = None

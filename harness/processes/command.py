@@ -31,8 +31,10 @@ def run_command(
 ) -> Ran:
     """Run a program and return its status and output.
 
-    The text `given` is its standard input, which is empty by default. With `is_joined`, its standard error is part of
-    its output. Raises CommandError if it cannot be started, or does not finish within `seconds`.
+    - `given`: its standard input, empty by default.
+    - `is_joined`: whether the output includes standard error.
+
+    Raises CommandError if it cannot be started, or does not finish within `seconds`.
     """
     stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:

@@ -78,8 +78,8 @@ class Child:
 def fork(body: Body, *, log: Path | None = None) -> Child:
     """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which is emptied first.
 
-    The child never returns into its parent's frames. It ends when its parent ends, and writes its stack into its log on
-    request.
+    - `log`: the file for its output and, on request, its stack.
+    - `adds`: whether to append to the log.
     """
     return _fork(body, log, adds=False, is_asked=False)
 

@@ -1,10 +1,6 @@
 """The format of messages between processes of bitproof: each message is a frozen dataclass, as a line of JSON.
 
-For example, a line is `{"kind": "StepBegan", "step": 3}`.
-
-The same code writes and reads messages, so they are valid, unless a user's code has written into the pipe. Users' files
-are validated more strictly elsewhere. A file's name and an error's text may be invalid UTF-8: Python's JSON passes it
-on, while stricter parsers refuse it.
+For example, `{"kind": "StepBegan", "step": 3}`. Only a user's code that writes into the pipe can make messages invalid.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Ask Linux to send this process the signal `number` when the thread that started it ends. Does nothing on other
     systems.
 
-    `parent` is the parent's process id. If the parent has ended before, this function itself raises the signal.
+    `parent` is the parent's process id. If the parent has already ended, the signal is raised at once.
     """
     if sys.platform != "linux":
         return

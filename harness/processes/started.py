@@ -1,8 +1,8 @@
 """Starts a module of bitproof as a separate process, which loads torch instead of the caller, or can be killed alone.
 
-The process answers through a pipe, so that a stray print of a library cannot damage an answer, and reads requests from
-its standard input. Its output goes to a log. It has a session of its own, so an interrupt only reaches its parent,
-which ends it.
+- It reads requests from its standard input, and its output goes to a log.
+- It answers through a pipe, which a stray print of a library cannot damage.
+- It has a session of its own, so an interrupt only reaches its parent, which ends it.
 """
 
 from __future__ import annotations

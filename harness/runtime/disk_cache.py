@@ -1,12 +1,14 @@
 """A cache of results on disk under a key of all their inputs. An entry is used only if it is intact.
 
 A file begins with a sha256. The rest is the key's whole text and the value, as JSON. The file is used if the sha256 is
-that of the rest, and the key is the requested key. Nothing read from it is executed. The folder and each file in it
-must belong to the user and be writable only by the user; otherwise nothing is read or kept. So an attacker who can
-forge a result could also change the code that computes it.
+that of the rest, and the key is the requested key.
 
-A file appears as a whole or not at all. The folder stays small: least recently used files are removed first. Files with
-other names are never removed, as the folder may also have files of the user.
+- Nothing read from a file is executed.
+- The folder and each file must belong to the user and be writable only by the user. So an attacker who can forge a
+  result could also change the code that computes it.
+- A file appears as a whole or not at all.
+- The folder stays small: least recently used files are removed first. Files with other names are never removed, as they
+  may be the user's.
 """
 
 from __future__ import annotations

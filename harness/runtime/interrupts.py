@@ -1,11 +1,11 @@
 """Interrupts of a command: a closed terminal, Ctrl-C, Ctrl-\\, and SIGTERM, with which CI cancels a job.
 
-All four are handled alike, with exit status 3:
+All four are handled alike. A command that they end has exit status 3.
 
-- during imports nothing has to be cleaned up: the process ends immediately (`end_at_once`);
-- while a command runs (`raising`), an interrupt raises Interrupt, which ends all started processes;
-- in a block that must complete (`held`), an interrupt waits until the block's end;
-- once a command writes its result (`too_late`), an interrupt is ignored.
+- During imports the process ends at once, as nothing has to be cleaned up (`end_at_once`).
+- While a command runs, Interrupt is raised, which ends all started processes (`raising`).
+- In a block that must complete, an interrupt waits until the block's end (`held`).
+- Once a command writes its result, an interrupt is ignored (`too_late`).
 
 If the caller made the process ignore a signal, as `nohup` does, the signal stays ignored. This module imports almost
 nothing.

@@ -1,7 +1,7 @@
 """Detects whether a launcher, such as torchrun, started this process as a rank.
 
-Launched ranks are recognized by the variables that `init_process_group("env://")` reads. torchrun sets these; with
-`srun` a script does. Ranks that bitproof forks have the same variables, and in addition `FORKED`.
+Such a rank has the variables that `init_process_group("env://")` reads. Ranks that bitproof forks also have the
+variable `FORKED`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """The launcher that started several copies of this command without variables that connect them; None if none did.
+    """The launcher that started several unconnected copies of this command; None if none did.
 
-    The result is the launcher's name, the variables with a process's number and with the number of processes, and that
+    The result has its name, the variable with a process's number, the variable with the number of processes, and this
     number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
     """
     environment = os.environ if environment is None else environment

@@ -1,11 +1,10 @@
 """Standard output and standard error that cannot end a command, and never contain terminal or CI commands.
 
-A pipe's reader may end, and a disk may be full: a run's results must not depend on that. After the first failure, the
-rest of the output is dropped. At its end the command reports the failure, which may change its exit status.
-
-All output of a command goes through `SafeStream.write`, so that no foreign text moves a terminal's cursor or acts as a
-command to the CI system that stores the log: GitHub runs lines that begin with `::`, Azure Pipelines and TeamCity text
-after `##vso[` or `##teamcity[`. Only bitproof's own escape sequences, for a table's colours, go through `styled`.
+- A pipe's reader may end, and a disk may be full. The rest of the output is then dropped, and the run continues. At its
+  end the command reports the failure, which may change its exit status.
+- Foreign text cannot move a terminal's cursor, or act as a command to a CI system that stores the log. GitHub, for
+  example, runs lines that begin with `::`.
+- Only bitproof's own escape sequences, for a table's colours, are written unchanged, by `styled`.
 """
 
 from __future__ import annotations
@@ -33,10 +32,10 @@ def shown(text: str) -> str:
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure; None if there was none.
+    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, or None. A closed pipe is no
+    failure.
 
-    A reader that has ended does not count as a failure. Characters that the stream's encoding lacks are escaped, and so
-    are terminal and CI commands.
+    Escapes characters that the encoding lacks, and terminal and CI commands.
     """
 
     def __init__(self, stream: TextIO | None) -> None:

@@ -1,7 +1,7 @@
 """The files that decide a traced graph, as they were when this process started.
 
-`note` is called before any module of bitproof, or of torch, is imported. If a file is still unchanged when a graph is
-finished, then it is the file that was imported, however long the import took.
+`note` must be called before any import of bitproof or torch. So a file that is unchanged afterwards is the file that
+was imported.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ Stat = tuple[str, int, int, int, int]
 
 @dataclass(frozen=True)
 class Sources:
-    """The files of bitproof's packages and of torch, as digests and facts.
+    """The files of bitproof's packages and of torch.
 
-    `digest` covers every byte of bitproof's packages. It covers torch's files, which are 60 MB, only by path, size and
-    time. `own` covers only bitproof's packages, without the path of their folder, so it is equal on machines with the
-    same release.
+    - `digest`: of every byte of bitproof's packages, and of path, size and time of torch's files.
+    - `own`: of bitproof's packages alone, equal on all machines with the same release.
+    - `stats`: size and times of each file.
     """
 
     digest: str
@@ -120,8 +120,7 @@ loaded_at_start: frozenset[str] = frozenset()
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the files of bitproof and of torch, once, before any of them is imported. This takes 50 ms.
 
-    `loaded` are the modules that were loaded before. If some of them belong to bitproof or torch, as in a process that
-    has patched a module, nothing is noted, and this process's code stays unknown.
+    If `loaded` modules already include some of them, nothing is read, and this process's code stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -173,8 +172,7 @@ def own_digest() -> str:
 def torch_digest() -> str:
     """The sha256 of torch's installation: the text of Python files, and the sizes of libraries. Takes 0.2 s.
 
-    Only the sizes of libraries count, because these are gigabytes. Compiled Python files (.pyc) do not count. The
-    result is the same on machines with the same installation.
+    Equal installations give the same result on all machines. Compiled Python files (.pyc) do not count.
     """
     told, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""
@@ -186,11 +184,10 @@ def torch_digest() -> str:
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of code that Python runs at startup, by name. Such code may patch functions of torch or bitproof.
+    """The sha256 of code that Python runs at startup, by the name of the module or file.
 
-    This covers all modules that were loaded before any of bitproof, and the lines of code in .pth files. The .pth files
-    of editable installations, which list paths, are left out: the modules at these paths are covered when they are
-    loaded.
+    It includes modules that were loaded before bitproof, and the code in .pth files, except those of editable
+    installations.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}

@@ -1,9 +1,10 @@
-"""The file with which Python starts bitproof's own processes. `bitproof` is the package that contains this file.
+"""The file with which Python starts bitproof's own processes.
 
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
-`-m` would put the working directory first on the search path, and it may contain another checkout of bitproof. Without
-`-P` Python would put this file's folder first, and its modules could hide others of the same names.
+The processes use the package `bitproof` that contains this file. With `-m`, another checkout in the working directory
+would be found first. Without `-P`, this file's folder would be searched first, and its modules could hide others of the
+same names.
 """
 
 import gc

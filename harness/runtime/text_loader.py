@@ -1,7 +1,7 @@
 """Import hook: compiles modules from their text; their bytecode is neither read nor written.
 
-Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So Python may
-run old code after an edit: if the edit was within a second, or if `cp -p`, rsync or tar restored the file's time.
+Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So it may run
+old code after an edit within a second, or after `cp -p`, rsync or tar.
 
 The hook leaves modules of Python's installation to Python, except bitproof's own. The bytecode of modules that it
 leaves to Python is checked before a result is kept (harness/runtime/sources.py).

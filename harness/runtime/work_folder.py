@@ -1,9 +1,11 @@
-"""A command's temporary folder. A killed command leaves its folder behind, and the next command removes it.
+"""A command's temporary folder. If a command is killed, the next command removes its folder.
 
-Only a folder with a valid marker is removed. A marker is a file that is written and locked by the process that makes
-the folder. It states the folder's name and inode, and the machine and boot in which it was made. So a copy of a marker
-is invalid. So is a marker that another machine left in a shared folder, because its lock may be unknown on this
-machine. The lock shows whether the maker is alive: the system releases a lock when a process ends for any reason.
+A folder is removed only if it has a valid marker that is not locked. A marker is a file that the command writes and
+keeps locked. It states the folder's name and inode, and the machine and boot in which it was made.
+
+- A copied marker is invalid, because it states another folder.
+- A marker from another machine is invalid, because its lock may be unknown here.
+- A locked marker shows that the command runs. The system releases the lock when the command ends for any reason.
 
 Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is never a marker.
 """

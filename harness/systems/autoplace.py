@@ -1,12 +1,12 @@
 """Find the placements of a case's parameters: trace its model with whole parameters, and solve a linear program.
 
-This module connects the reference, which has the layers and parameters, to the linear program, which has neither.
-
 1. Group the layers into kinds, and keep one layer of each kind: all layers of a kind get the same placement.
 2. Trace the step of this smaller model with one rank's batch, on fake tensors, with whole parameters in the compute
    dtype.
 3. Build the linear program, and solve it under the case's memory bound. Report its plan beside plans written by hand.
 4. Give all layers of a kind the placement of the traced layer.
+
+The reference has the layers and parameters, and the linear program has neither: this module connects them.
 """
 
 from __future__ import annotations
@@ -38,10 +38,11 @@ from bitproof.reference.step import mean_loss
 
 @dataclass(frozen=True)
 class Traced:
-    """A case's linear program, and the layers and parameters that it places (`scene`).
+    """A case's placement problem, traced from a smaller model that has a single layer of each kind.
 
-    Only one layer of each kind is traced: `kinds` maps the number of the traced layer to the numbers of the model's
-    layers of this kind, as in `{"0": ["0", "1"]}`.
+    - `program`: the problem.
+    - `scene`: its layers and parameters.
+    - `kinds`: the case's layers, by traced layer: `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem
@@ -49,10 +50,9 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The names in the model for a name in the traced model, in which one layer stands for all layers of its kind.
+        """The model's names for a name in the traced model, which has a single layer of each kind.
 
-        For example, if layers 0 and 1 are of the same kind, the result for `layers.0.attention.wq` is
-        `layers.0.attention.wq` and `layers.1.attention.wq`.
+        If layers 0 and 1 are of the same kind, `layers.0.wq` gives `layers.0.wq` and `layers.1.wq`.
         """
         if not name.startswith("layers."):
             return [name]
@@ -61,11 +61,10 @@ class Traced:
 
 
 def place(case: Case) -> tuple[Plan, Placed]:
-    """Find the best placements for a case; returns the plan, and facts about it for the report.
+    """Find the best placements for a case, and return the plan, and facts about it for the report.
 
-    The result depends only on the case and on the versions of torch and scipy. Raises PlacementError if no plan meets
-    the memory bound, CaseError for a layer that cannot be placed, MachineError without scipy, and TraceError if tracing
-    fails.
+    Raises PlacementError if no plan meets the memory bound, and CaseError, MachineError or TraceError if none can be
+    found.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -115,10 +114,10 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """The costs and bytes of two plans written by hand, regardless of the memory bound, by the plans' names.
+    """The costs and bytes of two plans written by hand, by name, regardless of the memory bound.
 
-    `fsdp` shards all parameters over data-parallel ranks. `fsdp and tp` also splits layers over tensor-parallel ranks:
-    all layers that can be split.
+    - `fsdp`: shards all parameters over data-parallel ranks.
+    - `fsdp and tp`: also splits layers over tensor-parallel ranks.
     """
     program, scene = traced.program, traced.scene
     found = {}
@@ -176,9 +175,9 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Keep only the first layer of each kind: layers are of one kind if their parameters have equal names and shapes.
+    """Keep only the first layer of each kind: layers whose parameters have equal names and shapes.
 
-    Returns the numbers of the model's layers of each kind, by the number of the kept layer in the smaller model.
+    Returns the original layers by the layer that stands for them, as in `{"0": ["0", "1"]}`.
     """
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())

@@ -1,8 +1,9 @@
 """Name a model's parameters and buffers as if no wrapper were around its modules. No two tensors get the same name.
 
-torch.compile, FSDP1 and checkpoint wrappers store the wrapped module as a child with a fixed name, such as `_orig_mod`.
-This name is left out unless a name in the wrapped module equals another name in the wrapper. So `_orig_mod.weight` is
-called `weight`, unless the wrapper has a `weight` of its own.
+For example, torch.compile stores the wrapped module as the child `_orig_mod`.
+
+- `_orig_mod.weight` is called `weight`.
+- It keeps its name if the wrapper has a `weight` of its own.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children, without wrappers: a wrapped child is replaced by the names inside
-    it, if none of them equals another name.
+    """The names of a module's tensors and children, without wrappers around them.
 
-    `left_out` gets, for each module's id, the names of its children that were replaced.
+    A wrapped child is replaced by the names inside it, unless two things would have the same name. `left_out` collects
+    the replaced names, by module.
     """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))

@@ -2,11 +2,14 @@
 
 Needs:    a graph cache, whose key covers everything that decides the graph.
 Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards (possible races
-          and deadlocks) are kept, too: they depend on the devices of values, and a kept graph has no devices.
+          and deadlocks) are kept, too, because they depend on the devices of values, which a kept graph lacks.
 Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
 
-Never kept are graphs that a user's pass has modified (it may have other effects), compiled code of a backend, and
-graphs that depend on a user's own cost model.
+These are never kept:
+
+- graphs that a user's pass has modified,
+- compiled code of a backend,
+- graphs that depend on a user's own cost model.
 """
 
 from __future__ import annotations
@@ -67,10 +70,12 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program for the JSON values that `written` returned for it. `began` is the time at which reading began.
+    """The program that `written` turned into the JSON values `kept`.
 
-    `allowed`: the operators that the graph may use; None for all. Raises UnkeptError or ValueError for invalid values,
-    and KeyError, TypeError or AttributeError for values of another form.
+    - `began`: when reading began.
+    - `allowed`: the operators that the graph may use; None for all.
+
+    Raises UnkeptError, ValueError, KeyError, TypeError or AttributeError for invalid values.
     """
     module = graph_of(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:

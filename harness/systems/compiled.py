@@ -9,9 +9,9 @@ piece of code that Dynamo captures, between two graph breaks, goes through these
     ...             the user's own passes (--extra-pass), over each of these graphs
     backend         Inductor compiles each graph (backend "inductor" only); otherwise it runs operator by operator
 
-A case's `pipeline.until` ends the pass list early; with it `bitproof bisect` finds the stage that changes bits. With
-`--dump-graphs` rank 0 writes each graph to a file. Nodes have their module and line, so that the blamed call's module
-is known. Sizes are fixed numbers: code that is called with other sizes is compiled again.
+A case's `pipeline.until` ends this list early. So `bitproof bisect` finds the stage that changes bits. With
+`--dump-graphs` rank 0 writes each graph to a file. Each node has its module and line, which reports name. Sizes are
+fixed numbers: code that is called with other sizes is compiled again.
 """
 
 from __future__ import annotations
@@ -70,11 +70,13 @@ def decompose(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 class KernelGraph(NamedTuple):
-    """A graph that Inductor compiled to kernels. A log can observe its inputs and outputs, but not its calls.
+    """A graph that Inductor compiled to kernels. Only its inputs and outputs can be observed.
 
-    `label` is the name of its dump. `module` is the innermost module that contains all of its calls. `outputs` has, for
-    each output, the name of the call that computes it. The model's code gets the first `num_visible` outputs; the
-    others are saved for backward.
+    - `label`: the name of its dump.
+    - `module`: the innermost module with all of its calls.
+    - `direction`: forward or backward.
+    - `outputs`: for each output, the call that computes it.
+    - `num_visible`: the number of outputs that are not only saved for backward.
     """
 
     label: str
@@ -85,10 +87,9 @@ class KernelGraph(NamedTuple):
 
 
 class Capture:
-    """Lets torch.compile compile a rank's models when they are called, and stores facts about each captured graph.
+    """Compiles a rank's models with torch.compile when they are called, and stores facts about each captured graph.
 
-    `run` makes a function from a graph of operators. `call` calls a graph that Inductor compiled. A log replaces both
-    to observe calls.
+    `run` makes a graph of operators callable, and `call` calls a graph from Inductor. Replace both to observe calls.
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:

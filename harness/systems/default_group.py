@@ -1,15 +1,16 @@
 """Lend torch's default process group to user code, which can then make and destroy it as if it ran alone.
 
-The group exists before the factory is called, and bitproof needs it until the last value is compared. So:
+The group exists before the user's factory is called, and bitproof needs it until the last value is compared. So
+`install` replaces two functions of torch. Within the context `lent`, they behave as follows, and elsewhere like torch's
+own:
 
-1. The first `init_process_group` of user code makes no group, but lets user code use the existing group. It refuses
-   arguments for a different group.
-2. `destroy_process_group()` only hides the group, and all groups that user code made. As after a real destruction,
-   torch knows of no group, so `is_initialized()` is False. Another `init_process_group` brings the groups back.
-3. `as_lent()` surrounds bitproof's own code that runs within user code: there the group exists in any case.
+1. The first `init_process_group` makes no group, but lets user code use the existing group. It refuses arguments for a
+   different group.
+2. `destroy_process_group()` only hides the group, and all groups that user code made. Then `is_initialized()` is False,
+   as after a real destruction. Another `init_process_group` brings the groups back.
 
-`install` replaces both functions before user code can import them by name. Outside of the context `lent` they behave
-like torch's own functions.
+`install` must be called before user code can import the functions by name. `as_lent()` surrounds bitproof's own code
+that runs within user code: there the group exists in any case.
 """
 
 from __future__ import annotations
@@ -75,10 +76,9 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide the lent default group, and all other groups, until user code calls `init_process_group`.
+    """Hide torch's default process group, and all other groups, until user code calls `init_process_group`.
 
-    Called before user code such as a script begins, and when user code destroys the default group. Does nothing if no
-    group is lent, or if it is hidden.
+    Does nothing if bitproof has lent no group to user code, or if the groups are already hidden.
     """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:

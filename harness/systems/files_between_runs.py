@@ -4,32 +4,34 @@
     candidate    torch.load("tokens.pt")                               refused
 
 All runs have the user's working directory, so a later run finds the files that earlier runs left there. It may
-overwrite these files, as the first run wrote them, too. But it must not depend on them. A run can depend on such a file
-in three ways:
+overwrite these files, as the first run wrote them, too. But it must not depend on them. It can depend on a file in
+three ways:
 
-1. Python opens the file to read it, in this process or in a worker of a DataLoader: refused at once.
-2. Another program, such as `cat`, or a library that opens files itself, such as safetensors, reads the file. inotify
-   reports such reads for files in the watched folders; the run is refused at its end.
-3. The script asks whether the file exists, or passes its name to another program, and never writes it: refused at the
-   end. A script that copies its configuration over the copy of an earlier run also asks, but then it writes the file.
+1. Python opens the file to read it, in this process or in a worker of a DataLoader. This is refused at once.
+2. Another program, such as `cat`, reads the file, or a library that opens files itself, such as safetensors. inotify
+   reports such reads in the watched folders. This is refused at the run's end.
+3. The script asks whether the file exists, or passes its name to another program, and never writes it. This is refused
+   at the run's end. A script that replaces an earlier run's copy of its configuration also asks, but then writes the
+   file.
 
-A file counts as an earlier run's if it changed between the start of the case's first run and the start of this run, and
-now has other content than before the first run. (Hugging Face's `evaluate`, for example, writes its modules again in
-every run, with the same content.) The content before the first run is known if Python opened the file to write it,
-touched it, removed it, or renamed another file to its name.
+A file counts as an earlier run's under two conditions:
+
+- It changed between the start of the case's first run and the start of this run.
+- Its content is not that from before the first run. This content is known if Python opened the file to write it,
+  touched it, removed it, or renamed another file to its name.
+
+For example, Hugging Face's `evaluate` writes its modules again in every run, with the same content. They do not count.
 
 The working directory and the script's folder are watched, and so are files and folders elsewhere that Python made.
-Python's bytecode and bitproof's own files do not count.
-
-Temporary files need no guard: each run has its own `TMPDIR`. It also has its own folder for output, `{out}`.
+Python's bytecode and bitproof's own files do not count. Each run has its own `TMPDIR` and its own folder for output,
+`{out}`, so files there need no guard.
 
 Some dependencies are not noticed:
 
-- a script lists a folder without opening its files, misses a file that an earlier run removed, or reads the time of a
-  file whose content is unchanged;
-- a program writes a file outside of the watched folders, and a later program finds this file without getting its name
-  from the script;
-- a program appends to a file before another program reads it.
+- A script lists a folder without opening its files, or misses a file that an earlier run removed.
+- A script reads the time of a file whose content is unchanged.
+- A program writes a file outside of the watched folders, and a later program finds it without its name from the script.
+- A program appends to a file before another program reads it.
 """
 
 from __future__ import annotations
@@ -176,8 +178,7 @@ class RunFiles:
     def _check(self, error: BaseException | None) -> None:
         """Raise UsageError if the run depended on a file that an earlier run wrote.
 
-        A run depended on a file if another program or a library read the file, or if the script asked about the file
-        and did not write it.
+        That is: a program or a library read the file, or the script asked about it, as in `os.path.exists`.
         """
         for path in self._reads.found():
             raise _refusal(

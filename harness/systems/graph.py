@@ -1,13 +1,11 @@
-"""The systems that run a graph: the reference's own trainer, with gradients computed by the rewritten step.
+"""The systems that run a graph: bitproof's own trainer, with gradients computed by a traced and rewritten step.
 
     graph       the step as bitproof's own tracer records it, with a symbolic dim for chunks
     joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
     autoplace   like graph, for a model with solved placements
 
-The reference and the graph pipeline do not import each other; this module connects them.
-
-`prepare` traces and rewrites the step once; then every rank runs the same program. Tracing needs no process group: a
-traced collective has only the name of its group, and names are the same on all ranks.
+`prepare` traces and rewrites the step once, without a process group. Then every rank runs the same program: a traced
+collective has only the name of its group, and names are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -71,12 +69,13 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphProgram:
-    """A training step as a graph that any rank can run. `code_hash` identifies its code, and is equal on all ranks.
+    """A training step as a graph that any rank can run.
 
     - `run`: the function to call with the graph's inputs: the graph itself, or compiled code of a backend.
+    - `code_hash`: identifies the graph's code, which is the same on all ranks.
     - `groups`: the process groups by name, which all ranks must make in this order before they run the graph.
     - `passes`: the reports of the passes that have run.
-    - `parts`: for a case with micro-batches, the graph (of a single micro-batch) cut into pipeline stages.
+    - `parts`: for a case with micro-batches, the graph of a micro-batch, cut into pipeline stages.
     - `is_kept`: whether an earlier run traced the graph (harness/systems/cached_graph.py).
     - `layout`: the parameters and buffers for which the step was traced, if known.
     - `artifact`: facts about the file of the precompiled step, if the program was read from a file.

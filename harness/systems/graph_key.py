@@ -1,8 +1,6 @@
-"""The key under which a graph is cached: everything that decides the result of tracing and passes for a case.
+"""The key under which a graph is cached: everything that decides the result of tracing and passes.
 
-Tracing gets only `traced_part` of a case, so the case's other fields cannot affect the graph. The key has that part,
-the process's own code (harness/runtime/sources.py), its versions, flags and switches, and the environment variables
-that numeric libraries read.
+That is a part of the case, the process's code, versions and switches, and environment variables of numeric libraries.
 """
 
 from __future__ import annotations

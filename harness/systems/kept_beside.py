@@ -1,19 +1,18 @@
-"""Record an optimizer's state that is neither a parameter nor in `state`: settings of parameter groups, and attributes.
+"""Record an optimizer's state that is outside its `state`: settings of parameter groups, and attributes.
 
-torch's optimizers keep all of their state in `state`. Other optimizers keep some elsewhere: Prodigy's step size is a
-setting of its groups, a momentum may be an attribute, and schedulers write the learning rate. All settings and
-attributes are read when a step begins. Those that change during the step are recorded, under a name that ends in
-`@changed`:
+torch's optimizers keep all of their state in `state`. Others do not: Prodigy's step size is a setting of its groups,
+and a momentum may be an attribute. Schedulers write the learning rate, which is a setting. Each setting and attribute
+that changes during a step is recorded, under a name that ends in `@changed`:
 
     0.weight.lr@changed             a setting, for each parameter of the group: systems may divide parameters into
                                     groups differently
     optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
 
-Unchanged values are not recorded, so an implementation may have settings and attributes that others lack. Flags and
-texts are left out. So are tensors that share memory with a parameter, a gradient or a state, as these are recorded
-anyway.
+- Unchanged values are not recorded, so an implementation may have settings that others lack.
+- Flags and texts are left out.
+- Tensors that share memory with a parameter, a gradient or a state are left out, as these are recorded anyway.
 
-For example, StepLR halves the learning rate 0.1 in step 3: that step records `0.weight.lr@changed`, 0.05. Other steps
+For example, StepLR halves the learning rate 0.1 in step 3. So step 3 records `0.weight.lr@changed`, 0.05. Other steps
 do not.
 """
 
@@ -79,9 +78,9 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Yield the numbers and tensors, and lists of these, in the holder's parameter groups, each after its key.
+    """Yield the numbers and tensors in an optimizer's parameter groups, and lists of these, each after its key.
 
-    The key is the group's index and the path in the group: `((1, "lr"), 0.001)` is the setting `lr` of group 1.
+    The key is the group's index and the setting's path: `((1, "lr"), 0.001)` is `lr` of group 1.
     """
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
@@ -92,10 +91,12 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each tensor and number inside the object `place`. A list of numbers counts as one tensor.
+    """Yield path and value of each tensor and number inside an object. A list of numbers counts as a tensor.
 
-    `prefix` is the object's own path, `names` maps ids of parameters to their names in paths, and `known` has the ids
-    of objects to skip. The attributes of objects are searched at most `depth` levels deep.
+    - `prefix`: the object's path.
+    - `names`: names of parameters, by id.
+    - `known`: ids to skip.
+    - `depth`: levels of attributes to search.
     """
     import numpy
     from torch import Tensor, nn
@@ -130,10 +131,11 @@ def _leaves_in(
 
 
 def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
-    """A dict's key as a text that is the same in every run: the name of a parameter, if the key is the parameter or its
-    id.
+    """A dict's key as a text that is the same in every run.
 
-    A key that is neither a text nor an int becomes `number`, its index in the dict.
+    - A parameter, or a parameter's id: its name.
+    - Another text or int: itself.
+    - Any other key: `number`, its index in the dict.
     """
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name
@@ -178,10 +180,9 @@ def _memory(value: Any) -> int | None:
 
 
 def _comparable(value: Any) -> Any:
-    """A value for comparing a setting with its value at another time: two are equal only if the settings agree in every
-    bit.
+    """A value that is equal at two times only if a setting has not changed in any bit.
 
-    For a tensor this is its digest; for any other setting, its type and its text.
+    This is a tensor's digest, or None for a tensor without values, or another setting's type and text.
     """
     from torch import Tensor
 

@@ -14,11 +14,13 @@ _MAX_TEXT = 80
 
 
 class SettingsLog:
-    """The settings of each parameter group of each optimizer. A group's later entries have only settings that changed.
+    """The settings of each optimizer's parameter groups. A group's later entries have only settings that changed.
 
-    For example, group 1 of the first optimizer has the entry {"step": 0, "group": "0.1", "optimizer": "AdamW",
-    "parameters": ["ln1.weight"], "settings": {"lr": "0.001", "weight_decay": "0.0"}}, and later the entry {"step": 3,
-    "group": "0.1", "settings": {"lr": "0.0009"}}.
+    For example, the learning rate of group 1 of the first optimizer changes in step 3:
+
+        {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}
+
+    A group's first entry also has its "optimizer" and "parameters".
     """
 
     def __init__(self) -> None:

@@ -7,17 +7,22 @@
     FILE.py:FACTORY                 run
     FILE.py ARGUMENTS               a training script, run unchanged (harness/systems/script.py)
 
-Each rank calls `factory(case, mesh)` once, or `factory()` if it has no parameters. Before that:
+A factory is a function that makes a system. Each rank calls `factory(case, mesh)` once, or `factory()` if it has no
+parameters. The factory may follow or ignore the case's model, batch and optimizer. Before the call:
 
-    torch.distributed runs over all ranks (gloo on CPUs, NCCL if each rank has a GPU), `mesh.rank` is this rank and
-    `mesh.device` its device, already the current device; the groups of `reference.parallel.mesh` have their names
-    the seeds of random, numpy and torch are `case.seed` on every rank, deterministic algorithms are on, fresh memory
-    is filled with NaN, and a rank has one thread
-    the factory may follow or ignore the case's model, batch and optimizer
+- torch.distributed runs over all ranks: gloo on CPUs, NCCL if each rank has a GPU.
+- `mesh.rank` is this rank, and `mesh.device` its device, which is already the current device.
+- The groups of `reference.parallel.mesh` have their names.
+- The seeds of random, numpy and torch are `case.seed` on every rank.
+- Deterministic algorithms are on, fresh memory is filled with NaN, and a rank has one thread.
 
 The factory returns an object with a method `step`, or a function, which is the step itself. The step runs one training
-step and shows its tensors. Either it is a generator, `step(index)`, that yields `(kind, name, tensor)`; or it calls a
-function with these: `step(index, observe)`. The kinds of tensors are:
+step and shows its tensors, in one of two ways:
+
+- `step(index)` is a generator that yields `(kind, name, tensor)`.
+- `step(index, observe)` calls `observe(kind, name, tensor)`.
+
+The kinds of tensors are:
 
     loss        a floating-point number                              at least one a step, on some rank
     grad        a gradient as the optimizer reads it                 at least one
@@ -39,7 +44,7 @@ Optional attributes of the object:
     model             the module: when systems differ, reports name the blamed call's module
     gradients         the function, called by step, that computes loss and gradients: all other calls are the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
-                      the call to blame is named by its node, and a read of memory before the wait is a race, which
+                      reports then name the blamed call by its node. A read of memory before the wait is a race, which
                       makes the case UNVERIFIED. Each node may state its origin in its metadata, by
                       any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12", "part": "dispatch"}; a direction is forward,
@@ -52,10 +57,13 @@ Optional attributes of the object:
 A system may compute gradients by a graph that it traced itself, while autograd does not run. If it does not show this
 graph, or shows it without directions, the direction of its calls is unknown. Calls are then paired by their values.
 
-RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them, and torch's
-default process group exists. So a trainer that looks for these variables or this group trains together with the other
-ranks. It may also make the default group, and destroy it (harness/systems/default_group.py). sys.argv has only the
-factory's file. Groups that the factory makes exist until the run ends; then `destroy_process_group` ends all of them.
+A rank's process has these settings:
+
+- RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them.
+- torch's default process group exists. So a trainer that looks for it, or for these variables, trains together with the
+  other ranks. It may also make this group, and destroy it (harness/systems/default_group.py).
+- Groups that the factory makes exist until the run ends. Then `destroy_process_group` ends all of them.
+- sys.argv has only the factory's file.
 """
 
 from __future__ import annotations
@@ -216,8 +224,8 @@ def program_name(name: str) -> str:
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
     """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
-    `work` is the run's own folder; the checkouts of git revisions are next to it. `ours` are folders of reports: their
-    files are not watched for changes, even if they are inside the folder of a script.
+    - `work`: the run's folder, beside checkouts of git revisions.
+    - `ours`: folders that are not watched for changes.
     """
     if script := script_of(name):
         from bitproof.harness.systems.script import make_script

@@ -2,9 +2,9 @@
 
 1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
 2. `check_out` writes all files of that commit into a new folder. The repository, its index and its work tree stay
-   unchanged. Untracked files and folders of the work tree, such as data that git ignores, are linked into the new
-   folder.
-3. A script of the revision runs in the new folder, so `open("config.py")` reads the revision's file.
+   unchanged.
+3. Untracked files of the work tree, such as data that git ignores, are linked into the new folder.
+4. The script runs in the new folder, so `open("config.py")` reads the revision's file.
 """
 
 from __future__ import annotations

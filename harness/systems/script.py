@@ -3,15 +3,14 @@
     train.py --lr 3e-4                  the file, with its arguments
     git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
 
-1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. It has its own `sys.argv`,
-   its folder is first on `sys.path`, and torchrun's variables are set only with several ranks. No process group exists
-   until the script makes one.
+1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. So torchrun's variables
+   are set only with several ranks, and no process group exists until the script makes one.
 2. `watched_loop` divides the run into steps by the optimizers that the script creates. A step ends when all parameters
    of these optimizers have been stepped.
 3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
 4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
    a step.
-5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` instead of a spawned process.
+5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` instead.
 
 Imports torch when it is used.
 """
@@ -149,10 +148,10 @@ class WatchedScript(WatchedLoop):
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether a step of this optimizer counts towards the end of a training step.
+        """Whether a training step waits for this optimizer.
 
-        It does if the optimizer wraps no other optimizer, and no other optimizer is calling it. A running optimizer
-        counts as the caller only if it has all of this optimizer's parameters.
+        It does not if the optimizer wraps another optimizer, or is called by one: a running optimizer that has all of
+        its parameters.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
@@ -220,10 +219,10 @@ class WatchedScript(WatchedLoop):
 
 
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
-    """A factory for a script's system. A script of a git revision runs in a checkout of it, next to the folder `work`.
+    """A function that makes the system of a script, as in `make(case, mesh)`.
 
-    `ours` are bitproof's own folders: their files are not watched for changes, even if they are below the script's
-    folder.
+    - `work`: the run's folder. Checkouts of git revisions are next to it.
+    - `ours`: bitproof's own folders, which are not watched for changes.
     """
 
     def make(case: Any, mesh: Any) -> WatchedScript:

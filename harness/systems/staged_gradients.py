@@ -22,12 +22,13 @@ from bitproof.reference.tied_stages import copies_of
 def staged_gradients(
     trainer: Trainer, graph: CutGraph, parameter_names: Sequence[str], buffer_names: Sequence[str]
 ) -> GradientFunction:
-    """Return a function that computes a trainer's loss and gradients in stages, and set `trainer.graph` to the staged
-    step.
+    """Return a function that computes a trainer's loss and gradients in pipeline stages.
 
-    All ranks must call this together, because it makes process groups. `parameter_names` and `buffer_names` are the
-    names of the whole graph's inputs, in order; a rank has only some of these tensors. If two stages share a parameter,
-    each has a copy, but only the first copy is an input of the graph.
+    - Sets `trainer.graph` to the step that runs in stages.
+    - Makes process groups, so all ranks must call this together.
+    - `parameter_names`, `buffer_names`: the inputs of the whole graph, in order. A rank has only some of these tensors.
+
+    If two stages share a parameter, each has a copy, but only the first copy is an input of the graph.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"

@@ -28,11 +28,10 @@ from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 def step_graph(
     case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
 ) -> tuple[StepGraph, GroupTable]:
-    """The graph of a system's step, and the table of its process groups.
+    """The graph of a system's training step, and the table of its process groups.
 
-    For a traced system, this is its finished graph; with `observed`, the activations that the case observes are among
-    the graph's outputs. `eager` and `eager_chunked` are traced with every size fixed, and without activations. Raises
-    the errors of `prepare`, and UsageError for a system that cannot be traced.
+    With `observed`, a traced system's graph also returns the activations that the case observes. Raises UsageError if
+    the system cannot be traced.
     """
     case = placed_case(case)
     # Activations would be further outputs of the graph.

@@ -1,6 +1,7 @@
 """Find state that a user's system keeps from step to step, but does not show in any record.
 
-1. Look for models and optimizers in the factory's result: in its attributes, a function's closure, and lists in these.
+1. Look for models and optimizers in the factory's result: in its attributes, in a function's closure, and in lists of
+   these.
 2. Read their state: buffers, tensors of optimizers, and random generators in their attributes.
 3. Report state that steps have changed if no record has its name or its value.
 """

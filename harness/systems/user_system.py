@@ -28,11 +28,11 @@ Taking = Callable[[int], AbstractContextManager[Observe]]
 
 
 class UserSystem:
-    """A user's system, in the form that ranks run. `harness.systems.registry` describes what a factory may return.
+    """A user's system, in the form that ranks run. Raises UsageError if it cannot take steps.
 
-    `made` is the factory's result. `names` maps the system's names of tensors to the reference's; if `names` is empty,
-    `made.names` is used. `captured` has, for the system `compiled`, the graphs that torch.compile captures. Raises
-    UsageError for an object that cannot take steps.
+    - `made`: the result of the user's factory (`harness.systems.registry`).
+    - `names`: maps its names of tensors to the reference's; by default, `made.names`.
+    - `captured`: the graphs that torch.compile captures, for the system `compiled`.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class UserSystem:
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
         """The launches and waits of collectives in the system's graph on this rank, in order; [] if it shows no graph.
 
-        `ranks_in` takes a group's name, and returns the ranks of this rank's group of that name; None if there is none.
+        `ranks_in` returns the ranks of this rank's group of a given name, or None.
         """
         from bitproof.harness.graph.hazards import turns_of
 

@@ -7,9 +7,9 @@ This module knows no framework. Hooks of torch's optimizers report when an optim
    and the next step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
 3. After the last step the loop is left, by an exception that `except Exception` does not catch.
 
-If the loop does other work between the optimizers' steps and its next batch, such as setting the learning rate, this
-work belongs to the next step. The loss is the tensor with which backward began; if gradients are computed without
-autograd, it is the result of a method of the framework. Imports torch when it is used.
+Other work of the loop after the optimizers' steps, such as setting the learning rate, belongs to the next step. The
+loss is the tensor with which backward began. If gradients are computed without autograd, it is the result of a method
+of the framework. Imports torch when it is used.
 """
 
 from __future__ import annotations
@@ -96,11 +96,9 @@ class WatchedLoop(WatchedStep):
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether an optimizer's step counts towards the end of a training step: it does if the optimizer was passed to
-        `watch`.
+        """Whether the training step waits for this optimizer: if optimizers were passed to `watch`, only for these.
 
-        If no optimizer was passed to `watch`, an optimizer counts if it has parameters of the models and wraps no other
-        optimizer.
+        If none were passed, an optimizer counts if it has parameters of the models and wraps no other optimizer.
         """
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
@@ -110,10 +108,10 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether the optimizers in `stepped`, which have run their steps, complete a training step.
+        """Whether a training step is complete, after the optimizers in `stepped` have run.
 
-        If optimizers were passed to `watch`, all of these must have run. If none were, the optimizers in `stepped` must
-        have all parameters of the models, except those that require no gradients and belong to no optimizer.
+        All optimizers that were passed to `watch` must have run. If none were passed, every parameter must be stepped,
+        except frozen parameters without an optimizer.
         """
         if self.watched_optimizers:
             return len(stepped) == len(self.watched_optimizers)

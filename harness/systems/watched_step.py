@@ -14,13 +14,16 @@ At every step it records, in this order
                 began, added in their order in float64, on ranks with such a number
 
 A function `step(index)` trains once. A function `train()` runs a framework's whole loop: a step of this loop ends when
-every watched optimizer has run its step, and the loop is left after the last step of the case (`watched_loop`).
+every watched optimizer has run its step (`watched_loop`).
 
-Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
-out (`bare_names`). If two models of a list have a name in common, all names begin with the model's index in the list. A
-parameter of an optimizer that is in no model, such as a learned scale of the loss, is named by its index in the
-optimizer: `optimizer.0.group1.param0`. Optimizers that were not passed to `watch` come after the others, in the order
-in which they first run in a step. For a DTensor each rank records its own shard. Imports torch when it is called.
+- Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
+  out (`bare_names`).
+- If two models of a list have a name in common, all names begin with the model's index in the list.
+- A parameter of an optimizer that is in no model is named by its index: `optimizer.0.group1.param0`.
+- Optimizers that were not passed to `watch` come after the others, in the order in which they first run in a step.
+- For a DTensor each rank records its own shard.
+
+Imports torch when it is called.
 """
 
 from __future__ import annotations
@@ -58,20 +61,24 @@ def watch(
     names: Mapping[str, str] | None = None,
     independent_ranks: bool = False,
 ) -> WatchedStep:
-    """Make a system of `step`, which takes the step's index, trains once, and returns the loss or None.
+    """Make a system of a function that trains, and record the values of each training step.
 
-    Or make a system of `train`, which runs a framework's whole loop: a training step ends when its optimizers have run
-    their steps. The loop must have at least as many steps as the case, and is left after the case's last step.
+    - `step`: takes the step's index, trains once, and returns the loss or None.
+    - `train`: in place of `step`, runs a framework's whole loop, of at least as many steps as the case. A training step
+      ends when its optimizers have run their steps. The loop is left after the case's last step.
+    - `model`, `optimizer`: the trained model and its optimizer, or lists of several.
+    - `optimizer` may be left out with `train`. Then each optimizer with parameters of the model counts, and a step ends
+      when all parameters that require gradients have been stepped.
+    - `loss`: with `train`, the framework's method that returns each loss, such as torchtitan's
+      `trainer.forward_backward_step`. Without it the loss is the tensor with which backward begins. If a graph computes
+      the gradients, there is no such tensor.
+    - `names`, `independent_ranks`: as in any system.
 
-    `model` and `optimizer` are the trained model and its optimizer, or lists of several. With `train`, `optimizer` may
-    be left out: then each optimizer with parameters of the model counts, and a step ends when all parameters that
-    require gradients have been stepped. `loss` is the method of the framework that returns each loss, such as
-    torchtitan's `trainer.forward_backward_step`. Without it the loss is the tensor with which backward begins; if a
-    graph computes the gradients, there is no such tensor.
+    Return the result from a factory. Raises UsageError
 
-    Return the result from a factory. `names` and `independent_ranks` are as in any system. Raises UsageError for an
-    object that is no model or no optimizer, for a `loss` that is no method of an object, and unless exactly one of
-    `step` and `train` is given.
+    - for an object that is no model or no optimizer,
+    - for a `loss` that is no method of an object,
+    - unless exactly one of `step` and `train` is given.
     """
     from torch import nn
 
@@ -308,8 +315,7 @@ class WatchedStep:
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
         """Record the states of optimizers that took a step and are not in `shown`, each value once.
 
-        If an earlier optimizer has the same parameter, the state is recorded under the parameter's index in the later
-        optimizer, such as `optimizer.1.group0.param2`.
+        A parameter that an earlier optimizer has, too, is named by its index: `optimizer.1.group0.param2`.
         """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.
@@ -330,8 +336,8 @@ class WatchedStep:
     def trained_parameters(self) -> dict[str, Tensor]:
         """The parameters of all models, by their names in the models without wrappers.
 
-        Raises RecordingError if two parameters have the same name: this happens if a parameter was registered after the
-        call of `watch`, which chooses the prefixes of models such that names differ.
+        Raises RecordingError if two parameters have the same name, because a parameter was registered after the call of
+        `watch`.
         """
         named: dict[str, Tensor] = {}
         for prefix, model in self._named_models():
@@ -369,11 +375,9 @@ class WatchedStep:
                     yield name, parameter
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and tensor of each parameter of an optimizer: first those of the models, in their order, then
-        others.
+        """Yield the name and tensor of each parameter of an optimizer: first those of the models, then others.
 
-        Trainable parameters that no optimizer has count as parameters of the first optimizer: a trainer may have
-        forgotten them.
+        The first optimizer also gets trainable parameters that no optimizer has, which a trainer may have forgotten.
         """
         held = {id(p): (name, p) for name, p in _index_names(self._number(optimizer), optimizer)}
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]

@@ -11,8 +11,8 @@ from bitproof.harness.errors import UsageError
 def missing_package(error: BaseException, what: str, asked_for: str = "") -> UsageError | None:
     """The error for code that imports a missing package; None if the exception has another cause.
 
-    `what` describes the code, as in "system my.py:plain". If the missing module is `asked_for`, which the user named,
-    the cause is not a missing package but a wrong name or folder.
+    - `what`: names the code in the error.
+    - `asked_for`: the module that the user named. If it is missing, no package is.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None

@@ -16,12 +16,14 @@ EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 
 
 class Names:
-    """Maps a system's own names of tensors to the reference's, for all kinds. A name without a rule stays unchanged.
+    """Maps a system's own names of tensors to the reference's names. A name without a rule stays unchanged.
 
-    A `*` in a rule's first name matches any text, as short as possible, and the `*` in its second name stands for the
-    same text: with the rule `model.*` to `*`, `model.embed` becomes `embed`. A rule without `*` has precedence over
-    rules with `*`. If several rules with `*` match, the first decides. `unused` has the rules that have translated no
-    name so far. Raises UsageError for rules that contradict each other.
+    - A `*` in a rule's first name matches any text, as short as possible. The `*` in its second name stands for that
+      text: the rule `model.*` to `*` makes `embed` of `model.embed`.
+    - A rule without `*` comes first. Among rules with `*`, the first that matches decides.
+    - `unused`: the rules that have translated no name so far.
+
+    Raises UsageError for rules that contradict each other.
     """
 
     def __init__(self, rules: Mapping[str, str], declared_by: str) -> None:

@@ -26,10 +26,9 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The top-level names of all modules that a file imports. If these include files in the file's folder, the imports
-    of those files are added, and so on.
+    """The top-level names of all modules that a file imports, directly or through other files in its folder.
 
-    A file that is not valid Python has no imports here: running it reports the error.
+    A file that is not valid Python adds no names: running it reports the error.
     """
     root, names = package_of(path.resolve())[0], set()
     seen, pending = set(), [path.resolve()]

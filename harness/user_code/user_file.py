@@ -37,10 +37,9 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a new module; returns the module and the sha256 of the text that ran.
+    """Run a file as a new module. Returns the module, which stays in sys.modules, and the sha256 of its text.
 
-    The file can import the modules beside it, as with `python FILE.py`. A file of a package can import the package's
-    modules, by relative and absolute names. The module stays in sys.modules. Errors of the file are raised unchanged.
+    The file can import the modules beside it, or its package's modules. Its errors are raised unchanged.
     """
     # Not an import, which might run cached code of another text.
     code = read_plain(path)
@@ -64,9 +63,9 @@ def find_beside(root: Path) -> None:
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """The names that a file's module defines, found without running the file; None if they cannot be found this way.
+    """The names that a file's module defines, found without running the file; None if that is impossible.
 
-    Raises UsageError if the file cannot be read or is not Python. `what` is the file's purpose in the error's text.
+    Raises UsageError, with the file's purpose `what`, if the file cannot be read or is not Python.
     """
     try:
         tree = ast.parse(read_plain(path), str(path))
@@ -82,9 +81,8 @@ def names_in(path: Path, what: str) -> set[str] | None:
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
     """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
 
-    In the error's text, `what` is the file's purpose, and `given` the arguments. Nothing is run. So the function is
-    checked only if its name is bound once: by a `def` without decorators, or by an assignment of a literal, as in `make
-    = 3`.
+    `what` and `given` are the file's purpose and the arguments, for the error. The file is only parsed. A function that
+    is decorated, or bound more than once, is not checked.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")

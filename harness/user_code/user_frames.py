@@ -15,9 +15,7 @@ from bitproof.harness.within_user_code import refusals_raised
 def user_code(what: str) -> Iterator[None]:
     """Context in which a user's code runs. `what` names the code in errors, such as `system t.py:make`.
 
-    While the user's code runs, bitproof's hooks run in it, and may raise errors. The first of these errors is raised
-    again at the end of the context, even if the user's code caught it. If the user's code calls `sys.exit`, UsageError
-    is raised.
+    Raises the first error of bitproof's hooks, even if the code caught it, and UsageError after `sys.exit`.
     """
     with refusals_raised():
         try:

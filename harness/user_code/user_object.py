@@ -16,8 +16,7 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 def source_of(given: Any) -> str:
     """The text `FILE.py:NAME`, from which ranks load a function or class. Raises UsageError if ranks could not find it.
 
-    Ranks run the file with the content that it has when they start. The file's path is relative to the working
-    directory if the file is below it, else absolute.
+    The file's path is relative if the file is below the working directory, else absolute.
     """
     if not isinstance(given, (FunctionType, type)):
         raise _refused(f"an object of type {type(given).__name__}", "it is made while the caller runs")

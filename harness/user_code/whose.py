@@ -1,8 +1,8 @@
-"""Detect two modules with the same name in different folders: the one that is loaded, and the one that an import finds
-now.
+"""Detect that an import would get the wrong module: another module of the same name, already loaded from another
+folder.
 
-Python returns a loaded module to every import of its name, from any file. If two files in two folders both `import
-util`, both get the `util` of the first file. The second file is therefore refused.
+Python returns a loaded module to every import of its name. If two files in two folders both `import util`, both would
+get the first file's `util`. So the second file is refused.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def place_by_now(name: str) -> ModulePlace | None:
 
 
 def check_own_modules(path: Path, root: Path) -> None:
-    """Raise UsageError if a file imports a module beside it, but another module of that name is loaded in this process.
+    """Raise UsageError if a file would import the wrong module, because another module of that name is loaded.
 
-    `root` is searched first for the file's imports. For example, `new/train.py` imports `util` and there is a file
-    `new/util.py`, but `util` was loaded from `old/`.
+    For example, the file imports `new/util.py`, but `old/util.py` was loaded. `root` is the folder with the file's
+    modules.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

@@ -25,11 +25,9 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw EQUAL or CLOSE if a graph has races. If a system differs from itself, add the races to the error
-    instead.
+    """Withdraw EQUAL or CLOSE if a graph has races. For NONDETERMINISTIC, add the races to the error.
 
-    A graph has a race if it starts a collective or an asynchronous copy and, before it waits for this operation, reads
-    the output or overwrites the input.
+    A race is a read of a collective's output, or a write to its input, before the graph waits for it.
     """
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):

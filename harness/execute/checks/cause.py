@@ -1,7 +1,6 @@
-"""Find the call to blame for a difference, or compare every call of an EQUAL case. Both replay the systems.
+"""Find the operator call to blame for a difference, or compare every call of an EQUAL case.
 
-The verdict selects a search in `harness/localize`. If the search fails, the verdict is kept and the failure reported.
-Searches are imported when needed, since most cases are EQUAL and need none.
+The searches run the systems again. If a search fails, the verdict is kept and the failure reported.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
     """Trace a difference between systems, or between two runs of a system, to an operator call.
 
-    Records may be missing: a single pair of differing records is enough. If a replay does not repeat its recording's
-    bits, DIFFERENT becomes NONDETERMINISTIC.
+    If a replay does not repeat its recording's bits, DIFFERENT becomes NONDETERMINISTIC.
     """
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"

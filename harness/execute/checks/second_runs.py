@@ -42,11 +42,9 @@ def stress(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
-    """The number of steps of a second run: all steps, or those up to the difference `first` if the options say so.
+    """The number of steps of a second run: all steps, or those up to the first difference if the options say so.
 
-    For example, if the first difference is in step 3 of 20, four steps are enough (steps count from 0), and a remark
-    says so. If a fault is injected, all steps run: the fault may take effect later, and it is an error if it never
-    does.
+    With a fault, always all steps, because the fault may take effect later.
     """
     all_steps = run.case.steps
     if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:

@@ -22,8 +22,8 @@ SHARDED_OTHERWISE = (
 def bound(judgement: Judgement, run: CaseRun) -> Judgement:
     """Measure the values of two systems that differ, and apply the case's bound.
 
-    If dtypes or shapes differ, there is nothing to measure, and the case stays DIFFERENT. If tensors are sharded in
-    different ways, the case is UNVERIFIED.
+    If dtypes or shapes differ, the case stays DIFFERENT. If tensors are sharded in different ways, the case is
+    UNVERIFIED.
     """
     case, comparison = run.case, run.comparison
     assert case.bound is not None, "only what has a bound is measured"

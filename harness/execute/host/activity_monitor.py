@@ -1,8 +1,6 @@
 """Count two activities of a rank that no record shows: collectives with other ranks, and uses of torch.compile.
 
-Without these counts, a trainer that found no process group, or whose compiler is switched off, would pass: it agrees
-with itself in every bit. Most of the counts come from counters that torch and the shared-memory groups keep anyway;
-these are read between steps.
+Without any, a run proves nothing: a trainer that found no process group agrees with itself.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ OP_BY_OP = {"eager", "aot_eager", "aot_eager_decomp_partition"}
 class ActivityMonitor:
     """Counts a rank's collectives with other ranks, and its uses of torch.compile.
 
-    `collectives`: the number of collectives and point-to-point messages in the steps so far. `stays_whole`: whether
-    some compiled code must have no graph breaks, because a graph break would change the code's bits or make it fail.
-    `in_memory` returns the number of collectives so far for each group in shared memory, as torch does not count these.
+    - `collectives`: the number of collectives and point-to-point messages in the steps so far.
+    - `stays_whole`: whether a graph break would change some compiled code's bits or make it fail.
+    - `in_memory`: returns the number of collectives so far for each group in shared memory, which torch does not count.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:

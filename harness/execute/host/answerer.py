@@ -1,7 +1,6 @@
-"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own host process.
+"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own.
 
-Small requests are answered in the host process. The ranks of a run are forked from the host process, or from a stage,
-which is a forked process that traces a step (`execute/host/runners.py`).
+Ranks are forked from this process, or from a stage: a forked process that traces a step (`execute/host/runners.py`).
 """
 
 from __future__ import annotations
@@ -63,11 +62,10 @@ _PLACEMENT = "placement_sha256"
 
 
 class Answerer:
-    """Answers requests, and passes events to `send`.
+    """Answers requests in the host process, and passes events to `send`.
 
-    `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting. `made_of`
-    identifies the code of this process. If it is given, graphs may be kept on disk and reused by later processes with
-    the same code.
+    - `hangup`: a file descriptor that hangs up when the sender stops waiting.
+    - `made_of`: this process's code; if given, graphs are kept on disk.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -126,10 +124,10 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks; returns how the run ended, and the ranks' files of records. Raises the error of the rank to
+        """Run all ranks. Returns how the run ended, and the ranks' files of records. Raises the error of the rank to
         blame.
 
-        `number` is 0, or 1 for the second half of a run that is killed and resumed, so that the halves' files differ.
+        `number` keeps files apart: 1 for the second half of a resumed run, else 0.
         """
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
@@ -185,7 +183,7 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 
 
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
-    """Join the files of the ranks into the requested recording or replay; returns facts about the run.
+    """Join the files of the ranks into the requested recording or replay, and return facts about the run.
 
     - `ends`: how the run ended on the ranks of each host process, all successfully, in rank order.
     - `parts`: the ranks' files, in rank order.
@@ -259,10 +257,10 @@ def join_recording(
     parts: list[Path],
     values: list[Path],
 ) -> None:
-    """Join the ranks' files of records (`parts`), and of kept values (`values`), into a recording.
+    """Join the ranks' files into a recording: records from `parts`, kept values from `values`.
 
-    `done` has the last report of each rank, in rank order. Raises RecordingError if the system declares a rule for
-    names that matched no tensor on any rank: such a rule is out of date, and may hide missing records.
+    `done` has the ranks' last reports, in rank order. Raises RecordingError if a rule for names matched no tensor on
+    any rank.
     """
     # A rule is used if any rank shows its name: a stage of a pipeline, for example, has only its own layers.
     by_rank = [rank.unused_names for rank in done]

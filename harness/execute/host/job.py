@@ -15,11 +15,10 @@ _COLLECTIVE_GRACE = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A requested run: the ranks that this host process forks, and the graph that was prepared before the ranks were
-    forked.
+    """A requested run: the ranks that this host process forks, and the graph that was prepared before.
 
-    `program`: the prepared graph; None if each rank makes or reads its own. `graph_cache`: may have results of checks
-    from an earlier run of the same code; these checks are not repeated.
+    - `program`: the graph; None if each rank makes its own.
+    - `graph_cache`: results of checks in an earlier run.
     """
 
     run: RunRequest

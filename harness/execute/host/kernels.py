@@ -1,9 +1,6 @@
-"""Generate oneDNN's kernels for the experts' matrix products once, in the process from which ranks are forked.
+"""Let oneDNN generate the machine code of the experts' matrix products once, before ranks are forked.
 
-oneDNN generates machine code for a shape at its first product, in 0.7 ms. The number of rows of an expert differs from
-step to step and from rank to rank, so each rank would generate some 300 kernels in 20 steps, and spend a seventh of its
-time on them. A forked rank has the kernels of its parent process. A kernel depends on shape, layout and dtype alone, so
-bits do not depend on the process that generated it.
+Otherwise each rank would spend a seventh of its time on generating code for new numbers of rows.
 """
 
 from __future__ import annotations
@@ -42,10 +39,9 @@ def make_kernels(request: RunRequest) -> None:
 
 @functools.lru_cache
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
-    """Compute the three matrix products of an expert's layer, once for each number of rows from 1 to `most_rows`.
+    """Compute the matrix products of an expert's layer, once for each number of rows from 1 to `most_rows`.
 
-    With n rows and a weight of shape (out, in), these are the forward `(n, in) @ (in, out)`, the input's gradient `(n,
-    out) @ (out, in)`, and the weight's gradient `(out, n) @ (n, in)`.
+    These are the product of forward, and the two of backward for the gradients of input and weight.
     """
     import torch
 

@@ -1,15 +1,13 @@
 """The host process, `python -m bitproof.harness.execute.host.main`: imports torch, and forks all other processes.
 
-The host never runs autograd, never traces, never loads a user's code and never touches a device. So the processes that
-it forks start with a freshly imported torch. These are ranks, and stages, which trace steps (`host/runners.py`,
-`host/stage.py`).
-
-The host reads one request per line (`execute/requests.py`) from standard input. It answers through a separate pipe, so
-that a stray print of a library cannot damage an answer. Each request gets any number of events, then the answer or a
-Problem (an error).
-
-The host ends at the end of standard input and, on Linux, when its parent dies. Before that, it ends all its
-descendants, even those in sessions of their own. If its parent is dead, the host also removes the temporary folder.
+- It never runs autograd, traces, loads a user's code or touches a device. So the processes that it forks start with a
+  freshly imported torch.
+- It forks ranks, and stages, which are processes that trace steps (`host/runners.py`, `host/stage.py`).
+- It reads a request per line from standard input (`execute/requests.py`). It answers through a separate pipe, which a
+  stray print of a library cannot damage.
+- Each request gets any number of events, and then an answer or a Problem (an error).
+- It ends at the end of standard input and, on Linux, when its parent dies. Before that, it ends all its descendants. If
+  its parent is dead, it also removes the temporary folder.
 """
 
 from __future__ import annotations

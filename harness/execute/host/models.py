@@ -21,11 +21,11 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Raise an error for a model that the case's ranks cannot run.
+    """Raise an error for a model that the case's ranks cannot run. Checks only bitproof's eager systems.
 
-    Raises CaseError if the model cannot be split over the ranks, ChunkError if it cannot be chunked as the case asks,
-    and MachineError if parameters, gradients and optimizer states of `num_ranks` ranks need more than `memory` bytes.
-    Only bitproof's eager systems are checked here: for systems with a graph, tracing finds the same errors.
+    - CaseError: it cannot be split over the ranks.
+    - ChunkError: it cannot be chunked as the case asks.
+    - MachineError: the states of `num_ranks` ranks need more than `memory` bytes.
     """
     if system not in EAGER:
         return

@@ -97,10 +97,10 @@ def disturbance(injector: Injection) -> Any:
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injection, looks_for_mixing: bool = False) -> System:
-    """Build the job's system. If a fault changes gradients, `injector` does so before the system reads them.
+    """Make the system that a rank runs. Raises UsageError if it cannot be loaded or takes no steps.
 
-    `looks_for_mixing`: check that chunked modules compute each row independently of the others. Raises UsageError for a
-    system that cannot be loaded or takes no steps.
+    - `injector`: injects the run's fault.
+    - `looks_for_mixing`: check that chunked modules compute each row independently.
     """
     name, case = job.run.system, job.run.case
     if name in PREPARED:

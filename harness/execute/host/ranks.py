@@ -1,7 +1,6 @@
-"""Fork a host process's ranks of a run, watch them, and end all of them if a rank fails or time is up.
+"""Fork a host process's ranks of a run, watch them, and end all if a rank fails or time is up.
 
-Each rank reports its steps and its end through its own pipe. The watching process never waits for a rank, which may
-hang: it reads the messages that have arrived in the pipes, notices processes that have ended, and checks the time.
+Ranks report through pipes. The watching process never waits for a single rank, which may hang.
 """
 
 from __future__ import annotations
@@ -98,8 +97,7 @@ class Ranks:
     def run(self, hangup: int | None = None) -> End:
         """Fork the ranks, watch them until all have ended, and return how the run ended. Never leaves a rank alive.
 
-        Raises SystemExit if the file descriptor `hangup` hangs up, because then the process that requested the run has
-        stopped waiting.
+        Raises SystemExit if the file descriptor `hangup` hangs up: the requester has stopped waiting.
         """
         # Other children of this process, such as stages, must survive the run.
         began, others = time.monotonic(), children()
@@ -266,8 +264,7 @@ class Ranks:
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
     """The environment variables of a rank: those that torchrun sets, and a variable that marks a rank of bitproof.
 
-    A trainer that runs as a system finds the default process group already made. It may also make its own store at
-    MASTER_ADDR and MASTER_PORT: `port` is reserved for that. Ranks that a launcher started keep the launcher's address.
+    `port`, which must be reserved, becomes MASTER_PORT, unless a launcher with its own port started the rank.
     """
     variables = {
         FORKED: str(rank),
@@ -286,10 +283,9 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
 
 
 def reserved_port() -> socket.socket:
-    """Reserve a port of the loopback interface: while the returned socket is open, Linux assigns the port to no other
-    socket.
+    """Reserve a port of the loopback interface, until the returned socket is closed.
 
-    The returned socket does not listen. So a store can listen at this port if it sets SO_REUSEADDR.
+    Linux assigns the port to no other socket. A store can still listen at it, with SO_REUSEADDR.
     """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

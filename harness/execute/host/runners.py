@@ -1,13 +1,15 @@
 """Fork the ranks of a run: from the host process or, for a system with a graph, from a process that has the graph.
 
-Ranks forked from the host process descend from a process that never traced and never loaded a user's code. A graph is
-made by two processes. The stage, forked from the host process, traces a step once. The finishing process, forked from
-the stage, runs the passes and forks the ranks. A stage is kept as long as runs need the same step, even with other
-passes: a user's pass, or only the first few of the case's passes. Tracing starts early, while the previous run's ranks
-still take their steps: it uses a single core, and a graph does not depend on the time of tracing.
+Ranks forked from the host process descend from a process that never traced and never loaded a user's code. For a system
+with a graph, there are two more processes:
 
-With a user's pass, each run gets a new finishing process. So neither a second run nor a replay inherits side effects
-that the pass has outside the graph, such as a changed global.
+1. The stage, forked from the host process, traces a step once. It is kept as long as runs need the same step, even with
+   other passes.
+2. The finishing process, forked from the stage, runs the passes and forks the ranks. With a user's pass, each run gets
+   a new one. So no run inherits a side effect of that pass, such as a changed global.
+
+Tracing starts early, while the previous run's ranks still take their steps. It uses a single core, and a graph does not
+depend on the time of tracing.
 """
 
 from __future__ import annotations
@@ -195,10 +197,9 @@ class Preloader:
 
 
 class Tracer:
-    """Answers requests in a stage: traces a step at the first request, and forks a finishing process for each graph.
+    """Answers run requests: traces the step at the first request, and starts a further process per graph.
 
-    The finishing process runs the passes, including a user's pass, and forks the ranks. It is kept for further runs of
-    the same graph, unless a user's pass took part.
+    That process runs the passes and forks the ranks. Later runs reuse it, unless a user's pass took part.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -381,8 +382,7 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
     """The cache for the graph of a run's case and for results of checks.
 
-    None if the run must not use a cache, because it involves user code, reads a precompiled step, dumps its graph, or
-    has a fault that edits the graph.
+    None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
@@ -408,12 +408,9 @@ def run_ranks(
     prepare_seconds: float = 0.0,
     graph_cache: GraphCache | None = None,
 ) -> End:
-    """Fork the ranks in `rank_slots` from the calling process, watch them until all have ended, and return how they
-    ended.
+    """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
-    Raises CaseError for a model that cannot be split over the ranks, and MachineError for a model too large for this
-    machine. MachineError is also raised if this process has started CUDA's driver: then no forked rank could use its
-    GPU.
+    Raises CaseError if the model cannot be split, and MachineError if it is too large or this process has started CUDA.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

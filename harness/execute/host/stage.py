@@ -1,10 +1,12 @@
-"""Stages: forked processes for work that the host process must not do, namely tracing, which runs autograd, and graph
-passes.
+"""Stages: forked processes that trace steps and run graph passes, in place of the host process.
 
-If torch knows of devices, autograd starts threads, and a process forked from a process with such threads cannot run
-backward. A pass may change any state of its process. So neither may happen in the host process, from which the ranks of
-references, second runs and later cases are forked. The host sends requests to a stage as lines of JSON, and receives
-events and an answer.
+Both would spoil the host process, from which later ranks are forked:
+
+- Tracing runs autograd, which starts threads if torch knows of devices. A process forked after that cannot run
+  backward.
+- A pass may change any state of its process.
+
+The host sends requests to a stage as lines of JSON, and receives events and an answer.
 """
 
 from __future__ import annotations
@@ -91,12 +93,13 @@ class Stage:
         case_timeout: float = float("inf"),
         hangup: int | None = None,
     ) -> A:
-        """Send a request to the stage and return its answer; events before the answer go to `send`.
+        """Send a request to the stage and return its answer. Events before the answer go to `send`.
 
-        `timeout` is the time limit in seconds; errors state the limit of the whole case, `case_timeout`. Raises the
-        BitproofError that the stage sends as its answer. Raises RankError, which names `what` and the stage's activity,
-        if the stage ends or exceeds the time limit. Raises SystemExit if the file descriptor `hangup` hangs up, because
-        then the process that needs the answer has stopped waiting.
+        - `what`: the name of the work, for errors.
+        - `timeout`: the time limit in seconds. Errors state `case_timeout` instead, the whole case's limit.
+        - `hangup`: a file descriptor. If it hangs up, SystemExit is raised.
+
+        Raises the BitproofError that is the answer, and RankError if the stage ends or exceeds the time limit.
         """
         began, self._place = time.monotonic(), "at its start"
         self.tell(request)

@@ -52,9 +52,10 @@ def run_rank(
 ) -> None:
     """Run a rank from start to end, and pass reports of its progress to `tell`.
 
-    `memory`: the shared memory through which the rank's named groups communicate; None if they use a backend of torch.
-    `board`: shared memory in which the rank notes the collectives that it launches and waits for, so that the error for
-    a hang can show them. After an error, the process groups still exist: the caller leaves them, or ends the process.
+    - `memory`: shared memory for the rank's collectives; None if they use a backend of torch.
+    - `board`: shared memory in which the rank notes its collectives, for the error of a hang.
+
+    After an error the process groups still exist.
     """
     import torch.distributed as dist
 
@@ -197,8 +198,8 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
     """Compare all ranks' versions and code. Returns if all are the same.
 
-    Else the ranks that differ from rank 0 raise CaseError, and the others wait to be killed. `when` is a part of the
-    comparison's keys in the store, so each comparison in a run needs another text.
+    If not, ranks that differ from rank 0 raise CaseError, and the others wait to be killed. Each comparison needs
+    another text `when`.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))

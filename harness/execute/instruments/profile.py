@@ -1,8 +1,8 @@
 """Profiles of a run, as a trace for Perfetto and chrome://tracing.
 
-torch's profiler writes one file per rank. It has all operators, including each collective and each wait for a
-collective, grouped by phases with names: joining groups, making the system, each step, each digest, the wait for the
-last rank. Then the files of both first runs are joined: each rank of each system becomes a process of the trace.
+- torch's profiler writes a file per rank, with all operators, collectives and waits.
+- They are grouped by phases: joining groups, making the system, each step, each digest, and the wait for the last rank.
+- The files of both systems' first runs are joined. Each rank of each system is a process of the trace.
 """
 
 from __future__ import annotations

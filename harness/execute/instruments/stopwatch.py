@@ -1,9 +1,12 @@
 """Step times excluding recording, and FLOPs per step.
 
-A rank times each step of a first run by two readings of a clock. Rank 0 of a built-in system also counts the FLOPs of
-the first step, with the formulas of torch's flop counter; the time of this step is not used. The dispatch mode that
-counts does not change calls. (torch's own mode decomposes some calls into others, which have other bits.) No such mode
-is active while a user's system runs, so its FLOPs are unknown.
+- A rank times each step of a first run by two readings of a clock.
+- Rank 0 of a built-in system also counts the FLOPs of the first step, with the formulas of torch's flop counter. The
+  time of this step is not used.
+- The FLOPs of a user's system are unknown: no mode observes its calls.
+
+The dispatch mode that counts does not change calls. torch's own mode decomposes some calls into others, which have
+other bits.
 """
 
 from __future__ import annotations

@@ -38,8 +38,9 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 class Concurrency:
     """The number of cases that run at the same time, with the facts that decided it.
 
-    `num_ranks`: the number of ranks of the largest case. `cores`: the machine's cores that runs may use. `memory`: the
-    machine's free memory in bytes; None if unknown.
+    - `num_ranks`: ranks of the largest case.
+    - `cores`: cores that runs may use.
+    - `memory`: free bytes; None if unknown.
     """
 
     num_cases: int = 1
@@ -57,10 +58,9 @@ class Concurrency:
 
 
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
-    """Decide the number of cases that run at the same time: the requested number, or fewer if memory is short.
+    """Decide how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    "auto" uses one core per rank: 8 cores allow 4 cases of 2 ranks. Raises UsageError if several cases at a time are
-    requested under torchrun or on GPUs.
+    "auto" uses a core per rank. Raises UsageError for more than 1 under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -82,10 +82,9 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
 def judge_at_once(
     sessions: Sequence[Session], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
 ) -> Iterator[CaseResult]:
-    """Judge several cases at the same time, one in each session; yields each result when its case is judged.
+    """Judge several cases at the same time, one per session, and yield each result as soon as it is known.
 
-    `on_event` is called in the caller's thread, one event at a time. If the caller closes the iterator, running cases
-    are ended. `judge` turns expected errors into results; any other error is raised here.
+    `on_event` is called in the caller's thread. Closing the iterator ends running cases.
     """
     # All threads put events, results and errors into a queue, so that `on_event` runs in the caller's thread only.
     answers: SimpleQueue[Event | CaseResult | BaseException] = SimpleQueue()

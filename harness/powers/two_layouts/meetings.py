@@ -1,8 +1,7 @@
 """Collect the sums and exchanges between ranks in a step: which ranks took part, and in which phase of the step.
 
-The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, they compute the
-same sum, and its bits must be equal. Sums over other ranks, or over more than two, may have another order: a + b is b +
-a, but (a + b) + c may differ from a + (b + c).
+The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, the bits must be
+equal, because a + b is b + a. Other sums may have another order, and (a + b) + c may differ from a + (b + c).
 
 A gradient is a sum, too: backward adds its parts in place, and these additions are counted. If a sum, or its terms, are
 multiplied or divided by a number that is not a power of two, they are rounded. Such scaling is noted, also for copies
@@ -87,9 +86,9 @@ class Sums:
     def meetings(self) -> tuple[Meeting, ...]:
         """The sums and exchanges of all steps, without duplicates.
 
-        The first entry has the largest number of backward passes in a step. Entries about gradients follow: a gradient
-        is a sum of one or more parts, and each number of parts that occurred has an entry. The others are the sums and
-        exchanges; `backwards` is the number of a step's backward passes in which the operation ran.
+        1. An entry with the largest number of backward passes in a step.
+        2. For each number of parts that a gradient was added up from, an entry.
+        3. The sums and exchanges, each with the number of backward passes that ran it.
         """
         # Adds the last step's counts to the totals.
         self.begin_step()
@@ -142,11 +141,10 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied or divided by a number. Powers of two are left out, as they
-        round nothing.
+        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number, without the number's power
+        of two.
 
-        `sign` is "*" or "/". The number is recorded without its power of two: for a mean over 3 ranks, and also for a
-        mean over 6, it is "/1.5".
+        A mean over 3 or 6 ranks is recorded as "/1.5", a mean over 4 not at all.
         """
         # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5

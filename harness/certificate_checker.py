@@ -440,7 +440,8 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     """Return dims (size, stride, other stride) without those of size 1, with neighbours merged where possible.
 
-    A single dim must have the same elements by both strides: (2, 3, 30) and (3, 1, 10) become (6, 1, 10).
+    Two neighbours are merged if a single dim addresses the same elements, both with the strides and with the other
+    strides. For example, (2, 3, 30) and (3, 1, 10) become (6, 1, 10), as 3 = 3 * 1 and 30 = 3 * 10.
     """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
@@ -695,7 +696,11 @@ def exact_of_cat(s: State, term: Json) -> int | None:
 
 
 def exact_of_number(s: State, term: Json) -> int | None:
-    """Rule: the negation of a number is a number, and so is a cast of a number, if the dtype can represent it."""
+    """Rule: the negation or cast of a number becomes the resulting number.
+
+    Returns None if the dtype cannot represent that number exactly, and for any other operator or operand. A tensor
+    filled with a number counts as a number.
+    """
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
     if value is None or name not in ("neg", "cast"):
@@ -985,7 +990,10 @@ def take_call(g: State) -> None:
 
 
 def _check_value(state: State, call: State, value: Json) -> None:
-    """Raise RejectedError unless a call's terms have the dtypes and shapes that the graph states for its results."""
+    """Raise RejectedError unless a call's result has the dtype and shape that the graph states for it.
+
+    `value` is the index of the result's term, or a list of indices for several results. None if the call was refused.
+    """
     if value is None:
         return
     own = call["own"]
@@ -1297,9 +1305,10 @@ def is_unwritten(op: str) -> bool:
 
 
 def _unwritten(g: State, place: int, call: State) -> Json:
-    """Return the term of uninitialized memory; NEXT for any other call. Line 10 of docs/reference/certificate.md.
+    """Return the term of a call that allocates uninitialized memory; NEXT ("try the next rule") for any other call.
 
     The term names the graph and the call, so it equals no other term. Empty tensors have no memory, and are all equal.
+    This is line 10 of docs/reference/certificate.md.
     """
     if not is_unwritten(call["op"]):
         return NEXT

@@ -32,7 +32,7 @@ def is_tested(version: str) -> bool:
 
 
 def warning_of(version: object) -> str | None:
-    """Return a warning that this version of torch is untested; None for a tested release, or if it is no text."""
+    """Return a warning that this version of torch is untested; None if it is tested, or if `version` is no string."""
     if not isinstance(version, str) or is_tested(version):
         return None
     return f"torch {version} is not among the tested versions ({', '.join(TESTED)})"

@@ -74,7 +74,11 @@ def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 @contextmanager
 def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
-    """Context for user code: the first refusal in it is passed to `tell` at once, and raised at the end in any case."""
+    """Context for user code, which may swallow bitproof's errors.
+
+    The first refusal in it, an error of bitproof that must end the run, is passed to `tell` at once. When the context
+    ends, the refusal is raised again, even if the user code has caught it.
+    """
     scope = _Scope(tell)
     _scopes.append(scope)
     try:

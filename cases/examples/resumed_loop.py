@@ -72,8 +72,12 @@ class ResumedLoop(MeshLoop):
         return rows.chunk(self.readers)[self.rank]
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step. Yields the parameters and moments with which it begins, then the values of `MeshLoop.step`, and
-        two buffers."""
+        """Take a step. Yields these tensors in turn, as (kind, name, tensor):
+
+        - the parameters and the optimizer's moments before the step;
+        - all that `MeshLoop.step` yields;
+        - the buffers `text` and `taken` after the step.
+        """
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
             yield "buffer", f"{name}@before_forward", parameter.detach()

@@ -18,7 +18,10 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 
 
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
-    """An Arrow array of the type of `field`. The values are int32 numbers, strings or None, or lists of int64."""
+    """Return an Arrow array of the type of `field`.
+
+    By that type, each value is an int32 number, a string or None, or a list of int64 numbers.
+    """
     if pa.types.is_list(field.type):
         # Arrow stores the items of all lists one after another, and the index at which each list begins.
         offsets = _offsets([len(value) for value in values])

@@ -1,8 +1,8 @@
-"""Select the environment variables that can change a bit, for manifests and for the keys of caches.
+"""Select the environment variables that can affect the bits of results, for manifests and for the keys of caches.
 
 - Manifests may be published, so they only have listed variables: those of numerical libraries, and those of torch that
   select an implementation.
-- The key of a cache must change with anything that might change a bit, so it has all variables of torch.
+- The key of a cache must change with every variable that might affect bits, so it has all variables of torch.
 - Neither contains values that look like secrets, such as `hf_...` tokens.
 """
 
@@ -33,7 +33,7 @@ _NAMES = {
 }
 # Variables of torch that a manifest does not list are in the key of a cache, too.
 _OF_KEYS = (*_LIBRARIES, "TORCH", "PYTORCH")
-# They differ from launch to launch, and change no bit.
+# These variables differ from launch to launch, and do not affect bits.
 _OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 
 _SECRET_NAME = re.compile(
@@ -52,7 +52,7 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """The environment variables that can change a bit, by name, for a manifest.
+    """The environment variables that can affect the bits of results, by name, for a manifest.
 
     Names that look like secrets, or differ from launch to launch, are left out. A secret-looking value is replaced by
     its digest.

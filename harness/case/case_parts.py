@@ -33,7 +33,8 @@ _SAVED = re.compile(r"[A-Za-z_]\w*(/[1-9]\d{0,3})?", re.ASCII)
 class Model:
     """A model, its size, and its attention.
 
-    - `flavor`: a set of sizes of the family. The sizes below replace single ones of this set, unless they are None.
+    - `flavor`: the name of a predefined set of sizes for this family of models. Each size below replaces the flavor's
+      size, unless it is None.
     - `attention`: "flex" is FlexAttention with a mask that separates documents.
     - `dim`: the model dim. Hidden dims scale with it.
     - `heads`: the number of heads. The number of key/value heads scales with it.
@@ -93,9 +94,9 @@ class Chunking:
     """Splits the input of some modules in two chunks along a dim, which are computed one after the other.
 
     - `dim`: "batch", or "seq" for the sequence.
-    - `modules`: a pattern over module names, in which `*` stands for one component, or several patterns joined by
-      commas. No matched module may be inside another.
-    - `only`: if not empty, just these of the matching modules are chunked.
+    - `modules`: a pattern for full module names, or several patterns joined by commas. In a pattern, `*` stands for one
+      component: `layers.*.moe` matches layers.1.moe. No matching module may be inside another.
+    - `only`: the names of matching modules. If not empty, only these modules are chunked.
     - `early_grad_accumulation`: the gradients of both chunks are added, then reduced over ranks once. Otherwise each
       chunk's gradient is reduced, and the results are added.
     """

@@ -57,9 +57,10 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 def tensors_across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield the tensors whose records do not pair rank by rank, with their part layouts in both systems.
+    """Yield each tensor that the two systems divide differently among ranks.
 
-    They are ordered by step, then as in the reference.
+    With each tensor comes a pair: for the reference and for the candidate, the layout of each rank's part. If the
+    systems have different numbers of ranks, every tensor is yielded. The order is by step, then as in the reference.
     """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     here, there = part_layouts_of(reference), part_layouts_of(candidate)
@@ -94,9 +95,10 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
 
 
 def holds_any(part: Record | PartLayout) -> bool:
-    """Whether a rank has a part of a tensor, by its record.
+    """Whether the record of a tensor on a rank says that the rank has a part of the tensor.
 
-    False for a plain tensor without elements. True for an empty shard of a DTensor, since it has a position.
+    - False for a plain tensor without elements.
+    - True for a DTensor, even if the rank's shard is empty: such a shard still has a position in the tensor.
     """
     return bool(part.box or part.placements) or 0 not in part.shape
 

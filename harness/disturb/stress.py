@@ -5,9 +5,11 @@ same under three changes:
 
 1. A rank sleeps for a random time before every collective and every wait, so ranks arrive in another order. On CUDA the
    stream sleeps instead of the host, and the copy stream sleeps before a copy to host memory or back.
-2. Memory that is allocated and not written holds zeros if the system allocates it, and is uninitialized if kernels do.
-   In a plain run both hold NaN, or the largest integer (`determinism.set_determinism`).
-3. On a CPU, the results of a c10d collective arrive at the wait for its work, and never without a wait.
+2. Uninitialized memory has other contents. In a plain run, `determinism.set_determinism` fills it with NaN, or with the
+   largest integer. Under stress, memory that the system allocates holds zeros, and memory that kernels allocate is left
+   uninitialized.
+3. On a CPU, a c10d collective writes its results when the system waits for its work. If nothing waits, the results are
+   never written.
 
 On request there is a fourth change: operators run on several threads. It may also change bits of correct kernels, for
 example in a float32 sum of a million elements.
@@ -96,7 +98,7 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
         return
     from bitproof.harness.torch_compat import sleep_on_stream
 
-    # If the host slept, the device would meanwhile finish the work for which a wait is missing.
+    # A sleeping host would give the device time to finish its work, which would hide a missing wait.
     sleep_on_stream(int(seconds * CYCLES_A_SECOND))
 
 

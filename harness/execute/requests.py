@@ -123,12 +123,14 @@ class RunRequest(Request[RunAnswer]):
 
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
     - `out`: the folder of the recording, or of a replay's archives.
-    - `options`: the command's options, limited to those that this run follows.
-    - `timeout`: the time limit in seconds: the remaining part of `case_timeout`, the whole case's limit.
-    - `later`: the next request. Its graph may be made while the ranks of this run take their steps.
+    - `options`: the command's options that apply to this run.
+    - `case_timeout`, `timeout`: the time limit of the whole case, and the part of it that is left, in seconds.
+    - `replay`: if given, the run repeats an earlier run up to a step, and logs or stores more than that run did.
+    - `watch`: for a run that records: the step whose calls it also logs, and the folder for these logs.
+    - `later`: the run that will be requested after this run. While the ranks take the steps of this run, the graph of
+      the later run may be made.
     - `profile`, `dump_dir`: folders for profiles and graphs.
-    - `precompiled`: the step to read. With it, nothing is traced.
-    - `watch`: the step whose calls this run logs although it is no replay.
+    - `precompiled`: the folder of a compiled step, which the ranks load. Then nothing is traced.
     - `across`: the settings of a run for comparing two layouts.
     - `resume`: kill the run half-way, and resume it from its saved state.
     """

@@ -58,7 +58,11 @@ class PassSpec:
 
 
 def parse_pass(text: str) -> PassSpec:
-    """Parse an `--extra-pass`. Raises UsageError for a wrong form, and for a file that has no such function."""
+    """Parse the value of `--extra-pass`, such as "mine.py:fuse@after=chunk".
+
+    The value names a file or module, a function in it, and optionally its place among the passes. Raises UsageError if
+    the value has another form, or if the file cannot be read or does not define the function.
+    """
     match = _SYNTAX.fullmatch(text)
     if match is None:
         raise UsageError("--extra-pass has a value of the wrong form", expected=SYNTAX, found=repr(text))

@@ -136,7 +136,10 @@ def only_computes(change: PassEffect) -> None:
 
 
 def reads_nodes(change: PassEffect) -> None:
-    """Raise PassError if an argument is a symbolic number: at run time only nodes have values."""
+    """Raise PassError if an argument of some call is a symbolic number instead of a node that computes the number.
+
+    At run time only nodes have values, so the call could not run.
+    """
     for of, graph in change.graphs:
         for node in graph.nodes:
             if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):

@@ -449,9 +449,10 @@ def _is_for_its_reader(call: Call) -> bool:
 
 
 def ordered(walk: Walk) -> list[Parting]:
-    """The causes that a walk found, the likeliest and earliest first.
+    """The causes that a walk found, ordered by likelihood, then by the time of the call.
 
-    Calls with equal inputs and a different output come first, calls that only pack or take no input last.
+    - Among the first are calls that compute a wrong value: equal inputs, but a different output.
+    - Calls without inputs come last, and so do extra calls that compute nothing, such as a `cat`.
     """
 
     # The order of calls is only known within a system's logs, so missing calls are placed by the reference's.

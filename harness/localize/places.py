@@ -367,8 +367,8 @@ class Places:
 
     @contextmanager
     def _entered_again(self, module: nn.Module) -> Iterator[None]:
-        """Context in which a module is on the stack again, while torch attaches backward hooks to its outputs."""
-        # Torch does so after the module's forward hooks, which have popped the module already.
+        """Context in which torch attaches backward hooks to a module's outputs. The module is put back on the stack."""
+        # Torch attaches them after the module's forward hooks, which have popped the module from the stack already.
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
         try:

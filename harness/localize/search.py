@@ -1,8 +1,9 @@
 """Find the call to blame for a difference, by replaying both systems up to the first step that differs.
 
-1. A replay of each system logs every call of that step. It is left out if an earlier run has logged the step.
-2. A second replay fetches the outputs of the calls from the blamed call to the record.
-3. If the blamed call reads a value from an earlier step, a replay logs all steps instead of 2.
+1. A replay of each system logs every call of that step. If an earlier run has logged the step, its log is used.
+2. A second replay fetches outputs: those of the blamed call, and of the calls from it to the first differing record.
+3. If the blamed call reads a value from an earlier step, another replay takes the place of the second. It logs the
+   calls of all steps, to find the call to blame in an earlier step.
 """
 
 from __future__ import annotations

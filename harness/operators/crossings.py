@@ -62,13 +62,13 @@ class RankTurn:
 class _Rank:
     """The progress of a rank in the simulation.
 
-    - `turns`: the rank's launches and waits. The other fields name them by their index.
-    - `place`: the next of `turns`.
-    - `launched`: the launches so far, by group.
-    - `nth`: the index of a launch in that list.
-    - `calls`: the calls by queue, each as a list of its launches.
-    - `call`: the index of a launch's call in that list.
-    - `ended`: the number of ended calls, by queue.
+    - `turns`: the rank's launches and waits. The other fields identify a launch by its index in `turns`.
+    - `place`: the index of the next launch or wait in `turns`.
+    - `launched`: for each group, the launches so far.
+    - `nth`: for each launch, its index in its group's list `launched[group]`.
+    - `calls`: for each queue, its calls. A call is a list of launches that run together.
+    - `call`: for each launch, the index of its call in its queue's list `calls[queue]`.
+    - `ended`: for each queue, the number of calls that have ended.
     """
 
     turns: Sequence[RankTurn]

@@ -199,13 +199,13 @@ class Order:
     def wait(
         self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
     ) -> list[Race]:
-        """Report that a stream waits for the launched work that fills the memory `awaited`. Returns the races found.
+        """Report that a stream waits until launched work has filled the memory `awaited`. Returns the races found.
 
-        - `rule`: the wait's row in the table of operators. Only work of the kind `rule.work` is waited for.
-        - `awaited`: for a message it may also be the memory that is sent.
+        - `rule`: the wait's row in the table of operators. The wait completes only work of the kind `rule.work`.
+        - `awaited`: the memory that is waited for. A send fills no memory, so a wait for the sent memory completes it.
         - `name`: the call that waits.
 
-        A race is memory that the work reads, and that was freed before this wait.
+        There is a race if memory that the work reads was freed before this wait.
         """
         # A new tick: a stream that waited for earlier calls of this stream is not behind this wait.
         now = (stream, 0 if self._is_single else self._tick(stream))

@@ -30,7 +30,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """An operator's effect on streams and events, which its arguments name by numbers."""
+    """An operator's effect on streams and events. The operator's arguments identify these by number."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"

@@ -160,7 +160,11 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
 
 
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
-    """For each dim, the indices at which a run of any of these boxes of the same tensor begins or ends."""
+    """For each dim, the indices at which an index range of any of the boxes begins or ends.
+
+    All boxes are parts of the same tensor. For example, boxes with rows 0:4 and 4:8 of a tensor of shape [8] have the
+    cuts 0, 4 and 8.
+    """
     boxes = list(boxes)
     return tuple(
         tuple(sorted({index for box in boxes for run in box.runs[dim] for index in run}))

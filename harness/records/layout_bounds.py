@@ -76,7 +76,7 @@ class InFloat64:
     def shows_defect(self) -> bool:
         """Whether the systems compute different functions: tensors differ by more than rounding, even in float64.
 
-        False if `narrow` names a call, since that may explain the differences.
+        False if `narrow` is set: a call read numbers of a narrower dtype, whose rounding may explain the differences.
         """
         return self.beyond > 0 and self.narrow is None
 

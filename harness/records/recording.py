@@ -1,4 +1,4 @@
-"""A recording: a record per tensor of a system, and a manifest of everything that can change a bit."""
+"""A recording: a record per tensor of a system, and a manifest that states how the recording was made."""
 
 from __future__ import annotations
 
@@ -198,7 +198,9 @@ class Meeting:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """How a recording was made: everything that can change a bit.
+    """How a recording was made: all facts that can change the bits of results, and a few others.
+
+    Fields that may be None were added later, so None may also mean that the recording is older than the field.
 
     Run:
 
@@ -211,8 +213,10 @@ class Manifest:
 
     - `sources`: the sha256 of bitproof's own files. `sources`, `machine`, `commit` and `environment` are the same on
       every rank.
-    - `determinism`: torch's switches that were set before the system was made.
-    - `switches`: their values before the system was made, after that, and after the last step.
+    - `determinism`: torch's switches for determinism, as bitproof set them before the system was made.
+    - `switches`: the values of all switches that can change bits, read at three times: before the system was made,
+      after it was made, and after the last step. They are of the lowest rank whose system changed a switch, else of
+      rank 0.
 
     Ranks:
 
@@ -220,7 +224,7 @@ class Manifest:
     - `chunked`: how often a step runs each module in chunks, if the system chunks.
     - `alone`: the ranks that ran no collective with another rank, unless their system declares them independent.
     - `compiled`: the effect of torch.compile on each rank's code, None if nothing was to be compiled.
-    - `unshown`: state of a user's system that steps changed and no record contains.
+    - `unshown`: state of a user's system that a step changed but that is in no record; None if there is none.
     - `shows_every_buffer`: whether every buffer of the system's models has records.
     - `meetings`: the sums and exchanges over ranks, if requested.
 
@@ -228,9 +232,8 @@ class Manifest:
 
     - `calls`: the operator logs stored with a baseline.
     - `accepted`: why the baseline was accepted.
-    - The sha256 sums of the folder's files: known once these are written.
-
-    Fields that may be None are newer than the first recordings.
+    - `digests_sha256`, `values_sha256`, `manifest_sha256`: the sha256 sums of the folder's files, set once these are
+      written.
     """
 
     __pydantic_config__ = GROWING

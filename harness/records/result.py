@@ -165,10 +165,13 @@ class CaseSeconds:
 class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
-    - `records`, `step`, `rank`: the number of records that differ, and the place of the first.
-    - `measured`: the number of these whose values both recordings have. The following fields describe only these.
-    - `elements`, `elements_differing`, `histogram`: totals. The histogram counts differing elements.
-    - `max_ulp`: the largest distance.
+    - `records`: the number of records of the tensor that differ.
+    - `step`, `rank`: the place of the first record that differs.
+    - `measured`: the number of differing records whose values both recordings have. The fields below describe only the
+      measured records.
+    - `elements`, `elements_differing`: the total numbers of elements, and of elements that differ.
+    - `histogram`: the number of differing elements by distance.
+    - `max_ulp`: the largest distance of two elements, in ULPs.
     - `reference_bits`, `candidate_bits`: the bits of the first differing element.
     """
 

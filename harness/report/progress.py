@@ -63,7 +63,7 @@ def describe_result(result: CaseResult) -> str:
 
 
 def describe_error(result: CaseResult) -> str:
-    """The first line of a case's error, after ": "; empty without an error."""
+    """Return ": " followed by the first line of a case's error; an empty string if the case has no error."""
     # It is printed as soon as the case has finished, since the report may be much later.
     first = (result.error or "").partition("\n")[0]
     return f": {one_line(first)[:_MAX_ERROR]}" if first else ""

@@ -69,7 +69,7 @@ def end_at_once() -> None:
 
 
 def ignore() -> None:
-    """Ignore interrupts from now on, because the process ends soon, with its own status."""
+    """Ignore interrupts from now on: the process ends soon, and an interrupt must not change its exit status."""
     _watch.phase = _Phase.OVER
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # unlike our handler, this lasts until the process has ended

@@ -43,7 +43,7 @@ class SafeStream:
         self.lost = OSError(errno.EBADF, "it is closed") if stream is None else None
 
     def write(self, text: str) -> int:
-        """Write a text after `shown` has made it safe; returns its length."""
+        """Write `text`, with terminal and CI commands escaped. Returns the length of `text`, before escaping."""
         self.write_as_it_is(shown(text))
         return len(text)
 

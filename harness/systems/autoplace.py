@@ -114,10 +114,12 @@ def plan_hash(plan: Plan) -> str:
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """The costs and bytes of two plans written by hand, by name, regardless of the memory bound.
+    """Return the costs and bytes of two handwritten plans, as {name of the plan: costs and bytes}.
 
     - `fsdp`: shards all parameters over data-parallel ranks.
     - `fsdp and tp`: also splits layers over tensor-parallel ranks.
+
+    A handwritten plan may need more memory than the case allows.
     """
     program, scene = traced.program, traced.scene
     found = {}

@@ -1,7 +1,8 @@
-"""The system `compiled`: the system of the case's reference, with its models compiled by torch.compile.
+"""The system `compiled`: runs the system that a case names as its reference, with that system's models compiled.
 
-Any system with a `model`, such as a system from `watch`, can be compiled this way, without a further line of code. Each
-piece of code that Dynamo captures, between two graph breaks, goes through these stages, on every rank separately:
+The models are compiled by torch.compile. A case can name `compiled` as its candidate if the reference has a `model`,
+such as a system from `watch`. Each piece of code that Dynamo captures, between two graph breaks, goes through these
+stages, on every rank separately:
 
     captured        the captured code, in torch's functions; if this is the only stage, eager autograd differentiates it
     differentiate   ahead-of-time autograd makes a forward and a backward graph of operators from it
@@ -10,7 +11,7 @@ piece of code that Dynamo captures, between two graph breaks, goes through these
     backend         Inductor compiles each graph (backend "inductor" only); otherwise it runs operator by operator
 
 A case's `pipeline.until` ends this list early. So `bitproof bisect` finds the stage that changes bits. With
-`--dump-graphs` rank 0 writes each graph to a file. Each node has its module and line, which reports name. Sizes are
+`--dump-graphs`, rank 0 writes each graph to a file. Each node has its module and line of code, for reports. Sizes are
 fixed numbers: code that is called with other sizes is compiled again.
 """
 

@@ -274,8 +274,8 @@ class RunFiles:
     def _own_work(self) -> Iterator[bool]:
         """Context for bitproof's own work, in which opened files do not count.
 
-        Yields True if the script was running until now. Yields False inside another such context, or if the run is not
-        watched.
+        Yields True if the context interrupts the script's own code. Yields False inside another such context, or if the
+        run is not watched.
         """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:

@@ -32,7 +32,10 @@ class Names:
         self._patterns = {own: _pattern(own) for own in self.rules if "*" in own}
 
     def translate(self, name: str) -> str:
-        """The reference's name for one of the system's own names."""
+        """Translate a name that the system gives to a tensor into the reference's name for the same tensor.
+
+        A name for which there is no rule is returned unchanged.
+        """
         if name in self.rules and name not in self._patterns:
             self.unused.pop(name, None)
             return self.rules[name]

@@ -3,13 +3,14 @@
 A traced graph contains the names of its groups. So each group is named by its purpose, unlike the groups of a
 DeviceMesh, whose names differ from rank to rank. Under a name, each rank registers the group that it is in:
 
-    fsdp    shards of dense parameters, and token counts: the ranks with the same part of dense parameters (all ranks,
-            unless tp > 1)
-    efsdp   shards of expert parameters: the ranks with the same experts
-    ep      exchange of tokens: ranks that divide a set of experts among them, whether or not they read the same text
-    tp      sums within a layer: ranks that read the same text and share each layer except the routed experts
-    pp      messages between the stages of a pipeline: the ranks at the same position in each stage. It is torch's
-            own group, as no graph names it
+    fsdp    ranks that shard dense parameters among them: all ranks of a pipeline stage, or with tp > 1, those with the
+            same tensor-parallel part of each layer. The group is also used for token counts
+    efsdp   ranks that shard the parameters of the same experts among them
+    ep      ranks that divide a set of experts among them, and exchange tokens. They need not read the same text
+    tp      ranks that read the same text, and split each layer except the routed experts among them. Their results are
+            summed within a layer
+    pp      ranks at the same position in each stage of a pipeline. They send messages from stage to stage. It is
+            torch's own group, as no graph names it
 
 If a rewritten graph needs more groups over the same ranks, `ensure_group` makes them.
 """

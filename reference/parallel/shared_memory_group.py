@@ -284,8 +284,11 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(_MAX_VIEWS)
 def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: bool = False) -> _Call:
-    """Describe a collective. With `of_rows`, dim 0 is the number of rows, which may differ from rank to rank: the text
-    has "rows" for it. Then `shape` has the other dims only."""
+    """Describe a call of a collective, for the comparison with the other ranks' calls.
+
+    If `of_rows`, the size of dim 0 may differ from rank to rank. Then `shape` lacks dim 0, and the description has the
+    word "rows" in its place, such as "all_to_all of float32[rows, 64]".
+    """
     sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
     text = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
     return _Call(text, text.encode()[:_CALL_BYTES], hashlib.blake2b(text.encode(), digest_size=_HASH_BYTES).digest())

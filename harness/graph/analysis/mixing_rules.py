@@ -267,11 +267,13 @@ def _scatter(call: RuleCall) -> Answer:
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rule for `x[index]`. Three cases keep the rows, and any other case mixes them:
+    """Rule for `x[index]`. A row is all elements at one index of the chunked dim. Rows stay unmixed in three cases:
 
-    - The index holds the rows, and `x` has none.
-    - The index is along other dims of `x` than the rows.
-    - The index permutes the rows of `x`.
+    - Only the index has rows; `x` has none.
+    - Only `x` has rows, and the index selects along other dims of `x`.
+    - Only `x` has rows, and the index permutes them.
+
+    In any other case the result is None, which means that the call mixes rows.
     """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]

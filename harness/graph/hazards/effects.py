@@ -222,7 +222,10 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """Return the effects of a call of a torch method or function: of all overloads of the operator with this name."""
+    """Return the effects of a node that calls the torch method or function `name`, such as `x.add_`.
+
+    These are the effects of all overloads of the operator with the same name, united.
+    """
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
     row = operators.row_of(node.target)
@@ -313,12 +316,12 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a collective. `found` has its effects if it launches work in the background."""
+    """Return the effects of a collective. `found` are the effects that it has as an asynchronous launch."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
-    # With async_op=False, the current stream of a GPU waits for the collective. On other devices only the wait of its
-    # `Work` does, so there it remains a launch.
+    # With async_op=False on GPUs, the current stream waits for the collective, so the call is no launch. On other
+    # devices nothing waits before `Work.wait`, so the call remains a launch.
     if given.get("async_op") is False and is_on_gpus:
         return replace(found, row=replace(found.row, launch=None))
     return found

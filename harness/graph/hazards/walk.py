@@ -323,8 +323,8 @@ class GraphWalk:
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
         """Return the stream on which a call runs.
 
-        Launches of collectives, and waits for them, run on the current stream, whatever the devices of their values.
-        `places` has these devices as bits.
+        Launches of collectives, and waits for them, run on the current stream on every device. `places` is a bit mask:
+        the devices of the call's values.
         """
         current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:

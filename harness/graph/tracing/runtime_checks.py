@@ -37,9 +37,11 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Context in which a trace records each `torch._check` of data in the user's code as a call.
+    """Context for a trace. Each `torch._check` in the user's code becomes a call in the graph if its condition depends
+    on data.
 
-    Raises TraceError if a number from data is asserted to equal an expression of the chunked dim.
+    For example, the condition `x.sum().item() > 0` depends on data. Raises TraceError if the condition states that a
+    number read from data equals an expression of the chunked dim's size, such as `x.shape[0] // 2`.
     """
 
     def written(

@@ -141,9 +141,11 @@ def trace_joint_step(
 
     - `model`: may be on the meta device. Only shapes and dtypes are read, and values are faked on `device`.
     - `loss_function`: calls `model`.
-    - `inputs`: tensors that all have the size n along `chunk_dim`. With `is_cut`, n must be even.
+    - `inputs`: tensors that all have the same size along `chunk_dim`.
+    - `is_cut`: the step will run in two equal chunks along `chunk_dim`, so the size along it must be even.
     - `gradient_seed`: the gradient of the loss, from which backward starts.
-    - `observe`: patterns of modules. Their outputs, and the gradients of these outputs, are marked (observation.py).
+    - `observe`: patterns of module names. The nodes that compute these modules' outputs, or the gradients of these
+      outputs, are marked in the graph, so that a run can record their values.
 
     Raises:
 
@@ -272,9 +274,10 @@ def trace_forward(
 ) -> tuple[GraphModule, sympy.Symbol]:
     """Trace a module's `forward`, and return the graph and the chunk symbol.
 
-    - `arguments`: by name. An argument that is not a tensor (a mask) is replaced by None.
-    - `chunk_dim`: the dim whose size becomes the symbol, in the first argument and in every tensor with the same size
-      there.
+    - `arguments`: the arguments of `forward`, by name. The first must be a tensor. Arguments that are no tensors, such
+      as a BlockMask, are replaced by None.
+    - `chunk_dim`: the first argument's size along this dim becomes the chunk symbol. So does the size along this dim of
+      every other tensor, if it is equal.
     - `name`: the module's name.
 
     Raises TraceError, and ChunkError for a higher-order operator that cannot be traced.

@@ -493,7 +493,10 @@ class _Readers:
         return known <= depth
 
     def is_blocked(self, index: int) -> bool:
-        """Whether a call's outputs have another dtype or shape than its matching call's."""
+        """Whether a call's outputs cannot be exchanged with those of the matching call in the other system's log.
+
+        True if the exchange has failed before, because their dtypes or shapes differ.
+        """
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:

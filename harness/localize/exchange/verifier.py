@@ -265,9 +265,11 @@ class Verifier:
     def _with_cause_of(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
     ) -> tuple[list[Cause], Cause, list[WrongCall]]:
-        """The causes including this culprit, the culprit's own cause, and the exchanges which that cause had before.
+        """Add a culprit, a call to blame, to the causes found so far. Returns three values:
 
-        If the culprit has the defect of an earlier cause, its exchanges are added to that cause.
+        - The causes with the culprit: as part of an earlier cause if that has the same defect, else as a new cause.
+        - The culprit's cause. The exchanges in `planned` were added to it.
+        - The exchanges that the cause had before, to undo the change.
         """
         wrong = self._arguments.of_culprit(culprit, logs)
         reads = _read_by(culprit, logs[culprit.rank])

@@ -3,8 +3,8 @@
 A setting reaches several calls, in each as another number. With AdamW's beta1, `lerp` gets `1 - beta1`, and `addcdiv`
 gets `-lr / (1 - beta1**t)`. All these wrong numbers are a single defect.
 
-A setting explains a wrong number if a formula in `_formulas` depends on it, and gives each system's number from that
-system's settings. A number that no formula explains is another defect.
+A setting explains a wrong number if a formula in `_formulas` uses the setting, and the formula computes each system's
+number from that system's settings. A number that no formula explains is another defect.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def _explaining_settings(
     """The names of the settings that explain a pair of different numbers, such as -0.01 and -0.1.
 
     - `pair`: the candidate's and the reference's number as text, None if that system lacks the call.
-    - `setting`: has all settings of its optimizer in both systems.
-    - `own`: the settings that differ.
+    - `setting`: a differing setting. Its `mine` and `theirs` have all settings of the optimizer in both systems.
+    - `own`: the optimizer's settings that differ.
 
-    A setting explains them if a formula depends on it, and gives each number from that system's settings.
+    A setting explains the pair if a formula uses the setting, and the formula computes each system's number from that
+    system's settings.
     """
     names = {other.name for other in own}
     sides = _formulas(setting.mine, step), _formulas(setting.theirs, step)

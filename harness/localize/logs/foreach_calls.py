@@ -34,7 +34,10 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """The arguments or results of a call over lists at an index: each list of `lanes` tensors becomes its entry."""
+    """Return the arguments or results that belong to `index` in a call over lists of tensors, such as `_foreach_add_`.
+
+    Each list of length `lanes` is replaced by its element at `index`. Other values stay.
+    """
     return [value[index] if _is_list(value) and len(value) == lanes else value for value in values]
 
 

@@ -193,7 +193,12 @@ class TwoEnvironments:
                 left.remove(key)
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
-        """The certificate, completed by the verdicts about the program and by the facts found since `replay`."""
+        """Return `certificate` with the facts that were found after `replay` returned it:
+
+        - the verdicts about the program (`verified`);
+        - the calls, counted again, with the causes that `explain` found;
+        - for a case, the system and its recordings.
+        """
         facts: dict[str, Any] = {"verified": verified, **self._counted()}
         if isinstance(self.program, CaseOnRanks):
             facts |= {"system": self.program.system, "recordings": self.program.identities}
@@ -201,7 +206,12 @@ class TwoEnvironments:
         return MovedCertificate(**{**vars(certificate), **facts})
 
     def _counted(self) -> dict[str, Any]:
-        """Counts for a certificate: distinct "calls", "operators" and "equal" calls; "rows" has the unequal calls."""
+        """Return these fields of a certificate, as a dict:
+
+        - "calls", "operators": the numbers of distinct calls and of operators.
+        - "equal": the number of distinct calls whose results are equal.
+        - "rows": all other calls.
+        """
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

@@ -1,10 +1,12 @@
 """Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
-1. Replay a step for all ranks in this process, and check that the step has the recorded bits.
-2. Fork a process per core. Each process makes errors in its share of the calls, in random order, until the time is up.
-3. Repeat this in the next step, for the calls whose errors did not show. With other parameters, errors may show.
+1. The separate process replays a step for all ranks, and checks that the step has the recorded bits.
+2. It forks a process per core. Each of these makes errors in its share of the calls, in random order, until the time is
+   up.
+3. Both are repeated in the next step, for the calls whose errors did not show. With other parameters, errors may show.
 
-An error is followed only to the end of its step: the compared tensors include parameters and optimizer state.
+An error is followed only to the end of its step. If it has an effect on later steps, it has changed parameters or
+optimizer state by then, and these are compared.
 """
 
 from __future__ import annotations

@@ -31,12 +31,15 @@ class Probe:
 class Bisection:
     """The result of a search for the pass that first changes bits. The search may be unfinished.
 
+    The search runs the case with only the first passes of its list (a prefix). If the pass `chunk` is to blame, a
+    second search runs it with only some regions. A region is a module that is chunked.
+
     - `suspects`: the passes that may be to blame. If tracing alone changes bits, only "trace" is left.
-    - `equal`: the last pass of the longest pass list that was EQUAL.
-    - `probes`, `region_probes`: the runs of the search for the pass, and for the region, i.e. a module that is chunked.
+    - `equal`: the last pass of the longest prefix whose verdict was EQUAL; None if there is no such prefix.
+    - `probes`, `region_probes`: the runs of the first search, and of the second.
     - `regions`: the regions that may be to blame.
     - `result`: the result of the case with all passes.
-    - `region_result`: the result with a single region chunked, if the systems differ.
+    - `region_result`: the result with only the found region chunked; None unless the systems then differ.
     - `problem`, `region_problem`: why the search for a pass or a region found no answer.
     """
 

@@ -353,9 +353,9 @@ class Coordinator:
         return replace(account, end=end, num_bytes=sizes), present
 
     def _localized(self, request: RunRequest) -> RunRequest:
-        """Rank 0's request for a run, with paths that are valid on this machine.
+        """Return rank 0's request for a run, with paths that are valid on this machine.
 
-        On other machines than rank 0's no profile is written.
+        Profiles are written on rank 0's machine only.
         """
         # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:

@@ -103,9 +103,13 @@ def read_message(text: bytes, *kinds: type) -> Any:
 
 
 def unpack(account: Account, content: Path | None, part: Path) -> None:
-    """Split the file `content` of attached bytes into a rank's files, named `part` with each suffix of `FILES`.
+    """Split the bytes that came with a rank's message into the files that the rank sent.
 
-    Raises RankError if the number of bytes is not the announced one.
+    - `account`: the rank's report, which states the size of each file. A file of size 0 is not written.
+    - `content`: a file with the bytes of all files, one after another; None if no bytes came. It is deleted.
+    - `part`: the files are written to this path, with each suffix of `FILES` in turn. Older files there are deleted.
+
+    Raises RankError if the sizes in `account` do not add up to the size of `content`.
     """
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's

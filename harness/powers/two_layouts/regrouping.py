@@ -76,10 +76,13 @@ def _folders(reference: str, candidate: str, samples: list[str]) -> tuple[Path, 
 def measure_layouts(
     reference: Path, candidate: Path, samples: Sequence[Path], apart: Collection[LogicalTensor] = ()
 ) -> LayoutBounds:
-    """Compute the bounds of all tensors, and the error of each tensor that differs.
+    """Measure how far each tensor of the candidate is from the reference's, and how far rounding alone may move it.
+
+    The result has a row for each tensor that differs: its error, and the bound on errors that sums in another order
+    can cause.
 
     - `samples`: recordings of the reference with its sums in other orders.
-    - `apart`: tensors without a bound, since their copies on several ranks differ.
+    - `apart`: tensors that get no bound, since their copies on several ranks differ.
 
     Raises RecordingError if a value does not have its recorded digest.
     """

@@ -70,9 +70,10 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether a tensor is a gradient or an optimizer state that only some ranks lack, with otherwise equal layouts.
+    """Whether the layouts of a tensor differ only because some ranks lack it, and it is a gradient or optimizer state.
 
-    `here` and `there` are the tensor's layouts in the two systems, by rank.
+    `here` and `there` are the tensor's layouts in the two systems, by rank. A rank that lacks the tensor in one system
+    is not compared; on all other ranks the layouts must be equal.
     """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))

@@ -70,10 +70,11 @@ class _Recorder(Listener):
             call["results"] = [self.kept(value) for value in event.values]
 
     def kept(self, value: Any) -> dict[str, Any]:
-        """Store a result within the budget, and describe it.
+        """Store a call's result if the budget allows it. Returns a dict that describes the result:
 
-        Returns a dict with its "digest", its "block" (None if it is not stored) and, for a tensor, its "dtype" and
-        "shape".
+        - "digest": the result's digest.
+        - "block": the block of the values file with its bytes; None if it is not stored.
+        - "dtype", "shape": for a tensor only.
         """
         row: dict[str, Any] = {"digest": digest_of(value), "block": None}
         if isinstance(value, Tensor) and is_plain(value):
@@ -94,10 +95,10 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of the run, with the `records` of the program. Returns a dict:
+        """Write the archive of the run, with the `records` of the program. Returns a dict with three numbers:
 
-        - "calls": the number of distinct calls.
-        - "drawn": how many have random inputs, because theirs were too large.
+        - "calls": the distinct calls.
+        - "drawn": the calls with inputs above the budget; a replay draws random inputs in their place.
         - "bytes": the size of the stored values.
         """
         recorder, events = self.recorder, self.events
@@ -126,8 +127,11 @@ class RecordingSession:
 def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
     """Run a program, and record its calls into a folder.
 
-    Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the budget,
-    and the size of the values in "bytes".
+    `budget` is the maximum number of bytes of values to store. Returns the dict of `RecordingSession.end`:
+
+    - "calls": the number of distinct calls.
+    - "drawn": the number of calls with inputs above the budget; a replay draws random inputs in their place.
+    - "bytes": the size of the stored values.
     """
     session = RecordingSession(folder, budget)
     records = run_program(program, arguments, steps, session.events)

@@ -127,7 +127,10 @@ class Evaluator:
         self._known: dict[int, list[Any]] = {}
 
     def __call__(self, place: int) -> list[Any]:
-        """Return the value of term `place` on each rank. Raises NotEvaluatedError if one process cannot compute it."""
+        """Return the value, on each rank, of the term with index `place` in the table.
+
+        Raises NotEvaluatedError if the value cannot be computed in a single process.
+        """
         missing, stack = set(), [place]
         while stack:
             top = stack.pop()

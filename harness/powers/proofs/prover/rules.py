@@ -237,7 +237,12 @@ def exact_of_neg(table: Table, term: Term) -> int | None:
 
 
 def _without_sign(table: Table, place: int) -> int | None:
-    """Return the term whose negation is term `place`: the operand of a negation, or 2 for -2. None for other terms."""
+    """Return the index of the term that equals the term with index `place` without its minus sign.
+
+    - For a negation, its operand.
+    - For a negative number such as -2, or a tensor filled with it, the term of 2.
+    - None for any other term.
+    """
     if table[place][:2] == ("exact", "neg"):
         return int(table[place][4][0])
     number = table.number(place)

@@ -42,7 +42,10 @@ class Table:
         return self.steps[place].term
 
     def make(self, term: Term) -> int:
-        """Return the index of a term's final form. Adds the term if it is new."""
+        """Return the index of the term to which the rules rewrite `term`, or of `term` itself if no rule applies.
+
+        A new term is added to the table, with the rule that rewrote it.
+        """
         if term in self._places:
             return self.steps[self._places[term]].equals
         # The first rule that applies decides; its result is built by `make`, so it is in final form already.

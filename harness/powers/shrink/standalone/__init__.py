@@ -1,12 +1,12 @@
 """Write a difference between two graphs as a self-contained Python file that needs only torch.
 
-1. Write both graphs whole, with code that saves the value after each line. Run this file on all ranks. The inputs are
-   the tokens of a step of the case. Parameters and buffers are drawn at random.
+1. Write both whole graphs into a first file, with code that saves the value after each line. Run this file on all
+   ranks. The inputs are the tokens of a step of the case. Parameters and buffers are drawn at random.
 2. Walk back from a differing output in both graphs. Stop at every value that the other graph has too, bit for bit, on
-   all ranks. Such values become inputs, stored as bytes in the file. Example: if a wrong `sum` follows 500 equal calls,
-   only the `sum` remains. If a value is too large to store, the walk continues through its call.
-3. Choose the output that needs the fewest calls.
-4. Run the file. If it does not exit with 1, no file is written.
+   all ranks. Such values become inputs of a second file, which stores their bytes. Example: if a wrong `sum` follows
+   500 equal calls, only the `sum` remains. If a value is too large to store, the walk continues through its call.
+3. Make the second file for the output that needs the fewest calls.
+4. Run the second file. It is the result only if it exits with 1, which means that the graphs differ.
 
 `reading` collects the content of a file, `statements` writes a graph as Python, and `rendering` assembles the file.
 `shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.

@@ -134,9 +134,10 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """A node's saved value as an input of a file, without the input's name, or None.
+    """Return a node's saved value as an input of the file; the input's name is left empty.
 
-    None if the value is too large, has elements that share memory, or another dtype, shape or strides on some ranks.
+    Returns None in three cases: the value is too large, some of its elements share memory, or its dtype, shape or
+    strides differ between ranks.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]

@@ -403,9 +403,11 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context for tracing a program: if it cannot be run, it is refused as soon as a call of torch fails.
+    """Context for tracing a program that may be impossible to run.
 
-    `not_run` is the reason why it cannot be run, or None. Catching the failure does not prevent the refusal.
+    `not_run` is the reason why the program cannot be run. A call of torch that fails during the trace is then recorded
+    as a RefusedError, which refuses the program even if the program catches the failure. If `not_run` is None, the
+    context has no effect.
     """
     # Some calls fail only while they are traced, such as reading a tensor's element, so the trace may take another
     # branch than a run. A run would show the difference, but without a run nothing does.

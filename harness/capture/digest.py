@@ -98,7 +98,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. This is rare; otherwise no further element needs to be read."""
+    """Whether the first element is zero or not finite. If it is neither, no further element needs to be read."""
     if not content:
         return False
     # The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all

@@ -31,10 +31,10 @@ from bitproof.harness.records import ROLES, Divergence, Key, Record, Role, Tenso
 
 @dataclass
 class NoiseSearch(Search):
-    """A search for the call that makes a system, `role`, differ from itself.
+    """A search for the call that makes a system differ from itself in two runs.
 
-    "Reference" and "candidate" are two runs of this system. With `stressed`, the second has random sleeps and other
-    values in uninitialized memory.
+    - `role`: the role of the system in its case. Within the search, "reference" and "candidate" are the two runs.
+    - `stressed`: whether the second run has random sleeps, and other values in uninitialized memory.
     """
 
     role: Role

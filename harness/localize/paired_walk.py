@@ -393,10 +393,10 @@ class Walk:
         return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """The call to blame if calls that only the candidate makes join values, up to the call `mine`.
+        """Return the index of the call to blame if calls that only the candidate makes join values, up to `mine`.
 
-        It is a collective of these values or else the first call that joins. None if `mine` is that collective, or none
-        joins.
+        - A collective of the joined values, if there is one; None if that is `mine` itself.
+        - Otherwise the first call that joins values; None if no call does.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()

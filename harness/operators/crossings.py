@@ -34,13 +34,13 @@ class Deadlock:
 class RankTurn:
     """A launch or a wait of a rank, as data.
 
-    - `operator`, `name`: of the call.
-    - `group`, `ranks`: the group's name and ranks.
-    - `waits_for`: None for a launch; for a wait, the index of the launch in the rank's sequence.
+    - `operator`, `name`: the operator and the name of the call.
+    - `group`, `ranks`: the name and the ranks of the call's process group.
+    - `waits_for`: for a wait, the index of the awaited launch in the rank's sequence; None for a launch.
     - `takes`: dtype and sizes, in which matching launches must agree; "" if unknown.
-    - `communicator`: launches with the same one run in sequence on this rank. "" is the group's; messages may have
-      their own.
-    - `is_joined`: this launch runs together with the launch before it.
+    - `communicator`: the communicator's name; "" for the group's communicator for collectives. Launches with the same
+      communicator run in sequence on a rank.
+    - `is_joined`: whether this launch runs together with the launch before it.
     """
 
     operator: str

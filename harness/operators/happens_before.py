@@ -185,9 +185,10 @@ class Order:
     def launch(
         self, name: Hashable, time: float, rule: Launch, results: Iterable[Iterable[Key]], takes: Iterable[Key]
     ) -> None:
-        """Report a launch that fills `results`, each given as its pieces of memory, and reads the memory `takes`.
+        """Report a launch that fills `results` and reads the memory `takes`.
 
-        One wait, for any result, ends the reading; each result needs its own wait before it may be read.
+        Each result is given as the pieces of memory that it consists of, and needs its own wait before it may be read.
+        A wait for any result means that the launch has finished reading.
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:

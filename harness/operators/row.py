@@ -97,11 +97,13 @@ class RowFlow(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Set for an operator that returns before its work is done. The work reads its arguments, and fills its results.
+    """The property of an operator that returns before its work is done, such as a collective.
 
-    - `takes`: how errors describe the reading, such as "sends".
+    The work reads the operator's arguments, and fills its results.
+
+    - `takes`: the verb with which errors describe this reading, such as "sends".
     - `holds_source`: the caller must keep the memory of the arguments until the wait.
-    - `awaited_by_source`: the work fills no result. A wait for an argument ends it.
+    - `awaited_by_source`: the work fills no result, as in a send. A wait for an argument completes the work.
     """
 
     work: Work
@@ -112,7 +114,10 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Set for an operator that waits until the work that fills `argument` is done. It reads no elements itself."""
+    """The property of an operator that waits for launched work: the work that fills its argument `argument`.
+
+    The operator itself reads no elements.
+    """
 
     work: Work
     argument: str
@@ -120,7 +125,10 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A row of the table. If a column names overloads, its property applies only to these."""
+    """An operator's row in the table of operators. Each field is a column, and states a property of the operator.
+
+    If a column names overloads of the operator, the property applies to these overloads only.
+    """
 
     name: str
 

@@ -90,8 +90,9 @@ class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
     - `tensors`: the number of records of the step on all ranks.
-    - `differing`, `remaining`: how many of these differed before, and still differ with all exchanges.
-    - `accounts`: how many became equal by exchanging this cause's values alone.
+    - `differing`: the number of these records that differed before any exchange.
+    - `remaining`: the number of these records that still differ with all exchanges.
+    - `accounts`: the number of these records that became equal by exchanging this cause's values alone.
     - `reverse`: whether the reference computes the candidate's step with the candidate's values; None if not tried.
     - `calls`, `calls_left_out`: further calls of the same cause, and the number of calls that are not listed.
     - `causes`: independent causes.
@@ -134,9 +135,9 @@ class BlamedCall:
 
     - `how`: the defect in words.
     - `ranks`, `rank`: all ranks on which the call is wrong, and the rank that is shown.
-    - `source`: its source line, None if unknown.
-    - `output`: how its output differs, None if unknown.
-    - `micro_batch`: counts from 1, if a step has several.
+    - `source`: the call's source line, None if unknown.
+    - `output`: how the call's output differs, None if unknown.
+    - `micro_batch`: the number of the micro-batch, from 1, if a step has several.
     - `part`: in an update, the optimizer's class, "clipping" or "loss scaling". In a mixture of experts, "dispatch",
       "compute" or "combine".
     - `chain`: the calls from this call to the differing record. Each reads an output of the previous one.

@@ -47,8 +47,11 @@ bytes before.
 
 
 class SharedMemoryGroup(RankOrderGroup):
-    """The collectives of `RankOrderGroup` in shared memory. Each of the `rings` has slots for messages: the first for
-    small messages, the second for pieces of large ones."""
+    """A process group with the collectives of `RankOrderGroup`, which exchange data through shared memory.
+
+    `rings` are two parts of the memory, each with slots for messages: the first for small messages, the second for
+    pieces of large messages.
+    """
 
     def __init__(self, gloo: dist.ProcessGroup, rings: tuple[Ring, Ring]) -> None:
         super().__init__(gloo)
@@ -274,8 +277,12 @@ class _Exchange(Work):
 
 
 class _Call(NamedTuple):
-    """A collective's operator, dtype and shape as text, such as "all_reduce of float32[8, 64]". `description`: the
-    whole text. `text`: the part of it that fits in a header. `digest`: the digest of the whole text."""
+    """A description of a collective's call, which must be the same on all ranks.
+
+    - `description`: operator, dtype and shape, such as "all_reduce of float32[8, 64]".
+    - `text`: the beginning of the description, as many bytes as fit in a header.
+    - `digest`: the digest of the whole description.
+    """
 
     description: str
     text: bytes

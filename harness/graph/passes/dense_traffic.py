@@ -263,7 +263,8 @@ def _settle(
 ) -> None:
     """Step 5: add a plan to `keys`, as far as `neighbor` allows.
 
-    That is the launch of the same object that must stay before this one (`side` is 1) or after it (-1).
+    `neighbor` is another launch of the same process group object; None if there is none. It must stay before the
+    planned launch if `side` is 1, and after the planned launch if `side` is -1.
     """
     launch, own = plan.launch, (traffic.own(x.launch), traffic.own(x.wait))
     if neighbor is not None:

@@ -221,11 +221,12 @@ def _join_halves(
 
 
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
-    """Append the calls of `half` to the graph. Returns how many of them run a second time.
+    """Append copies of the calls of `half` to the graph. Returns how many of these calls run a second time.
 
-    - `values`: maps names to nodes of the graph; gets the copies of the half's nodes.
+    - `values`: maps names to nodes of the graph. The copies are added to it.
     - `name`: the half's name, forward or backward.
-    - `known`: the names of the other half's calls, which run a second time if they are in this half, too.
+    - `known`: the names of the calls that the graph already has from the other half. A call of `half` with such a name
+      runs a second time.
     """
     recomputed = 0
     for node in half.graph.nodes:

@@ -212,12 +212,12 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 
 
 def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
-    """Other calls with the blamed call's defect, on any rank and in any direction.
+    """Return the other calls with the blamed call's defect, on any rank and in any direction.
 
-    - If both systems make the blamed call: the calls with the same wrong argument. If it reads the wrong one of several
-      right values ("reads"), also calls at its place that read right values.
-    - If only one system makes it: calls of its operator and arguments, and their backward calls, that only this system
-      makes.
+    - If both systems make the blamed call: the calls with the same wrong argument. If the blamed call reads the wrong
+      one of several right values ("reads"), also the calls at the same place that read right values.
+    - If only one system makes the blamed call: the calls with the same operator and arguments, and their backward
+      calls, if only that system makes them.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
@@ -296,13 +296,14 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """An exchange for a missing call, made only if the call at `swap.site` reads right inputs; None if unknown.
+    """Return an exchange for a missing call with a condition: the call at `swap.site` must read right inputs.
 
-    The right inputs are, if the exchange replaces
+    Returns None if the right inputs are not known. `given` are the inputs of the missing call. The right inputs are:
 
-    - an input of a reader: the inputs of the reader's matching call, but `given[0]` in place of the missing output.
-      `given` are the inputs of the missing call.
-    - an output: the inputs of the matching call, or the call's own. The reference must have all of them.
+    - If the exchange replaces an input: the inputs of the matching call in the reference, but with `given[0]` in place
+      of the missing call's output.
+    - If the exchange replaces an output: the inputs of the matching call or, without a matching call, the call's own
+      inputs. The reference's log must have all these values.
     """
     other = log.matching_call(swap.site.call)
     if not swap.site.is_input:

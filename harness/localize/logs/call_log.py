@@ -341,10 +341,11 @@ class CallRecorder(TorchDispatchMode):
         return self._works.held(function, result, written, index, arrived)
 
     def _inputs(self, values: Any) -> _Inputs:
-        """For each input, its digest and its producer: the logged call that wrote this value to its memory.
+        """Return the digest of each input, and its producer: the logged call that wrote the input's value.
 
-        - If a collective or copy is still writing there, the call that launched it.
-        - If several calls wrote parts of the input, the last. All of them follow after the producers of the inputs.
+        - If a collective or copy is still writing to the input's memory, the producer is the call that launched it.
+        - If several calls wrote parts of the input, the producer is the last of these calls. All these calls are also
+          listed after the producers of the inputs.
         """
         # `more` are the writers of parts.
         found: list[tuple[str, int | None]] = []

@@ -60,10 +60,12 @@ def value_at(call: Call, site: ValueSite) -> str | None:
 class ValueExchange:
     """A value of the other system that replaces an output or an input of a call during a replay.
 
-    - `archives`, `name`, `wanted`: the folder with the other system's values, and the value's name and digest.
+    - `site`: the call, and the output or input to replace.
+    - `archives`: the folder with the other system's values.
+    - `name`, `wanted`: the name of the new value in that folder, and its digest.
     - `operator`: the operator of the call.
     - `found`: the digest of the value to replace, "" for any value.
-    - `reads`: the call's inputs must have these digests; None for any inputs.
+    - `reads`: the digests that the call's inputs must have; None for any inputs.
     - `in_place`: overwrite the input's memory, for all later readers. Otherwise only this call gets the value.
     """
 
@@ -131,7 +133,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a recording run, to log as `replay` asks and to write its archives into `folder`."""
+    """A request to a run that records: it also logs the calls that `replay` states, and writes them into `folder`."""
 
     replay: Replay
     folder: Path

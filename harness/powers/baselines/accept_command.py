@@ -167,11 +167,13 @@ def _explained(case: Case, path: str | None, recording: Path, explainers: Sequen
 
 
 def _sides(case: Case, baselines: Mapping[Role, BaselineResult], new: bool, has_certificate: bool) -> Iterator[Role]:
-    """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines.
+    """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines:
 
-    These are the recordings that drifted; with `new` also those without a baseline of this environment, and with
-    `has_certificate` those with baselines of other environments. Two roles with the same system share a baseline, so
-    only the first is yielded.
+    - the recordings that drifted;
+    - with `new`, also recordings without a baseline of this environment;
+    - with `has_certificate`, also recordings with baselines of other environments.
+
+    Two roles with the same system share a baseline, so only the first role is yielded.
     """
     statuses = {BaselineStatus.DRIFTED, *(_NEW if new else ())}
     statuses |= {BaselineStatus.NOT_COMPARABLE} if has_certificate else set()

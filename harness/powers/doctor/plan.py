@@ -15,8 +15,8 @@ Kind = Literal["alone", "together", "rank", "case"]
 class Planned:
     """A planned GPU check.
 
-    - `kind`: "alone" checks a single device, and "together" all ranks. "rank" is a case with a rank that fails on
-      purpose, and "case" the case with the check's name.
+    - `kind`: what the check runs. "alone": a check of a single device. "together": a check of all ranks. "rank": a case
+      in which a rank fails on purpose. "case": the case with the check's name.
     - `seconds`: a generous estimate, far above the time on an H100.
     - `shows`: the check's claim.
     - `means`: what a failure means.

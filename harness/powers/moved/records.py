@@ -56,7 +56,8 @@ class Verified:
     - `plain`: the verdict of an unchanged run.
     - `with_exchange`: the verdict of a run in which all moved calls return their old results. A call has moved if its
       results changed.
-    - `first`, `remainder`: in words, the first difference of each of these two runs.
+    - `first`: in words, the first difference of the unchanged run.
+    - `remainder`: in words, the first difference of the run with old results.
     - `exchanged`: the number of replaced results.
     """
 

@@ -54,10 +54,11 @@ class TwoEnvironments:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Record the program's calls in the old environment.
+        """Record the program's calls in the old environment. Returns a dict with three numbers:
 
-        Returns the number of distinct "calls", how many of them were "drawn", i.e. have inputs that exceeded the
-        budget, and the size of the values in "bytes".
+        - "calls": the distinct calls.
+        - "drawn": the calls with inputs above the budget; a replay draws random inputs in their place.
+        - "bytes": the size of the stored values.
         """
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
 

@@ -31,7 +31,15 @@ def load(module: str) -> Any:
 
 
 def answer(what: str, asked: dict[str, Any]) -> Any:
-    """Return the answer to a request. `what` is "record", "merge", "results", "exchange", "replay" or "probe"."""
+    """Return the answer to a request, as values for JSON. `asked` has the arguments of `what`, by name:
+
+    - "record": run a program, and record its calls into an archive.
+    - "merge": merge the archives of all ranks.
+    - "results": run the program again, and store results of some calls.
+    - "exchange": run the program with old results in place of new ones.
+    - "replay": replay the calls of an archive.
+    - "probe": collect facts about the kernels that the calls use here.
+    """
     if what == "record":
         return load("recording_calls").record(**asked)
     if what == "merge":
@@ -57,7 +65,11 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 
 def answered(what: str, asked: dict[str, Any]) -> Any:
-    """Return the answer to a request, or a dict with "error" and "kind" if it is refused or the program fails."""
+    """Return the answer to a request. If the request is refused or the program fails, return a dict instead:
+
+    - "error": the message of the error.
+    - "kind": the name of the error's class.
+    """
     program = load("watched_program")
     refusals = (load("call_values").RefusedArchiveError, program.ProgramError, program.FailedProgramError)
     try:

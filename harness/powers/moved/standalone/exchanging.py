@@ -59,10 +59,11 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """Return a dict about the run, compared with the `old` log.
+        """Return a dict about the run, compared with the `old` log:
 
-        It has the number of "exchanged" results, whether the run "has_same_calls", and the first call that differs,
-        under "moved_again" or "other" (see `_first_unlike_call`).
+        - "exchanged": the number of calls whose results were replaced.
+        - "has_same_calls": whether the run has the same operators in the same order.
+        - "moved_again", "other": the first call that differs, under one of these keys (see `_first_unlike_call`).
         """
         new = self.events.log
         has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]

@@ -31,9 +31,10 @@ SUMS = {"sum", "mean"}
 
 
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
-    """Facts about the kernel that a call uses here, to be compared with those from the other environment.
+    """Return facts about the kernel that a call uses here, to be compared with the other environment's facts.
 
-    The keys are "shapes", "order", "bias" and others (see `_ASKED`). Facts that cannot be probed are missing.
+    The result is a dict with the key "shapes", and keys of `_ASKED`, such as "order" and "bias". A fact that cannot be
+    probed for this call is missing.
     """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():

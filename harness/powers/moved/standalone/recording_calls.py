@@ -144,7 +144,7 @@ def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: in
     The ranks' archives are the subfolders `0`, `1`, ... of `folder`, and keep the logs and records. Returns a dict:
 
     - "calls": the number of distinct calls.
-    - "drawn": how many of them have random inputs, because their own were too large to store.
+    - "drawn": the number of calls with inputs above the budget; a replay draws random inputs in their place.
     - "bytes": the size of the stored values.
     """
     # Without a budget, as each rank's archive was within its own.
@@ -206,9 +206,10 @@ class KeepingSession:
         self.events = Events(self.keeper)
 
     def end(self) -> dict[str, Any]:
-        """Write the list of results to `out`.
+        """Write the list of results to `out`. Returns a dict:
 
-        Returns the number of calls whose results were "kept", and "lost", the number whose results exceeded the budget.
+        - "kept": the number of calls whose results were stored.
+        - "lost": the number of calls whose results exceeded the budget.
         """
         self.keeper.values.file.close()
         write_json(os.path.join(self.out, "results.json"), {"kept": self.keeper.kept})
@@ -216,10 +217,13 @@ class KeepingSession:
 
 
 def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget: int) -> dict[str, Any]:
-    """Run the archive's program again, and store results of some calls in the folder `out`. Returns a dict:
+    """Run the archive's program again, and store results of some calls in the folder `out`.
 
-    - "kept", "lost": the number of calls with stored results, and with results that exceeded the budget.
-    - "repeats": whether the run had the archive's records.
+    Results are stored for calls whose key is in `keys`, or whose digest of inputs is in `inputs`. Returns a dict:
+
+    - "kept": the number of calls whose results were stored.
+    - "lost": the number of calls whose results exceeded the budget.
+    - "repeats": whether the run had the same records as the archive.
     """
     head = Archive(folder).head
     session = KeepingSession(out, keys, inputs, budget)

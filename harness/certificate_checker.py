@@ -681,7 +681,7 @@ COMMUTE = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
 
 
 def exact_in_order(s: State, term: Json) -> int | None:
-    """Rule: a commuting operator's operands may be put in ascending order."""
+    """Rule: the operands of a commuting operator are put in ascending order of their indices."""
     return find(s, *term[:4], sorted(term[4])) if term[1] in COMMUTE else None
 
 

@@ -78,9 +78,10 @@ def tensors_across(
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
 
-    True if the numbers of ranks differ (`have_as_many` is False); otherwise False for a tensor that one system lacks.
-    If a rank's part has no elements in one of the systems, that rank is not compared. For example, FSDP2's gradient of
-    a sharded parameter may be None on a rank: then the records pair, and differ.
+    - True if the systems have different numbers of ranks (`have_as_many` is False).
+    - Otherwise False if one of the systems lacks the tensor.
+    - A rank is not compared if its part has no elements in one of the systems. For example, FSDP2's gradient of a
+      sharded parameter may be None on a rank: then the records pair, and differ.
     """
     if not have_as_many:
         return True

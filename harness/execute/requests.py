@@ -235,8 +235,8 @@ class RankSlots:
     """The ranks of a run that a host process starts, and the places for their files.
 
     - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
-    - `store`: the file through which ranks find each other; with `server`, a prefix for keys there.
-    - `server`: host name and port of the store of a launcher, such as torchrun, that started the rank.
+    - `store`: the file through which ranks find each other. If `server` is given, a prefix for keys in its store.
+    - `server`: for ranks that a launcher such as torchrun started, the host name and port of the launcher's store.
     - `gpu`: the index of the rank's GPU, under a launcher.
     - `local_rank`, `local_world_size`: as in torchrun, under a launcher.
     """

@@ -124,9 +124,10 @@ class Walk:
         return known
 
     def _explain_value(self, rank: int, mine: int, due: int | None, reader: tuple[int, int] | None) -> bool:
-        """Find out why the candidate has the output of call `mine` where the reference has that of call `due`.
+        """Find out why the candidate has the output of call `mine` where the reference has the output of call `due`.
 
-        `reader` is the pair of calls that read these outputs; None for a record. Returns whether a cause is found.
+        `reader` is the pair of matching calls that read these outputs; None if a record has them. Returns whether a
+        cause is found.
         """
         log = self.logs[rank]
         if reader is not None:
@@ -176,7 +177,7 @@ class Walk:
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
         """Add the call that reads a wrong value as a cause. Returns True.
 
-        Its defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
+        The defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
         """
         log, (mine, due) = self.logs[rank], reader
         # An input that no call of the step computed, and that the reference never has, is left from before the step.
@@ -301,9 +302,12 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if the output of the extra call `mine` is read in place of `due`'s.
+        """Search for the cause if the output of the extra call `mine` is read in place of the output of call `due`.
 
-        `here` matches `due`. `reader` is the pair of readers, None for a record. Returns whether a cause is found.
+        - `here`: the candidate's call that matches `due`, or None.
+        - `reader`: the pair of matching calls that read the outputs; None if a record has them.
+
+        Returns whether a cause is found.
         """
         # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference
         # reads in its place, so it was inserted there, and is a cause itself.

@@ -114,9 +114,10 @@ class Places:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[Place, str | None, str | None]:
-        """The place of the running call, the name of its graph node, and the user's line; the last two may be None.
+        """Return the place of the running call, the name of its graph node or None, and the user's line or None.
 
-        `name` is the call's operator. With `follows`, the call reads an output of backward or update.
+        - `name`: the call's operator.
+        - `follows`: whether the call reads an output of backward or of the update.
         """
         # From the surest source to the least sure: a graph's node, a pipeline's report, a running optimizer, autograd's
         # node, and last what is running around the call.
@@ -168,9 +169,10 @@ class Places:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """The innermost module around `module` that ran this call in forward; `module` itself if there is none.
+        """Return the innermost module around `module` that ran the same call in forward; if there is none, `module`.
 
-        `made_by` has the modules that did. For example, backward at layers.0.mlp.act recomputes a line of layers.0.mlp.
+        `made_by` has the modules that ran the call in forward. For example, backward at layers.0.mlp.act recomputes a
+        line of layers.0.mlp.
         """
         around = module
         while around and around not in made_by:

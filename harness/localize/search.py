@@ -67,11 +67,11 @@ class UnrepeatableError(BitproofError):
 class Search:
     """A search for the cause of the first difference of two recordings, by running both systems again.
 
-    - `folder`: the replays write their values there.
-    - `remarks`: sentences for the report, to which the search adds.
-    - `is_logged`: earlier runs, equal to the recordings, have logged the step already.
-    - `shows_bits`: also fetch the differing bits of tensors.
-    - `verifies`: verify the blamed call by exchanging its values.
+    - `folder`: the folder into which the replays write their values.
+    - `remarks`: sentences for the report. The search adds to them.
+    - `is_logged`: whether earlier runs, equal to the recordings, have logged the step already.
+    - `shows_bits`: whether to fetch the differing bits of tensors, too.
+    - `verifies`: whether to verify the blamed call by exchanging its values.
     """
 
     recordings: dict[Role, Recording]
@@ -240,9 +240,9 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """For each call from the blamed call to the record, the difference in its output; empty if none differs.
+        """Return the difference in the output of each call from the blamed call to the record; empty if none differs.
 
-        None for a call without a match, for equal outputs, and for an output that did not recur.
+        An entry is None for a call without a matching call, for equal outputs, and for an output that did not recur.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.
@@ -309,9 +309,10 @@ def _describe(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """Kind and name of the reference's only record that equals the candidate's differing record `key` bit for bit.
+    """Return kind and name of the reference's record that has the same bits as the candidate's differing record `key`.
 
-    For example, "grad b" for grad a, if two gradients were exchanged. Kind, step and rank are those of `key`.
+    Only records of the same kind, step and rank as `key` are compared. Returns None unless exactly one of these has the
+    same bits. For example, "grad b" for grad a, if two gradients were exchanged.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

@@ -41,10 +41,10 @@ class Race:
     """Two calls that use the same memory without an order between them.
 
     - `first`: the earlier call.
-    - `does`: describes the race, with a placeholder for the later call's name.
+    - `does`: a sentence that describes the race, with a placeholder for the later call's name.
     - `key`: the memory.
-    - `work`: the launched operator of `first`; None for an ordinary call, on another stream.
-    - `is_let_go`: the memory is freed before `first` is waited for.
+    - `work`: if `first` is a launch, its `launch` in the table of operators; None for any other call.
+    - `is_let_go`: whether the memory was freed before the wait for `first`.
     """
 
     first: Hashable
@@ -65,10 +65,12 @@ Clock = dict[Stream, int]
 class _Work:
     """The part of a launched operator's work that fills a single result.
 
-    - `launched`, `name`, `rule`: the time of the launch, its call, and its row in the table.
-    - `fills`: the memory of this result; `takes`: the memory that the work reads.
-    - `filled`, `taken`: the waits after which the result is complete and the reading is over. Each is the waiting
-      stream and the wait's number.
+    - `launched`, `name`: the time and the name of the call that launched the work.
+    - `rule`: the operator's `launch` in the table of operators.
+    - `fills`: the memory of this result.
+    - `takes`: the memory that the work reads.
+    - `filled`: the waits after which the result is complete, each as the waiting stream and the wait's number.
+    - `taken`: in the same form, the waits after which the work has finished reading.
     """
 
     launched: float
@@ -97,9 +99,9 @@ class _Uses:
 class Order:
     """Finds races among a graph's calls, which the caller reports in their order.
 
-    - `last_use`: maps each piece of memory to the time of its last use, where a time is the index of a call. It is
-      NEVER_FREED for memory that the graph's caller keeps. None if unknown until the end: then call `overdue`.
-    - `is_single`: all calls run on one stream. Then only asynchronous operators, such as collectives, can race.
+    - `last_use`: maps each piece of memory to the time of its last use: the index of a call, or NEVER_FREED for memory
+      that the graph's caller keeps. None if the last uses are not known until the end: then call `overdue`.
+    - `is_single`: whether all calls run on one stream. Then only asynchronous operators, such as collectives, can race.
     """
 
     def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:

@@ -36,8 +36,10 @@ MAX_TEXT = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Regroup:
-    """Settings of a run with regrouped sums. From `first_step` on, each sum is taken in `parts` parts, in an order
-    drawn from `seed`."""
+    """Settings of a run in which sums are computed in another order.
+
+    From step `first_step` on, the terms of each sum are divided into `parts` parts, in an order drawn from `seed`.
+    """
 
     seed: int
     parts: int
@@ -45,8 +47,11 @@ class Regroup:
 
 
 class Recorded(NamedTuple):
-    """The folder of a recording. `narrow`, for runs in float64 only, is the first call that read numbers of a narrower
-    dtype that may be rounded; None if none did."""
+    """The folder of a recording.
+
+    `narrow` is for runs in float64: the first call that read numbers of a narrower dtype, which may be rounded. None if
+    no call did.
+    """
 
     folder: Path
     narrow: str | None = None
@@ -56,9 +61,12 @@ class Recorded(NamedTuple):
 class Across:
     """A request to run one of two systems with different layouts of ranks, and to digest the cells of each tensor.
 
-    A cell is a part of a whole tensor that neither layout divides; `cuts` states by tensor name where the cells end.
-    With `keeps_values` the run also stores values, so errors can be measured. With `regroup` the run takes sums in
-    other orders, and with `in_float64` it computes everything in float64.
+    A cell is a part of a whole tensor that neither layout divides.
+
+    - `cuts`: by tensor name, the indices at which cells begin or end.
+    - `keeps_values`: whether the run also stores values, so that errors can be measured.
+    - `regroup`: if given, the run computes sums in another order.
+    - `in_float64`: whether the run computes everything in float64.
     """
 
     cuts: dict[str, Cuts]

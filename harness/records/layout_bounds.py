@@ -57,10 +57,12 @@ class InFloat64:
     """The result for the same two systems in float64, where rounding errors are 2^29 times smaller than in float32.
 
     - `beyond`: the number of tensors that still differ, by far more than reordered sums change them.
-    - `rows`: these tensors in the order of computation; if none, the tensors that used most of their bound.
+    - `rows`: the tensors that `beyond` counts, in the order of computation. If there are none, the tensors that used
+      most of their bound.
     - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
-      which no call of torch had computed. A difference may then be rounding.
-    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain that.
+      which no call of torch had computed. A difference may then be rounding. None if there was no such call.
+    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain the
+      larger error.
     - `failed`: why there are no runs in float64.
     """
 

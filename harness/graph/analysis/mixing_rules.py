@@ -41,9 +41,9 @@ def _common(found: Iterable[Rows]) -> Rows | None:
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Rule for elementwise operators: the result has the arguments' rows, if all have the same.
+    """Rule for elementwise operators: if all arguments have the same rows, the result has these rows.
 
-    Shapes are aligned at the last dim, as for broadcasting.
+    Otherwise the call mixes rows (None). Shapes are aligned at the last dim, as for broadcasting.
     """
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
@@ -61,7 +61,7 @@ def _all_results(rule: Rule) -> Rule:
 def _view(call: RuleCall) -> Answer:
     """Rule for views: a view keeps the row-major order, and with it the number of elements before and after each row.
 
-    The view mixes if the result has the rows in no single dim.
+    If the result has the rows in no single dim, the view mixes rows (None).
     """
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
@@ -119,7 +119,7 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _cut(call: RuleCall) -> Answer:
-    """Rule for slices: along another dim, a slice keeps the rows. Along the rows' dim, it must take the whole dim."""
+    """Rule for slices. The rows are kept along another dim, or if the slice is the whole dim of the rows; else None."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
@@ -141,7 +141,7 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _take(call: RuleCall) -> Answer:
-    """Rule for an index: along another dim, it removes that dim; along the rows' dim, it mixes."""
+    """Rule for `select`, which takes a single index of a dim and removes the dim. None if it is the rows' dim."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
@@ -237,7 +237,7 @@ def _of_batch(call: RuleCall) -> Answer:
 
 
 def _per_sample(call: RuleCall) -> Answer:
-    """Rule for convolutions and group norms: the rows must be samples of the batch, which they treat independently."""
+    """Rule for convolutions and group norms: rows stay separate if they are the samples of the batch; else None."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -260,7 +260,10 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Rule for scattering each row within itself, along another dim than the rows'. The target may be a constant."""
+    """Rule for a scatter along another dim than the rows', which moves elements within each row.
+
+    None for a scatter along the rows' dim, and if the index has no rows. The target may be a constant.
+    """
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
     return rows if is_own else None

@@ -56,7 +56,13 @@ class _Region(NamedTuple):
 
 
 class _Key(NamedTuple):
-    """A node's new place: before (-1) or after (1) the node that was at `place`, or still there (0)."""
+    """A node's new place in the graph, for sorting.
+
+    - `place`: a place in the graph before the pass.
+    - `side`: -1 if the node is put before the node that was at `place`, 1 if it is put after that node, and 0 if it was
+      at `place` itself.
+    - `original`: the node's place before the pass.
+    """
 
     place: int
     side: int

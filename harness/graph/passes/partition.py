@@ -53,7 +53,7 @@ class _Write(NamedTuple):
 def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphModule:
     """Partition the step into a forward and a backward graph: see the top of this file.
 
-    `by` is "min_cut", or "default", torch's partitioner that saves every value of forward that backward reads.
+    `by` names torch's partitioner: "min_cut", or "default", which saves every value of forward that backward reads.
     """
     graph = module.graph
     writes = _final_writes(graph)

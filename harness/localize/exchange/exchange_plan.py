@@ -172,10 +172,9 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """The call that receives a send's message: its rank, and its index in both systems' logs.
+    """Return the call that receives a send's message: its rank, and its index in the candidate's and reference's logs.
 
-    `mine` and `theirs` are the send's indices in the candidate's and the reference's log. The send's own if none is
-    found.
+    `rank`, `mine` and `theirs` identify the send in the same way. They are returned if no receiving call is found.
     """
     sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     found = [
@@ -460,7 +459,7 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """`plan`; or a draft with only a problem, if `plan` exchanges a value without bytes, such as a sparse tensor."""
+    """Return `plan`. If it exchanges a value without bytes, such as a sparse tensor, return only that problem."""
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
         text = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
@@ -485,7 +484,7 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Whether a call was planned before, at this or a smaller depth; notes that it is planned now.
+        """Whether a call was planned before, at this or a smaller depth. Also notes that the call is planned now.
 
         `depth` is the number of calls passed between the blamed call and this call.
         """
@@ -669,10 +668,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Exchanges in the candidate, and in the reference, for records of a missing call's output.
+        """Return the exchanges for records of a missing call's output: in the candidate, and in the reference.
 
-        Example: `all_reduce` is missing. The call that computed the local gradient then outputs the reduced one. Empty
-        if another reader needs the local gradient.
+        Example: `all_reduce` is missing. In the candidate, the output of the call that computed the local gradient is
+        replaced by the reduced gradient. There is no exchange if another reader needs the local gradient.
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:

@@ -222,7 +222,8 @@ class Verifier:
     def _search(self, culprits: Sequence[Culprit]) -> tuple[list[Cause], str, ExchangedRun]:
         """Exchange the values of the causes in turn, until the step is right or no cause is left.
 
-        Returns the causes, why the search ended early or "", and the last valid run. `culprits` are tried in order.
+        `culprits` are tried in order. Returns three values: the causes, the reason why the search ended early (or ""),
+        and the last valid run.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
         run = ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {}, self.ready)
@@ -299,7 +300,7 @@ class Verifier:
     def _trouble(
         self, planned: ExchangePlan, before: ExchangedRun, after: ExchangedRun, causes: Sequence[Cause]
     ) -> str:
-        """The reason why a run is invalid: an exchange failed, or an earlier call did not repeat. Else empty."""
+        """The reason why a run is invalid, or "": an exchange failed, or an earlier call did not repeat."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]

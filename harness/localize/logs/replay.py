@@ -95,7 +95,8 @@ class Exchanged(NamedTuple):
 class Replay:
     """A request to run a system again up to `step`, and to log or change operator calls.
 
-    - `log`: log every call of the last step; with `every_step`, of all steps.
+    - `log`: log every call of step `step`.
+    - `every_step`: log the calls of all steps up to `step`.
     - `record`: the recorded tensor whose value to keep, or None.
     - `values`: the inputs and outputs of calls whose values to keep.
     - `stressed`: run with random sleeps, and with other values in uninitialized memory.
@@ -143,7 +144,8 @@ class LoggedStep:
 class StepTrace:
     """The content of the file that a rank writes in a replay, another run of a system.
 
-    - `calls`, `steps`: the calls of all logged steps, and for each step its number and its number of calls.
+    - `calls`: the calls of all logged steps, in order.
+    - `steps`: for each logged step, its number and its number of calls.
     - `records`: the records of all steps.
     - `values`: the requested values by name.
     - `spare`: further outputs, as many as fitted into a budget of bytes.

@@ -48,8 +48,8 @@ class Sensing:
 
     - `effort`: limits of the measurement.
     - `extra_passes`: graph passes that are added to the case's pipeline.
-    - `packing`: None if only records are compared. Otherwise every call is compared, except those of the nodes with
-      these names. Such nodes only pack correct values, e.g. `cat` into a bucket.
+    - `packing`: None if only records are compared. Otherwise every call is compared, except the calls of the nodes that
+      `packing` names. Such nodes only pack correct values, e.g. `cat` into a bucket.
     """
 
     case: Case

@@ -16,9 +16,9 @@ TRACE = "trace"
 class Probe:
     """A run of a search: the case with only the first passes of its list, or with only some of its regions chunked.
 
-    - `applied`: these passes or regions, such as "until chunk".
+    - `applied`: the passes or regions of this run as text, such as "until chunk".
     - `reference`: the system that the candidate was compared with.
-    - `seconds`: the time. A missing recording of the reference is included.
+    - `seconds`: the time of the run. If the reference had to be recorded first, the time for that is included.
     """
 
     applied: str

@@ -48,7 +48,7 @@ def run_graph(
 ) -> tuple[list[Any], list[list[Tensor]]]:
     """Run a graph on every rank. Returns the results and the inputs' final values, both per rank.
 
-    - `inputs`: a list per rank. It is copied.
+    - `inputs`: for each rank, the list of its inputs. The inputs are copied.
     - `groups`: the process groups by name.
     - `late`: run each collective again at its wait. The result changes if an input was written since the launch.
     - `watch`: is called with each node and its results on every rank.
@@ -241,7 +241,7 @@ class Evaluator:
         return value
 
     def _is_number(self, place: int) -> bool:
-        """Whether term `place` is a Python number. Operators take it as a number, not as a tensor."""
+        """Whether the term with index `place` is a Python number, which operators take as a number, not as a tensor."""
         term = self.table[place]
         return term[0] == "op" and term[1].startswith(PYTHON)
 

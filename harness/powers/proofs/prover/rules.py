@@ -169,7 +169,10 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 
 
 def exact_of_number(table: Table, term: Term) -> int | None:
-    """Rule: the negative of a number is a number, and so is a cast of a number, if the dtype represents it exactly."""
+    """Rule: the negation or cast of a number becomes the resulting number.
+
+    Returns None if the dtype cannot represent that number exactly, and for any other operator or operand.
+    """
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
     if number is None or name not in ("neg", "cast"):

@@ -310,8 +310,8 @@ class CaseResult(CaseFindings):
 class Event:
     """A sign of a case's progress.
 
-    - `event`: what happens. "prepare", "prepared": a graph is made, or has been made. "start": the ranks start. "step":
-      step number `step` of `steps` has ended. "compare": the recordings are compared.
+    - `event`: the kind of sign. "prepare": a graph is being made. "prepared": the graph has been made. "start": the
+      ranks start. "step": step number `step` of `steps` has ended. "compare": the recordings are compared.
     - `arm`: the run of `system`: "first", "control", "stress", "replay1" and so on.
     """
 

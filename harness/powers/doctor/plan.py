@@ -15,11 +15,11 @@ Kind = Literal["alone", "together", "rank", "case"]
 class Planned:
     """A planned GPU check.
 
-    - `kind`: what the check runs. "alone": a check of a single device. "together": a check of all ranks. "rank": a case
-      in which a rank fails on purpose. "case": the case with the check's name.
+    - `kind`: the scope of the check. "alone": a single device. "together": all ranks. "rank": a case in which a rank
+      fails on purpose. "case": the case with the check's name.
     - `seconds`: a generous estimate, far above the time on an H100.
     - `shows`: the check's claim.
-    - `means`: what a failure means.
+    - `means`: the meaning of a failure.
     - `then`: the first thing to do after a failure.
     """
 

@@ -75,7 +75,7 @@ class _Collective(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """Where a collective is launched and awaited, inside a region."""
+    """The places at which a collective is launched and awaited, inside a region."""
 
     launch: _Key
     wait: _Key

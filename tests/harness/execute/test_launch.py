@@ -153,7 +153,7 @@ def test_a_run_folder_holds_every_ranks_log_and_every_recording(batch):
     recordings = batch.folder / "recordings" / "one_bit_off"
     assert {path.name for path in recordings.iterdir()} == {steady, f"{steady}.control", other, f"{other}.control"}
     assert {path.name for path in (batch.folder / "logs" / "one_bit_off" / other).iterdir()} == {
-        f"rank{rank}{run}.log" for rank in range(3) for run in ("", ".control", ".replay1", ".replay21")
+        f"rank{rank}{run}.log" for rank in range(3) for run in ("", ".control", ".replay1", ".replay21", ".replay22")
     }
     manifest = json.loads((recordings / other / "manifest.json").read_text())
     assert manifest["case"] == json.loads(json.dumps(batch["one_bit_off"].case.stated()))

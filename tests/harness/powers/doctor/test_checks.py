@@ -150,7 +150,8 @@ def weakened():
                     [*lines[:number], f"{indent}pass", *lines[number + 1 :]],
                 )
             elif ".record_event()" in line:
-                early = [*lines[: number - 1], line, lines[number - 1], *lines[number + 1 :]]
+                before = max(n for n in range(number) if not lines[n].lstrip().startswith("#"))
+                early = [*lines[:before], line, *lines[before:number], *lines[number + 1 :]]
                 yield f"too early {line.strip()}", function.__name__, early
 
 

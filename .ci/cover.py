@@ -4,7 +4,7 @@ to a setting is in one of them.
     $ python .ci/cover.py
     adamw_foreach adamw_fused captured_experts_tp ...
 
-All 159 take 40 minutes of two cores, and most differ from a neighbour in one setting. `make nightly` runs all.
+All cases take too long for each submission, and most differ from a neighbour in one setting. `make nightly` runs all.
 """
 
 import dataclasses

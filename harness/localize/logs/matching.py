@@ -6,7 +6,8 @@ The origin of a call is its operator, module, direction, chunk, micro-batch and 
 2. If equally many calls of an origin remain in both systems, these are matched in order.
 3. Other calls may have moved, so they are matched by the same values in any module.
 4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
-5. Last, each remaining call is matched with the call of the same operator that shares the most inputs.
+5. Each remaining call is matched with the call of the same operator that shares the most inputs.
+6. Last, two remaining calls of the same operator are matched if matching calls read their outputs at one position.
 
 Example, within one module:
 
@@ -52,6 +53,7 @@ class Matching:
             self._match(value)
         self._views()
         self._nearest(range(len(candidate)), range(len(reference)))
+        self._by_readers()
         self._repeats()
 
     def _match_groups(self, origin: Key) -> None:
@@ -146,6 +148,24 @@ class Matching:
                 waiting[call.operator].remove(best)
                 self._pair(index, best)
 
+    def _by_readers(self) -> None:
+        """Match remaining calls of the same operator whose outputs matching calls read at the same position.
+
+        For example, a call that reads a wrong input, and so shares no value with its match.
+        """
+        calls, known = self.calls
+        givers = [_givers(side) for side in self.calls]
+        # Readers before their producers, so that a chain of such calls is matched back to its first.
+        for mine in reversed(range(len(calls))):
+            theirs = self.theirs[mine]
+            if theirs is None or len(givers[0][mine]) != len(givers[1][theirs]):
+                continue
+            for own, due in zip(givers[0][mine], givers[1][theirs], strict=True):
+                if own is None or due is None or self.theirs[own] is not None or self.mine[due] is not None:
+                    continue
+                if calls[own].operator == known[due].operator and _may_match(known[due], calls[own]):
+                    self._pair(own, due)
+
     def _pair(self, mine: int, theirs: int) -> None:
         self.theirs[mine], self.mine[theirs] = theirs, mine
 
@@ -196,6 +216,15 @@ class Matching:
                 if side == 0 and done[index] is None and RECOMPUTED in (call.node or ""):
                     first = nodes.get((call.node or "").replace(RECOMPUTED, ""))
                     done[index] = None if first is None else self.theirs[first]
+
+
+def _givers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
+    """For each call, the producers of its inputs: those stated, or else the last call before with an equal output."""
+    found, last = list[tuple[int | None, ...]](), dict[str, int]()
+    for index, call in enumerate(calls):
+        found.append(call.producers or tuple(map(last.get, call.inputs)))
+        last |= dict.fromkeys(call.outputs, index)
+    return found
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:

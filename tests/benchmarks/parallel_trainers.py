@@ -321,7 +321,12 @@ DEFECTS: dict[tuple[str, str], Defect] = {
         lambda t: setattr(t.model.blocks[1], "casts", False), "blocks.1.up", FORWARD, ("_to_copy", "mm", "addmm")
     ),
     ("scaled", "text_of_rank_0"): Defect(
-        on_rank(1, lambda t: setattr(t, "text", random.Random(0))), "", FORWARD, ("split", "slice", "embedding"), 1
+        # Python draws the text outside torch: the first effect is the row that the embedding reads.
+        on_rank(1, lambda t: setattr(t, "text", random.Random(0))),
+        "embedding",
+        FORWARD,
+        ("embedding",),
+        1,
     ),
     ("unsynced", "synced_twice"): Defect(
         lambda t: setattr(t, "syncs", lambda _: True), "blocks.1.down", BACKWARD, ("mul.out",)

@@ -31,10 +31,7 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """Return the subject of a proof, for its certificate: the case, the code's digest, versions and options.
-
-    With them, another process can trace the same graphs again.
-    """
+    """Return the subject of a certificate: all that another process needs to trace the same graphs again."""
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -47,7 +44,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return a case's proof as a certificate, without the proof's steps that the checker does not need.
+    """Return the proof of a case as a certificate. Steps of the proof that the checker does not need are left out.
 
     Raises RejectedError if the checker does not accept the certificate.
     """
@@ -68,19 +65,18 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
 
 
 def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
-    """Return the assumptions of a proof that used these rules on these graphs."""
+    """Return the assumptions of a proof that applied `rules` to `graphs`, as sentences."""
     return tuple(checker.assumed((call.op for graph in graphs for call in graph.calls), rules))
 
 
 class _LookUps(dict[str, int]):
-    """The checker's dictionary from terms to indices, which also records each index that is looked up."""
+    """The checker's dictionary from terms to indices, which also records each index that the checker looks up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[int] = set()
 
     def get(self, line: str, default: Any = None) -> Any:
-        """Return the index of a term, given as its text, and record it."""
         place = super().get(line, default)
         self.found.add(place)
         return place
@@ -89,7 +85,7 @@ class _LookUps(dict[str, int]):
 def _needed(certificate: Certificate) -> list[int]:
     """Return the indices of the proof's steps that the checker needs, in ascending order.
 
-    A step that does not lead to the term of a call or an output is left out.
+    Other steps lead to no term of a call or an output.
     """
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
@@ -159,7 +155,10 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write a certificate's files. The main file and the digests come last, so a folder with digests is complete."""
+    """Write the files of a certificate.
+
+    The main file and the file of digests come last, so that a folder with digests is complete.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     contents = contents_of(certificate)
     for name, content in contents.items():
@@ -168,17 +167,17 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
 
 
 def digests_of(contents: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
-    """Return the name and SHA-256 of each file."""
+    """Return (file name, SHA-256 of the content) for each file."""
     return tuple((name, hashlib.sha256(content).hexdigest()) for name, content in contents.items())
 
 
 def sums_of(contents: Mapping[str, bytes]) -> str:
-    """Return the digests of the files, as `sha256sum` writes them."""
+    """Return the digests of files as text, as `sha256sum` prints them."""
     return "".join(f"{digest}  {name}\n" for name, digest in digests_of(contents))
 
 
 def contents_of(certificate: Certificate) -> dict[str, bytes]:
-    """Return the contents of a certificate's files by name, the main file last; the file of digests is not included."""
+    """Return the contents of a certificate's files by name, the main file last. The file of digests is left out."""
     steps = _lines([step_data(step) for step in certificate.steps])
     texts = graph_text(certificate.reference), graph_text(certificate.candidate), steps
     contents = {name: text.encode() for name, text in zip(PARTS, texts, strict=True)}
@@ -198,18 +197,15 @@ def _lines(items: list[Any]) -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """Return a graph as the text of its file."""
     calls = _lines([call_data(call) for call in graph.calls]).rstrip()
     return f'{{"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
 
 
 def step_data(step: ProofStep) -> list[Any]:
-    """Return a step of the proof as JSON, as the certificate's file of steps has it."""
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
 def call_data(call: Call) -> list[Any]:
-    """Return a call as JSON, as the certificate's file of its graph has it."""
     return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 

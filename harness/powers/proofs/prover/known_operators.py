@@ -346,8 +346,8 @@ CHOOSES = {
 }
 """Maps an operator to its arguments that are indices, offsets or masks.
 
-The dtype of such an argument does not affect the layout or dtype of results. A test tries every layout of these
-arguments with every layout of the others.
+The dtype of such an argument does not affect the dtype of the result. A test tries every layout of these arguments with
+every layout of the others.
 """
 
 COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")

@@ -1,11 +1,11 @@
 """Finds matrix products whose kernel may depend on a stride that is wrong in the fake tensor.
 
-The stride of a dim of size 1 affects no element's address. Fake tensors often have another stride there than real
-results. But matrix products choose their kernel by it. In float32, a (1, 33) times (33, 1) product has different bits
-depending on the last stride of its second operand.
+The stride of a dim of size 1 affects no element's address. There, a fake tensor often has another stride than the real
+tensor. But matrix products choose their kernel by this stride. In float32, a (1, 33) times (33, 1) product has
+different bits depending on the last stride of its second operand.
 
-If a call reads only row-major tensors (dims of size 1 included), its fake result has the right strides. Otherwise the
-strides of dims of size 1 in its result are unsure.
+If a call reads only row-major tensors (including dims of size 1), its fake result has the right strides. Otherwise its
+result is unsure if it has a dim of size 1.
 """
 
 from __future__ import annotations
@@ -19,18 +19,15 @@ MULTIPLIES = (
     *("mm", "mv", "dot.", "linear", "matmul", "einsum", "inner", "conv", "linalg", "cdist", "rnn", "lstm", "gru"),
     *("attention_math", "product_attention.default", "higher_order"),
 )
-"""Parts of the names of all operators that multiply matrices with such kernels, and of some others.
+"""Parts of operator names. All operators that multiply matrices with such kernels have one, and a few other operators.
 
-Flash attention on the CPU is not listed: it computed the same bits for all such strides in 768 calls and their
-backwards, with 1 and 3 heads, 1 and 33 rows.
+Flash attention on the CPU is not listed. With all such strides, it computed the same bits in 768 calls and their
+backwards, with 1 and 3 heads and 1 and 33 rows.
 """
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """Return the first call that multiplies matrices and reads a tensor whose fake stride may be wrong.
-
-    None if there is none.
-    """
+    """Return the first call that multiplies matrices and reads a tensor whose fake stride may be wrong, or None."""
     unsure: set[int] = set()  # the storages of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]

@@ -1,4 +1,4 @@
-"""`bitproof prove`: prove cases in sequence, print each result immediately, and return the exit status."""
+"""`bitproof prove`: proves cases in sequence, prints each result immediately, and returns the exit status."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """Return the assumptions of a case's proof, without the assumptions about tracing, which every proof has."""
+    """Return the assumptions of a case's proof. Those about tracing are left out, because every proof has them."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
@@ -220,10 +220,6 @@ def _data(result: CaseProof) -> dict[str, object]:
 
 
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
-    """Return the proof of the optimizer's update as JSON, including whether it holds for any number of steps.
-
-    None if there is no proof of the update.
-    """
     if update is None:
         return None
     return {

@@ -128,7 +128,7 @@ class PairProof:
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:
-        # Without a proof, the programs were refused as a whole.
+        """The answer for every output. Empty if the programs were refused as a whole."""
         return self.proof.answers if self.proof else ()
 
     def __str__(self) -> str:

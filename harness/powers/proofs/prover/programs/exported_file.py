@@ -10,10 +10,8 @@ unpickles. Instead:
 5. A weight is a tensor over bytes of the file. Its sizes and strides must not reach outside these bytes.
 6. `sample_inputs` reads sample inputs without unpickling them.
 
-Parts that are not needed, such as names of modules and guards, are never read.
-
-Files of torch 2.11 and later can be read (schema version 8). A file that uses a newer feature is refused, with an error
-that names the field.
+Parts that are not needed are never read, such as names of modules and guards. Files of torch 2.11 and later can be read
+(schema version 8). A file that uses a newer feature is refused, with an error that names the field.
 """
 
 from __future__ import annotations
@@ -56,10 +54,10 @@ from bitproof.harness.torch_compat import FakeTensorMode, OpOverload, flattened
 from bitproof.harness.torch_operators import schema_of
 
 LARGEST = (1 << 32) - 1
-"""Maximum bytes of a file: in larger archives, sizes have a second form, zip64."""
+"""The maximum size of a file in bytes. Larger archives write sizes in a second form, zip64."""
 
 LARGEST_MODEL = 1 << 27
-"""Maximum bytes of the model's JSON: about 80,000 calls."""
+"""The maximum size of the model's JSON in bytes, about 80,000 calls."""
 
 SCHEMA = 8
 """The supported major version of torch's schema (torch/_export/serde/schema.py)."""
@@ -86,7 +84,7 @@ _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     **{f"torch.fx.experimental.sym_node.{name}": getattr(torch, name) for name in ("sym_max", "sym_min")},
     "math.trunc": math.trunc,
 }
-"""Functions on sizes, by their names in torch's files."""
+"""Functions on sizes, by their names in the file."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ class SavedProgram:
     constants: Mapping[str, Tensor]
     example_inputs: Any
     returns: str
-    """The nesting of the outputs, as text from the file. It is only compared, never parsed."""
+    """How the outputs are nested, as text from the file. It is only compared, never parsed."""
 
 
 def read_exported(file: Path) -> SavedProgram:
@@ -137,8 +135,6 @@ def _refused(file: Path, what: str) -> UsageError:
 
 
 class _Reader:
-    """Reads a program from an archive, whose files it gets by name."""
-
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
         if len(roots) != 1:
@@ -208,8 +204,8 @@ class _Reader:
         """Return the weights or the constants of the program, by name. Tensors over the same file share memory.
 
         - `kind`: "weights" or "constants".
-        - `prefix`: a tensor's file has this name, followed by a number.
-        - `model`: the model's name in the archive.
+        - `prefix`: the file of a tensor has this name, followed by a number.
+        - `model`: the name of the model in the archive.
         - `known`: the paths of all files that are read are added to it.
 
         Raises FieldError, ArchiveError or TensorError for an invalid archive.
@@ -278,7 +274,7 @@ class _Reader:
     # -- the graph --------------------------------------------------------------------------------
 
     def _graph(self, graph: Field, ranges: Field) -> list[Any]:
-        """Build the graph's nodes. Returns a value for each input: a fake tensor, a size, or a constant."""
+        """Build the nodes of the graph. Returns a value for each input: a fake tensor, a size, or a constant."""
         parts = graph.object(
             ("inputs", "outputs", "nodes", "tensor_values", "sym_int_values", "sym_bool_values"),
             ("is_single_tensor_return", "custom_obj_values", "sym_float_values"),
@@ -355,7 +351,7 @@ class _Reader:
                 self._define(_identifier(own), one, content)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's positional and named arguments.
+        """Return the positional and named arguments of a call.
 
         Raises FieldError unless they match the schema of operator `target` in name and order.
         """
@@ -527,7 +523,6 @@ def _identifier(field: Field) -> str:
 
 
 def _target(field: Field) -> Any:
-    """Return the operator, or the function on sizes, that a field names. Nothing is run to find it."""
     name = field.text()
     if name in _ON_NUMBERS:
         return _ON_NUMBERS[name]
@@ -598,10 +593,7 @@ def _closed(field: Field) -> int:
 
 
 def _check_number(field: Field) -> None:
-    """Raise an error unless a field is a number that a call may compute, in a known form: a size, bool or real number.
-
-    The number itself is not used.
-    """
+    """Raise an error unless a field is a number or an expression in a known form. Its value is not used."""
     kind, content = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
         parts = content.object(("expr_str",), ("hint",))
@@ -634,7 +626,7 @@ def _on_device(value: Tensor, device: torch.device, payload: Field | None) -> Te
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:
-    """Whether a sample has the dtype and sizes of an input of the program. An open size of the input fits any size."""
+    # A size of the input that is a symbol fits any size.
     return value.dtype == like.dtype and value.dim() == like.dim() and all(map(_is_size, value.shape, like.shape))
 
 

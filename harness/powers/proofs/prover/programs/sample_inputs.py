@@ -1,9 +1,8 @@
 """Reads the inputs with which a program was exported, without unpickling them.
 
-torch.save writes a zip: it contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
-pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors are
-followed. No class or function is looked up or called: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by
-name.
+torch.save writes a zip with the bytes of tensors, and a pickle that describes how the tensors are nested. A pickle is a
+program. Only its instructions for tuples, lists, dictionaries, numbers, texts and tensors are followed here. No class
+or function is looked up or called: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by name.
 
 A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
 """
@@ -23,10 +22,10 @@ from bitproof.harness.powers.proofs.prover.programs.plain_archive import Archive
 from bitproof.harness.powers.proofs.prover.programs.plain_tensors import TensorError, laid_out, memory_of
 
 LARGEST = 1 << 24
-"""Maximum bytes of the pickle."""
+"""The maximum size of the pickle in bytes."""
 
 DEEPEST = 100
-"""Maximum nesting of containers."""
+"""The maximum nesting of containers."""
 
 _STORAGES = {
     "torch FloatStorage": torch.float32,
@@ -51,7 +50,7 @@ _GETS = ("BINGET", "LONG_BINGET")
 
 
 class SampleError(ValueError):
-    """Sample inputs contain something other than tensors, numbers and texts."""
+    """The sample inputs contain something other than tensors, numbers and texts."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +61,11 @@ class _Global:
 
 
 class _Mark:
-    """A mark on the pickle's stack. Everything above it will become the items of one container."""
+    """A mark on the pickle's stack. Everything above it becomes the items of a container."""
 
 
 def read(content: memoryview) -> tuple[Any, Any]:
-    """Return (positional inputs, named inputs) from a file's content.
+    """Return (positional inputs, named inputs) from the content of a file.
 
     Raises SampleError if they are not plain data, and ArchiveError if the file is damaged.
     """
@@ -80,7 +79,7 @@ def read(content: memoryview) -> tuple[Any, Any]:
 
 
 class _Machine:
-    """Interprets a pickle without running any of its code: it only builds containers and tensors."""
+    """Interprets a pickle without running any code. It only builds containers and tensors."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         self.files = files
@@ -162,7 +161,7 @@ class _Machine:
         - `inner`: a list of the items.
         - `holder`: the container to which they are added; None if `items` itself is the container.
 
-        Raises SampleError if an item is a mark, which shows a damaged file, or if the container is nested too deep.
+        Raises SampleError if an item is a mark (the file is damaged), or if the container is nested too deep.
         """
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")
@@ -182,7 +181,7 @@ class _Machine:
         return value
 
     def _memory(self, persistent_id: Any) -> Tensor:
-        """Return a tensor's memory, as a tensor of one dim. `persistent_id` is the pickle's reference to it.
+        """Return the memory of a tensor as a 1-d tensor. `persistent_id` is the pickle's reference to the memory.
 
         Raises SampleError if the file does not have this memory.
         """

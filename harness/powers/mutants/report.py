@@ -1,4 +1,4 @@
-"""Results of `bitproof faults`: tables for a terminal and for Markdown, and faults.json."""
+"""The results of `bitproof faults`: tables for a terminal and for Markdown, and faults.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and d
 
 
 def line_of(outcome: FaultOutcome) -> str:
-    """Return an outcome as a line, to be printed as soon as it is known."""
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
@@ -146,9 +145,9 @@ BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """Return the page with the text between its lines BEGIN and END replaced by a table of results, or None.
+    """Return the page with the text between its lines BEGIN and END replaced by a table of results.
 
-    It is None without such lines. `call` is the command that measured the results.
+    None if the page has no such lines. `call` is the command that measured the results.
     """
     # Anchored to whole lines, since a sentence of the page may mention BEGIN.
     place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)

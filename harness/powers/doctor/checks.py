@@ -47,7 +47,10 @@ def check_digests(setting: Setting) -> Answer:
 
 
 def changes() -> Iterator[tuple[int, int]]:
-    """Yield (number of elements, index of the element to change): the first, the middle and the last element."""
+    """Yield (number of elements, index of the element to change) for several numbers.
+
+    The index is first, middle or last.
+    """
     for num in (1, 7, 1_000, 4_097, 100_003):
         yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
 
@@ -128,7 +131,6 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """Check that tensors keep their bits when they are copied to host memory and back while a stream lags behind."""
     device, lost = setting.device_of(0), []
     text = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
     for (name, way), num in itertools.product(OFFLOADS.items(), _NUMS_OF_ELEMENTS):
@@ -256,7 +258,6 @@ test has begun, since a read would synchronize all streams.
 
 
 def check_bandwidth(setting: Setting) -> Answer:
-    """Check that a digest reads memory at MIN_SHARE_OF_BANDWIDTH or more of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compile the kernel before measuring

@@ -120,7 +120,6 @@ def check_memory(gib: float | None) -> MachineCheck:
 
 
 def check_report_dir(report_dir: Path) -> MachineCheck:
-    """Check that files can be created in the report folder, or in its nearest existing parent."""
     # The report folder itself need not exist, and is not created here.
     folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
     try:
@@ -136,14 +135,12 @@ def check_report_dir(report_dir: Path) -> MachineCheck:
 
 
 def check_compiler(problem: str | None) -> MachineCheck:
-    """Check that Inductor's compiler (CXX, otherwise g++) works; `problem` is its error, or None."""
     found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
     fix = "install g++, or name another compiler in CXX"
     return MachineCheck(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """Check that any of `programs` is installed. Only optional features need it."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
@@ -278,10 +275,6 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """Check that there is a GPU for each of NUM_RANKS ranks, and that torch has NCCL.
-
-    Without GPUs, the check fails even if they are not required.
-    """
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None

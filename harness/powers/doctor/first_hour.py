@@ -3,11 +3,8 @@
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
 
-These two files are never read, because anyone could forge a file in REPORT_DIR. The next call reads the results from a
-cache that only its owner may write (`runtime/disk_cache.py`).
-
-The next call skips the checks that passed, and runs all others. It starts from the beginning if the machine, libraries,
-settings or code have changed.
+The next call reads the results from a cache that only its owner may write (`runtime/disk_cache.py`), because anyone
+could forge a file in REPORT_DIR. It skips the checks that passed.
 """
 
 from __future__ import annotations
@@ -65,7 +62,6 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """Return a copy with the result of a further check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
@@ -82,7 +78,6 @@ class FirstHour:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
     def page(self) -> str:
-        """Return the page as Markdown: the machine, each check in order, and the meaning of each failure."""
         lines = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (

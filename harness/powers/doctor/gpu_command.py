@@ -4,9 +4,7 @@
 2. Kill a rank, then let a rank hang. The error must name this rank.
 3. Run cases on all GPUs.
 
-Checks of several ranks are skipped if torch has no NCCL, or if there is a single GPU that ranks may not share. Without
-a GPU, all checks are skipped. The table shows skipped checks as NOT RUN, which does not count as a pass. `plan.py`
-lists all checks.
+Checks that this machine cannot run are shown as NOT RUN, which does not count as a pass.
 """
 
 from __future__ import annotations
@@ -259,7 +257,6 @@ def try_case(
 
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether the error of a case names the killed rank and SIGKILL, and the finding in words."""
     return _error_names(result, f"rank {rank}", "SIGKILL")
 
 

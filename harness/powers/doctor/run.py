@@ -117,7 +117,6 @@ def _answer_in_groups(
 
 
 def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: float) -> CheckResult:
-    """Run `compute` several times, each time in a new process per rank. The check passes if all answers are equal."""
     said: list[str] = []
     for _ in range(processes.GENERATIONS):
         result, found = _forked(name, [compute] * ranks, seconds)

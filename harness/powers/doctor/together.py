@@ -1,4 +1,4 @@
-"""Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
+"""Checks with all ranks of a machine: form groups, sum in rank order, exchange rows, use two groups at once.
 
 A check passes if it passes on all ranks. On a CPU, gloo replaces NCCL.
 """

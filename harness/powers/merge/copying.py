@@ -33,10 +33,6 @@ class CopyCapacity:
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Reduce the capacity by an entry of this size.
-
-        Raises RecordingError, naming `what`, if the capacity is exceeded.
-        """
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:

@@ -1,8 +1,7 @@
 """`bitproof merge`: merges the run folders of a run that was split into shards, a shard per machine.
 
 1. Read the report of every shard. An unreadable report counts as missing.
-2. Raise an error unless the folders are different shards of the same run. A single run of `bitproof faults` may be
-   among them, and its score is reported.
+2. Raise an error unless the folders are different shards of the same run.
 3. Put the cases into the order of the run. A case without a result is UNVERIFIED.
 4. Copy the logs, recordings and graphs of each case into a new run folder, and write its report.
 """
@@ -156,10 +155,6 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """Join the shards' reports into a report of the whole run.
-
-    If machines or options differ between shards, the differences are printed, and kept in the report.
-    """
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})

@@ -70,7 +70,6 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line per fault of the catalogue: name, family, the defect, and the requirements that a case must meet."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")

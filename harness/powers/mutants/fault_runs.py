@@ -2,15 +2,10 @@
 
 1. Run the reference, and the candidate without a fault. They must agree, or no difference could be attributed to a
    fault.
-2. Repeat the first step of both with every call logged. It must agree with the recordings.
-3. For each fault, run the first step with the fault, and compare it with the reference. Nearly all faults are detected
-   there. If the step does not differ, run all steps. Harmless rewrites always run all steps.
-4. If a later step differs first, repeat this step with every call logged.
-5. Compare the blamed call with the calls that the fault changed.
-
-If the systems have different layouts, or a system resumes from a checkpoint, the whole case runs for each fault. No
-call is blamed then, since calls of two layouts have no counterparts. Module and direction are those of the first record
-that differs by more than its bound.
+2. For each fault, run the first step with the fault and every call logged, and compare it with the reference. If the
+   step does not differ, run all steps.
+3. If a later step differs first, repeat this step with every call logged.
+4. Compare the blamed call with the calls that the fault changed.
 """
 
 from __future__ import annotations
@@ -138,6 +133,7 @@ class FaultRuns:
         # Between two layouts, or with a candidate that resumes, a verdict takes more than one run of a system.
         if self.case.reference_parallelism is not None or self.case.resume_at is not None:
             return self._outcome_of_case(blank, entry)
+        # A harmless rewrite must agree in all steps, so these always run.
         if entry.is_fault and (outcome := self._outcome_of_first_step(blank, entry)):
             return outcome
         run = self._run_with(entry)
@@ -193,7 +189,6 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
 
     def _is_clean_when_logged_too(self) -> bool:
-        """Return whether the candidate's first step, run with logging and without a fault, equals the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
             try:
@@ -204,10 +199,6 @@ class FaultRuns:
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
-        """Compare a logged first step of the candidate with the reference's first step.
-
-        Returns the comparison, and the recording of the logged step, which is read from `folder`.
-        """
         assert self._reference is not None and self._clean is not None, "begin comes first"
         # The facts of the clean recording hold for this step as well; only the records come from the logged step.
         candidate = self._clean.first_steps(1)

@@ -98,7 +98,6 @@ def _unexpected(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome
 
 
 def render_json(found: FaultsFound) -> str:
-    """Return the text of faults.json: every outcome, and the scores by family."""
     values = {
         "schema": SCHEMA,
         "headline": str(found.score),
@@ -122,7 +121,6 @@ def read_found(path: Path) -> FaultsFound:
 
 
 def render_markdown(found: FaultsFound) -> str:
-    """Return the text of faults.md: the tables in Markdown, for a job summary and for the docs."""
     lines = [inline(str(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "verdict", "blamed", "as expected")
     rows = [

@@ -102,11 +102,6 @@ def _check(
 
 
 def _signer_of(main: Path, signers: Path) -> str:
-    """Return the name of the signer of a certificate's main file, as the file `signers` spells it.
-
-    Raises RejectedError unless a signer in `signers` signed exactly this content. Raises MachineError without
-    ssh-keygen.
-    """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")
     for file in (signers, signature):
@@ -182,13 +177,10 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
 
 
 def _changes(stated: object, own: object, name: str = "") -> list[str]:
-    """Return the fields in which a certificate's case, `stated`, differs from this machine's case `own` (both as JSON).
-
-    A field is listed with the certificate's value: `model.layers 4`.
-    """
     if isinstance(stated, dict) and isinstance(own, dict):
         names = sorted({*stated, *own})
         return [x for key in names for x in _changes(stated.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
+    # With the certificate's value: "model.layers 4".
     return [] if stated == own else [f"{name} {json.dumps(stated)}"]
 
 

@@ -73,17 +73,12 @@ class ProofCheck(Check):
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild the finding from its data in a report of schema version 1."""
         from bitproof.harness.powers.proofs.report import finding_of, read_data
 
         return finding_of("", read_data(data), None)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return (field, expectation, value found) if the data have the verdict PROVED, but also unproved outputs.
-
-        None otherwise.
-        """
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)
@@ -104,7 +99,6 @@ def prove_cases(cases: Sequence[Case], options: RunOptions, folder: Path) -> Ite
 
 
 def refuse_many_ranks() -> None:
-    """Raise UsageError under torchrun, because a single process proves all cases."""
     from bitproof.harness.execute.transport import refuse_torchrun
 
     refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")

@@ -92,9 +92,9 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """Return the proof for any number of steps, or the proof of a single step if there is no other."""
     assert result.proof is not None
     update = result.update
+    # The proof of step and update together holds for any number of steps.
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
 
 
@@ -179,10 +179,6 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """Return the lines below the Markdown table: each reason with the names of its cases, between empty lines.
-
-    A reason states why something is REFUSED or NOT TRIED, or that PROVED outputs have different strides.
-    """
     cases: dict[str, dict[str, None]] = {}
     for result in results:
         answers = result.proof.answers if result.proof else ()
@@ -191,6 +187,7 @@ def _reasons(results: Sequence[CaseProof]) -> list[str]:
             cases.setdefault(f"{result.verdict}: {reason.splitlines()[0]}", {})[result.case.name] = None
         if result.proof and (otherwise := result.proof.laid_out_otherwise):
             cases.setdefault(f"{LAID_OUT_OTHERWISE} ({len(otherwise)})", {})[result.case.name] = None
+    # Below a Markdown table, between empty lines.
     return ["", *(f"- {reason}: {', '.join(names)}" for reason, names in cases.items()), ""] if cases else []
 
 

@@ -1,11 +1,7 @@
 """Proves every case before any rank starts, in a separate process.
 
-The process receives all cases in one message, and returns an outcome per case (`processes/apart`). If it dies or
-exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof has the time limit of a run,
-because a user's pass may hang.
-
-A separate process is needed: the command line's process must not import torch, and the process that starts the ranks
-must not trace.
+If the process dies or exceeds the time limit, the remaining cases are NOT TRIED, and still run. A separate process is
+needed: the command line's process must not import torch, and the process that starts the ranks must not trace.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOu
 
 
 def main() -> None:
-    """Run the proving process, started as `python -m ...preflight PIPE`."""
+    # This is the proving process, started as `python -m ...preflight PIPE`.
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 

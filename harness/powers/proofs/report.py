@@ -1,7 +1,7 @@
 """Proofs in reports: a clause beside the verdict of a case, and a headline if a PROVED case runs DIFFERENT.
 
-Such a case shows that an assumption of the proof is false on this machine, or that something outside the step had an
-effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists all assumptions.
+In such a case, an assumption of the proof is false on this machine, or something outside the step had an effect.
+docs/explanation/proving.md lists all assumptions.
 """
 
 from __future__ import annotations

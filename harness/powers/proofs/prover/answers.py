@@ -1,11 +1,9 @@
 """Compares two graphs as data, and answers for each output whether it is proved equal.
 
 1. Each call's value becomes a term, such as `neg(x)`. The terms of both graphs are in the same table.
-2. The outputs are the step's return values, and every input that either graph writes.
-3. An output is PROVED if it has the same term in both graphs, and this term depends on a parameter and on an input.
-4. A constant is REFUSED, since its equality shows nothing. An output that depends on an unsupported call is REFUSED as
-   well.
-5. Any other output is NOT PROVED. Its terms differ, but its bits may still be equal.
+2. An output is PROVED if it has the same term in both graphs, and this term depends on a parameter and on an input.
+3. An output is REFUSED if it is constant, or depends on an unsupported call.
+4. Any other output is NOT PROVED. Its terms differ, but its bits may still be equal.
 """
 
 from __future__ import annotations
@@ -140,11 +138,7 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: on which kinds of inputs the term depends.
-
-    Bit i is 1 if the term depends on an input whose name begins with `kinds[i]`. The mask of a rewritten term has no
-    meaning.
-    """
+    # Bit i of a term's mask is 1 if the term depends on an input whose name begins with `kinds[i]`.
     found: list[int] = []
     for step in table.steps:
         bits = 0
@@ -162,11 +156,8 @@ Pair = tuple[int | None, int | None]
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Yield the name of each output, and the index of its call in each graph (None if a graph has no such output).
-
-    If a step writes the input NAME in place, its final value is the output `written NAME`. A graph may also return this
-    output.
-    """
+    # Outputs are the return values, and `written NAME` for each input NAME that the step writes in place. A graph may
+    # also return an output of this name.
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [
         {f"written {call.name}": i for i, call in enumerate(side.graph.calls) if call.op in ("input", "constant")}
@@ -232,13 +223,10 @@ def meaning_of(proof: Proof) -> str:
 
 
 def _layout(x: Any) -> str:
-    """Return the strides of a tensor as text: `strides [8, -, ?]`.
-
-    A dim of size 1 has `-`, a data-dependent stride is `?`.
-    """
     if not isinstance(x, Tensor):
         return "a number"
     numbers = zip(x.shape, x.strides, strict=True)
+    # For example `strides [8, -, ?]`: a dim of size 1 has `-`, a data-dependent stride is `?`.
     strides = ["?" if not isinstance(s, int) else "-" if n == 1 else str(s) for n, s in numbers]
     return f"strides [{', '.join(strides)}]"
 

@@ -1,13 +1,12 @@
 """Turns each call of a graph into a term for the value that it computes, such as `neg(x)`.
 
 1. If a call only views, copies or moves elements, or computes exactly, rules may rewrite its term.
-2. Any other call becomes a term of its operator and arguments, which no rule rewrites. The term includes the dtype,
-   device, shape, strides and alignment of each tensor argument, because kernels may choose a code path by these.
+2. Any other call becomes a term that no rule rewrites. It includes the layout of each tensor argument, because kernels
+   may choose a code path by layouts.
 3. An in-place write gives a new value to all tensors that have exactly the written elements. Other tensors in this
    memory become stale, and a call that reads a stale tensor is refused.
-4. Between the launch of a collective and its wait, no call may read its result or write its input.
-5. Random calls form a chain: each reads the state that the previous call left in the generator.
-6. A symbolic size, such as `u0`, is replaced by the term that defines its number.
+4. Each random call reads the state that the previous one left in the generator.
+5. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
 
 from __future__ import annotations
@@ -55,10 +54,6 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Compute the term of every call, in order.
-
-        A refused call does not raise, nor does a call that reads its result.
-        """
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
@@ -246,11 +241,6 @@ class Canonicalizer:
     # -- calls that compute -----------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """Return the index of the term of a call of an exact operator.
-
-        None if its operands do not allow an exact result. A number among the operands becomes a tensor filled with this
-        number.
-        """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
         # A division by a power of 2 and a square become products, so that either form is proved equal to the other:
@@ -265,6 +255,7 @@ class Canonicalizer:
         fits = (*args,) in _OPERANDS and all(x.device == own.device for x in tensors)
         if not fits or not known_operators.is_exact(name, own.dtype, [x.dtype for x in tensors]):
             return None
+        # A number among the operands becomes a tensor filled with this number.
         operands = tuple(self._operand(value, tensors[0].dtype, own.shape) for value in args.values())
         return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
 
@@ -278,10 +269,6 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """Return the index of the term of a tensor filled with a number.
-
-        None if `value` is not a number, if `dtype` cannot represent it exactly, or if a size depends on data.
-        """
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -289,15 +276,12 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """Return the index of the term of a padded tensor: a concatenation with filled tensors along each padded dim.
-
-        None if a padding is negative, if a size depends on data, or if the dtype cannot represent the fill value.
-        """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
         if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
             return None
         shape = list(source.shape)
+        # A padded tensor is a concatenation with filled tensors, along each padded dim.
         # Paddings are listed from the last dim on.
         for count, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             dim = len(shape) - 1 - count
@@ -346,11 +330,6 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """Return the index of the term of a call; for several results, a list with the index of each result's term.
-
-        `kind` is "move" if the result does not depend on the operands' layouts, otherwise "op". Data-dependent sizes of
-        the results get terms as well.
-        """
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
@@ -358,6 +337,7 @@ class Canonicalizer:
         if not call.results or not all(isinstance(x, Tensor | None) for x in _listed(call.value)):
             raise refuse(call, f"{call.op} gives what is no tensor")
         term = self.table.make((kind, op, arguments, one and one.dtype, one and _known_sizes(one.shape)))
+        # Data-dependent sizes of the results get terms as well.
         self.symbols.name_extents(call, term, tuple(size for x in call.results for size in x.shape))
         if one is not None:
             return term

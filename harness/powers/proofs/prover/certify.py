@@ -31,7 +31,6 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """Return the subject of a certificate: all that another process needs to trace the same graphs again."""
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -44,7 +43,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return the proof of a case as a certificate. Steps of the proof that the checker does not need are left out.
+    """Return the proof of a case as a certificate, without the steps of the proof that the checker does not need.
 
     Raises RejectedError if the checker does not accept the certificate.
     """
@@ -83,10 +82,6 @@ class _LookUps(dict[str, int]):
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """Return the indices of the proof's steps that the checker needs, in ascending order.
-
-    Other steps lead to no term of a call or an output.
-    """
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
     main, *graphs, steps = (json.loads(contents[name]) for name in FILES)
@@ -112,7 +107,6 @@ def _needed(certificate: Certificate) -> list[int]:
 
 
 def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """Return a step of the proof with the indices of its terms replaced; `places` maps old to new indices."""
     hint = step.hint
     # No other rule's hint contains a term.
     if step.rule == cat_of_neighbours.__name__:
@@ -121,7 +115,6 @@ def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
 
 
 def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """Return a term, argument or size in which each index `i` of another term is replaced by `place(i)`."""
     match value:
         # These begin with a term, and may have sizes with terms in the other fields.
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
@@ -155,10 +148,6 @@ def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write the files of a certificate.
-
-    The main file and the file of digests come last, so that a folder with digests is complete.
-    """
     folder.mkdir(parents=True, exist_ok=True)
     contents = contents_of(certificate)
     for name, content in contents.items():

@@ -44,12 +44,11 @@ class Symbols:
         return tuple(self.size(size) for size in sizes)
 
     def unknown(self, value: Any) -> list[str]:
-        """Return the symbols in a call's result that have no term yet, each once."""
         return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
-        """Let `term` define the symbol of the number that a call reads from a tensor, such as `u0` for `x.item()`."""
         for symbol in self.unknown(call.value):
+            # The number is a symbol alone, such as `u0` for `x.item()`.
             if call.value != ("size", (1, symbol)):
                 raise refuse(call, "a number that is not understood")
             self._terms[symbol] = term

@@ -1,10 +1,7 @@
 """Computes terms and graphs on values, to find wrong proofs.
 
-The term of every PROVED output is computed on random inputs, operator by operator and with the layouts in the term. On
-every rank, it must have the same bits as both graphs.
-
-All ranks run in this process, each operator on all ranks before the next. A value is a list with an entry per rank. A
-reduction adds the entries of the ranks in the order of their group.
+The term of every PROVED output is computed on random inputs, operator by operator. On every rank, it must have the same
+bits as both graphs. All ranks run in this process: a value is a list with an entry per rank.
 """
 
 from __future__ import annotations

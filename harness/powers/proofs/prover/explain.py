@@ -110,10 +110,6 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """Find the first operator that both graphs call on different shapes. Returns a call from each graph, or None.
-
-    `starts` has the calls at which each graph begins to differ. Operators that a rule can rewrite are skipped.
-    """
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
         calls = side.graph.calls
@@ -221,10 +217,6 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
-    """Return the indices of the calls on which the value of call `root` depends, in graph order.
-
-    In-place calls that wrote into the memory of this value are among them.
-    """
     seen, stack = set(), [root]
     while stack:
         index = stack.pop()
@@ -295,7 +287,6 @@ def _argument(side: Canonicalizer, value: Any) -> str:
 
 
 def _size(size: Any) -> str:
-    """Return a size as text: `7`, `2 * u0 + u1`."""
     if not isinstance(size, tuple):
         return str(size)
     products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])
@@ -312,16 +303,13 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """Describe the neighbours of a call that a pass inserted: "of `cat_3`, read by `mm_7` in layers.1 (forward)".
-
-    None if the call reads no call and no call reads it.
-    """
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)
     reader = next(readers, None)
     neighbours = [f"of {', '.join(behind)}{_within(calls[calls[index].reads[0]])}"] if behind else []
     neighbours += [f"read by {reader}"] if reader else []
+    # For example "of `cat_3`, read by `mm_7` in layers.1 (forward)".
     return ", ".join(neighbours) or None
 
 

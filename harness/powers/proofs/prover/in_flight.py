@@ -51,7 +51,6 @@ class InFlight:
         return found
 
     def is_filling(self, index: int) -> bool:
-        """Return whether a collective in flight writes the memory of a call's result."""
         return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:
@@ -66,7 +65,6 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """Map each storage to the index of the last call that reads it. Inputs, constants and outputs have NEVER_FREED."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:

@@ -1,15 +1,11 @@
 """Extends a proof of a single step to any number of steps, by induction.
 
-The induction step is: if both programs begin a step with equal state, they end it with equal state. State is everything
-that a later step reads: parameters, buffers, the optimizer's tensors, written inputs, the state of the random
-generator.
+State is everything that a later step reads: parameters, buffers, the optimizer's tensors, the state of the random
+generator. If both programs begin a step with equal state, they must end it with equal state in the same layouts. Then
+the proof of the step also fits the next step.
 
-1. Both programs start with the same state.
-2. State that a step writes is an output, and proved equal in both programs. A step does not change other state.
-3. The state keeps its memory layouts, so the proof also fits the next step.
-4. Both programs leave the random generator in the same state.
-5. A step changes nothing else that the next step could read, such as optimizer settings, gradients or attributes. To
-   check this, a second step is run after the first.
+A step must change nothing else that the next step could read, such as optimizer settings, gradients or attributes. To
+check this, a second step is run after the first.
 """
 
 from __future__ import annotations
@@ -59,10 +55,7 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _layout_change(graph: Graph) -> str | None:
-    """Return a reason if a graph replaces an input by a tensor with another layout, otherwise None.
-
-    With the new layout, the next step would be another program.
-    """
+    # With another layout of its state, the next step would be another program.
     # In-place writes change no layout, so only outputs that replace an input are checked.
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:

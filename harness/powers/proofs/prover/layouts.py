@@ -37,8 +37,8 @@ def alignment_of(dtype: str, offset: int, device: str) -> int:
 def overlaps(x: Tensor) -> bool:
     """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
 
-    Also True if a size or stride depends on data, because this cannot be ruled out then. The first size of a contiguous
-    tensor may depend on data.
+    Also True if a size or stride depends on data, since an overlap cannot be ruled out then. Only the first size of a
+    contiguous tensor may depend on data.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)

@@ -29,7 +29,6 @@ class GraphMemory:
         self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
-        """Record that a call's result is in its storage, so that later writes to the storage make the result stale."""
         for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
@@ -37,7 +36,6 @@ class GraphMemory:
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Return whether a collective that has not been waited for may still write the memory of a call's result."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
@@ -46,7 +44,6 @@ class GraphMemory:
         return [owner for owner in owners if self.calls[owner].writes]
 
     def refuse_stale(self, index: int, reader: Call) -> None:
-        """Raise RefusedError if the result of call `index`, which `reader` reads, is stale."""
         if index in self._stale:
             name, writer = self.calls[index].name, self.calls[self._stale[index]].name
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")

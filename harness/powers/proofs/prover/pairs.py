@@ -1,17 +1,10 @@
 """Proves two programs equal: an answer for each output, and a check of the answers on values.
 
-1. Convert both graphs to data, with layouts from newly computed fake values. Both must have the same inputs with equal
-   layouts.
+1. Convert both graphs to data. Both must have the same inputs with equal layouts.
 2. Prove output by output.
 3. Compute both graphs, and the term of every PROVED output, on random inputs. If a term and a graph have different
    bits, the proof is wrong, and the output is REFUSED.
 4. If a NOT PROVED output has different bits in the two graphs, the inputs are a witness that the programs differ.
-
-The computation may also show an effect that the graphs do not state, which is refused:
-
-- a call that fails;
-- a result with another layout;
-- an input with changed bits.
 """
 
 from __future__ import annotations
@@ -96,7 +89,6 @@ class Provable:
 
     @property
     def graph(self) -> Graph:
-        """The graph as data. Raises RefusedError for an unsupported call."""
         return self.exported[0]
 
 
@@ -216,10 +208,6 @@ def prove_programs(
 
 
 def _check_inputs(*graphs: Graph) -> None:
-    """Raise RefusedError unless both graphs have the same inputs with equal layouts.
-
-    Open sizes may have different symbols.
-    """
     sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
     names = [[call.name for call in side] for side in sides]
     if sorted(names[0]) != sorted(names[1]):
@@ -264,12 +252,9 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute both programs, and the terms of PROVED outputs, on a set of inputs. Returns an updated copy of `found`.
-
-    `is_further` is False for the first set. Any later set is skipped if both programs fail on it.
-    """
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
+    # Reasons why nothing is computed here. The proof itself stays as it is.
     if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
         return replace(found, not_evaluated="the step is too large to be computed here")
     if any(x.device.type != "cpu" for x in tensors):
@@ -292,8 +277,8 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
                     runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
             except FailsError as error:
                 failures.append(error)
-        # Programs that both fail on drawn inputs may be equal: a loss may only accept numbers between 0 and 1, for
-        # example. So this shows nothing.
+        # Programs that both fail on a further set, which is drawn, may be equal: a loss may only accept numbers between
+        # 0 and 1, for example. So this shows nothing.
         if failures:
             return found if is_further and len(failures) == len(steps) else _refused(found, failures[0])
     except NotEvaluatedError as error:
@@ -323,11 +308,6 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 
 
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
-    """Return an updated answer for an output whose values were computed.
-
-    `sides` has the values of the output from each graph, a value per rank. Raises NotEvaluatedError if its term cannot
-    be computed in a single process.
-    """
     if answer.verdict == NOT_PROVED and None not in sides:
         unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
         if unlike:
@@ -388,12 +368,7 @@ def _unstated_writes(
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
 ) -> list[OutputAnswer]:
-    """Return a REFUSED answer for each input that a run changed although no call in the graph writes it.
-
-    - `answers`: the answers so far. Their outputs are skipped.
-    - `given`: the inputs before the runs, per rank.
-    - `held`: the inputs after the run of each graph.
-    """
+    # A write that no call in the graph states must not go unnoticed.
     answered = {answer.output for answer in answers}
     found = []
     for name in given[0]:
@@ -408,11 +383,6 @@ def _unstated_writes(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """Return the values of each output, a value per rank, by the output's name.
-
-    - `run`: (returned values, final values of the inputs), both per rank.
-    - The final value of the input NAME is the output `written NAME`.
-    """
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 

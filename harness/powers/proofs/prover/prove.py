@@ -132,7 +132,7 @@ def prove_case(
 
 
 def forget_values(module: GraphModule | None) -> None:
-    """Free the fake values of a graph's nodes, except its inputs. They take half of the graph's memory."""
+    # Fake values take half of a graph's memory.
     for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)
@@ -153,10 +153,6 @@ def _have_equal_layouts(*sides: Sequence[Any]) -> bool:
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """Return a list with a single set of inputs for both graphs: a list of tensors for each rank.
-
-    If the step or the number of ranks is too large, the tensors are fake, without values.
-    """
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
         return [[reference.inputs] * world_size]  # `evaluated` takes the reason from their number and sizes

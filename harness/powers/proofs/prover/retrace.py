@@ -66,10 +66,6 @@ def check_retraced(
 
 
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
-    """Return the two graphs of a case as text, the reference first. With `whole`, they include the optimizer's update.
-
-    Raises UsageError for wrong extra passes, and RejectedError if the case cannot be traced.
-    """
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
     try:

@@ -1,13 +1,10 @@
 """The rules that rewrite terms. Each rule keeps every bit, and its docstring states why.
 
-The rules move operators inwards, to a concatenation of element-by-element operators on views of the remaining terms.
-For example, `cat(neg(x[:2]), neg(x[2:]))` becomes `neg(x)`.
+The rules move operators inwards, to element-by-element operators on views of the remaining terms. For example,
+`cat(neg(x[:2]), neg(x[2:]))` becomes `neg(x)`.
 
-An operator is called exact if two things hold. Each element of its result depends only on the elements at the same
-index. And each element is rounded once, correctly. `known_operators.py` lists the exact operators.
-
-The sign and payload of a NaN may change, since operands may be exchanged. docs/explanation/proving.md states the
-assumptions about a machine.
+An operator is called exact if each element of its result depends only on the elements at the same index, and is rounded
+once, correctly. Only the sign and payload of a NaN may change, since operands may be exchanged.
 """
 
 from __future__ import annotations

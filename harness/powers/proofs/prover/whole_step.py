@@ -1,9 +1,8 @@
 """Proves the update that follows a step's gradients, and with it the whole training step.
 
-1. For each system, trace `Trainer.update`, which balances the experts and runs the optimizer. The gradients have the
-   layouts that the system's step gives them. Optimizer state exists, as it does after the first step; before, it is
-   zeros in both systems.
-2. Append the graph of the update to the graph of the step. In the joined graph, the update reads the step's outputs.
+1. Trace `Trainer.update`, which balances the experts and runs the optimizer, with gradients in the layouts of each
+   system's step.
+2. Append the graph of the update to the graph of the step.
 3. Prove the two joined graphs equal. Their outputs are the final parameters, buffers and optimizer state.
 4. If step and update are PROVED, extend the proof to any number of steps (`induction`).
 """
@@ -91,11 +90,6 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """Return the graph of the update after a step.
-
-        Raises RefusedError if the update cannot be traced, or if a gradient shares memory with an input or has a
-        data-dependent layout.
-        """
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")

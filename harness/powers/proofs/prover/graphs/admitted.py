@@ -1,14 +1,10 @@
 """The operators that a proof admits, each with the tensor layouts and dtypes for which it is admitted.
 
-The lists are in `admitted.txt`, `mixed_floats.txt` and `mixed_kinds.txt`. A scan (`tests/benchmarks/scan_operators.py`)
-called each listed operator: its results were as its schema and its fake results state. Operators that the scan could
-not call are not listed.
+A scan (`tests/benchmarks/scan_operators.py`) called each listed operator. Its results were as its schema and its fake
+results state.
 
-Many operators have a fake result of a wrong dtype if their tensors have several dtypes. So such a mixture is only
-admitted for the operators in its list. The call must also be like those of the scan: two dtypes, and tensors that are
-all row-major or all have the same layout.
-
-`untold` refuses a call that writes or shares memory in a way that its schema does not state.
+Many operators have a fake result of a wrong dtype if their tensors have several dtypes. So a list of its own states
+which operators are admitted for such tensors, and `mixes_as_tried` checks each call.
 """
 
 from __future__ import annotations
@@ -128,13 +124,10 @@ def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
 
 
 def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
-    """Write the list of operators for a mixture of dtypes. `found` has each operator's loosest layout.
-
-    A line has a layout, an operator and its overloads: `any-layout aten.add Tensor Scalar`.
-    """
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
+        # A line has a layout, an operator and its overloads: `any-layout aten.add Tensor Scalar`.
         rows.setdefault(f"{layout} {packet}", []).append(overload)
     lines = [" ".join([row, *overloads]) for row, overloads in rows.items()]
     text = f" --mixture {mixture}" if mixture else ""

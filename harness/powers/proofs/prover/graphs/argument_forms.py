@@ -1,13 +1,11 @@
 """Brings equivalent arguments of a call into the same form: `dim=-1` of three dims becomes `dim=2`.
 
-Needs:    a call's arguments as data, by name, and the calls before it. Promises: with the new arguments, the operator
-computes the same bits in the same layout. Leaves:   arguments that are not in `argument_forms.txt`: no scan
-(`tests/benchmarks/scan_arguments.py`) confirmed them.
+The operator computes the same bits in the same layout with both. A scan (`tests/benchmarks/scan_arguments.py`)
+confirmed this for the arguments in `argument_forms.txt`. Other arguments stay unchanged.
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
-3. An integer becomes a float if the schema's type is float: `2` becomes `2.0`. For other types, the scan must have
-   found the same bits with both, and all tensors must have the same floating-point dtype.
+3. An integer becomes the equal float: `2` becomes `2.0`.
 4. An argument that equals its default is left out.
 """
 
@@ -44,14 +42,13 @@ TRIED = {"float64", "float32", "bfloat16"}
 def listed() -> frozenset[tuple[str, str, str]]:
     """Return the equivalences that the scan confirmed, as (kind, operator, argument).
 
-    For example, ("dim", "aten.softmax.int", "dim") if a dim may be counted from the start or from the end.
+    For example, ("dim", "aten._log_softmax.default", "dim") if this dim may be counted from the start or from the end.
     """
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
 
 def write(found: Iterable[tuple[str, str, str]]) -> None:
-    """Write the file of equivalences: a line per kind and operator, with the operator's arguments."""
     rows: dict[str, list[str]] = {}
     for form, name, argument in sorted(found, key=lambda x: (FORMS.index(x[0]), *x[1:])):
         rows.setdefault(f"{form} {name}", []).append(argument)
@@ -90,7 +87,8 @@ def _one_form(op: str, tensors: Sequence[Tensor], name: str, kind: str, value: A
         value = _from_start(value, max(len(tensors[0].shape), 1))
         if (ORDER, op, name) in listed() and isinstance(value, tuple) and all(isinstance(n, int) for n in value[1:]):
             value = ("list", *sorted(value[1:]))
-    # A truth value is ("bool", ...) here, so an int is a number.
+    # A truth value is ("bool", ...) here, so an int is a number. If the schema's type is not float, the scan must have
+    # compared both, for the dtype of all tensors.
     if isinstance(value, int) and abs(value) <= MOST and (kind == "float" or _is_real(op, tensors, name)):
         value = ("float", float(value).hex())
     return value
@@ -111,7 +109,6 @@ def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """Return the default of an argument as data: `0.5` becomes `("float", "0x1.0000000000000p-1")`; integers stay."""
     match value:
         case bool():
             return ("bool", str(value))

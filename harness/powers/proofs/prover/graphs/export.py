@@ -1,10 +1,7 @@
 """Converts the graph of a step to data: every call with its arguments by name and the memory layout of its result.
 
 The metadata in the graph is not used, because a user's pass may write anything there. Instead, every call runs again on
-fake values, which are tensors with a layout but without elements. The layouts of these results are recorded.
-
-Fake values also show which tensors share memory. For the operators in `admitted`, this is known to be right. A call of
-any other operator is refused.
+fake values, which have a layout but no elements. These also show which tensors share memory.
 """
 
 from __future__ import annotations
@@ -251,10 +248,6 @@ class _Exporter:
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
-        """Record a masked fill as a call of `where`.
-
-        If the fill is in-place, a copy of the result into the filled tensor follows.
-        """
         given, own = dict(arguments), self._layout(node, self.values[node])
         other = given["value"]
         if not (isinstance(other, tuple) and other[0] == "node"):

@@ -1,12 +1,8 @@
 """Checks shapes for operators that do not check them.
 
 With mismatched shapes, such an operator reads memory outside its tensors or aborts. Calls from autograd have matching
-shapes, but a graph from elsewhere may not.
-
-`index` is checked for another reason: for some indices, its fake result has a wrong layout.
-
-- If an index has no dims, the fake result has other strides, and too few dims if there is another index.
-- If indices are column-major, the kernel's result is column-major, but the fake result is row-major.
+shapes, but a graph from elsewhere may not. `index` is checked for another reason: for some indices, its fake result has
+a wrong layout.
 """
 
 from __future__ import annotations

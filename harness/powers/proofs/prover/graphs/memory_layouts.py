@@ -47,10 +47,6 @@ class Layouts:
                     )
 
     def _difference(self, rank: int, stated: data.Tensor, real: Tensor) -> str | None:
-        """Return how a real tensor's layout differs from the graph's layout `stated`, such as `offset 4, not 0`.
-
-        None if it does not differ.
-        """
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != stated.dtype:
             return f"dtype {dtype}, not {stated.dtype}"

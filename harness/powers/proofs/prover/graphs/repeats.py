@@ -1,13 +1,10 @@
 """Runs each distinct call on fake values only once, because the layers of a model repeat the same calls.
 
-1. A tensor is stored as a `Lying`: its layout and the number of its memory. Its fake value is created only if a call
-   needs it. Tensors with open sizes are stored unchanged.
-2. The key of a call is its operator and arguments. For a tensor argument, the key has its layout and its memory's
-   position among the memories that the call reads. Calls with equal keys have results of equal layouts.
-3. A call is remembered only if it writes nothing and its results are plain tensors without open sizes. Each result must
-   be in an argument's memory, or alone in new memory.
-4. A later call with a remembered key does not run. It gets results with the same layouts, in its own arguments' memory
-   or in new memory.
+1. A tensor is stored as its layout and the number of its memory. Its fake value is created only if a call needs it.
+2. Two calls are equal if operator and arguments are equal, and their tensors have equal layouts and share memory in the
+   same way. Their results have equal layouts.
+3. So a later call that equals a remembered call does not run. Its results get the same layouts, in its own arguments'
+   memory or in new memory.
 """
 
 from __future__ import annotations
@@ -91,7 +88,6 @@ class Repeats:
         return known
 
     def memory_of(self, value: Any) -> int:
-        """Return the number of a tensor's memory. Tensors that share memory have equal numbers."""
         if isinstance(value, Lying):
             return value.memory
         key = storage_key(value)
@@ -100,7 +96,6 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """Return the fake value of a stored value. If a `Lying` has no fake value yet, it is created."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):
@@ -142,7 +137,11 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember the results of a node's call, which has run, if rule 3 of the module's docstring allows it."""
+        """Remember the results of a node's call, which has run.
+
+        All results must be plain tensors without open sizes. Each must be in an argument's memory, or alone in new
+        memory.
+        """
         if node not in self._keys:
             return
         key, memories = self._keys.pop(node)

@@ -1,11 +1,8 @@
 """Finds matrix products whose kernel may depend on a stride that is wrong in the fake tensor.
 
-The stride of a dim of size 1 affects no element's address. There, a fake tensor often has another stride than the real
-tensor. But matrix products choose their kernel by this stride. In float32, a (1, 33) times (33, 1) product has
+The stride of a dim of size 1 affects no element's address, so fake tensors often have another stride there than real
+tensors. But matrix products choose their kernel by this stride. In float32, a (1, 33) times (33, 1) product has
 different bits depending on the last stride of its second operand.
-
-If a call reads only row-major tensors (including dims of size 1), its fake result has the right strides. Otherwise its
-result is unsure if it has a dim of size 1.
 """
 
 from __future__ import annotations
@@ -36,6 +33,7 @@ def unsure_product(calls: Sequence[Call]) -> Call | None:
         given = {x.storage for x in read}
         # A view is left out: its storage is already known to be unsure or not.
         made = {x.storage for x in call.results if 1 in x.shape} - given
+        # If a call reads only row-major tensors (including dims of size 1), its fake result has the right strides.
         if made and any(x.storage in unsure or not _is_in_rows(x) for x in read):
             unsure |= made
     return None

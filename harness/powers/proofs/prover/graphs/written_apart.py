@@ -1,13 +1,8 @@
 """Replaces calls that write tensors by calls that return the new value, each followed by a copy into the tensor.
 
-`x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code only handles writes by a copy. Three
-cases are special:
-
-- A batch norm writes its running statistics, although not every schema states it.
-- An optimizer's kernel writes lists of tensors. On the CPU it processes parameters one by one, so it becomes a call per
-  parameter.
-- A random fill overwrites its tensor without reading it. A call before it fills the tensor with zeros, so that the old
-  content affects no answer.
+`x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code only handles writes by a copy. The same
+is done for batch norms, which write their running statistics, and for optimizers' kernels, which write lists of
+tensors.
 """
 
 from __future__ import annotations
@@ -46,6 +41,8 @@ def add_copies(calls: list[Call]) -> None:
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
     """Add a call that fills a tensor with zeros, before the call `name` overwrites the tensor.
+
+    So the old content affects no answer.
 
     `written` is the tensor as an argument in data; `place` is the origin of the call `name`.
     """
@@ -124,10 +121,7 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
-    """Add calls that copy results of the last call into tensors, and clear the last call's `writes`.
-
-    `written` maps the index of a result to (name, tensor) of the argument into which the result is copied.
-    """
+    # `written` maps the index of a result to (name, tensor) of the argument into which the result is copied.
     index = len(calls) - 1
     # As recorded, the call returns the new values, and the copies below write them.
     several = calls[index] = replace(calls[index], writes=())
@@ -142,7 +136,9 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add a call of an optimizer's kernel as a call per parameter. Yields the new fake values of each parameter.
+    """Add a call of an optimizer's kernel as a call per parameter, since the CPU kernel processes them one by one.
+
+    Yields the new fake values of each parameter.
 
     - `call`: the call of the kernel, whose arguments are lists.
     - `given`: its arguments by name, as fake values.

@@ -32,7 +32,6 @@ class Field:
         self.path = path
 
     def wrong(self, expected: str) -> FieldError:
-        """Return the error to raise for this value: its path, the value, and what was expected."""
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
@@ -52,7 +51,6 @@ class Field:
         return {name: Field(self.value.get(name), f"{self.path}.{name}") for name in known}
 
     def items(self) -> Iterator[tuple[str, Field]]:
-        """Yield the items of an object with arbitrary keys. Null has no items."""
         if self.value is None:
             return
         if not isinstance(self.value, dict):
@@ -91,7 +89,7 @@ class Field:
         return self.value
 
     def real(self) -> float:
-        """Return the float. torch writes infinities and NaN as "Infinity", "-Infinity" and "NaN"."""
+        # torch writes infinities and NaN as texts.
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):

@@ -152,11 +152,6 @@ class _Snapshot:
             self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove that `graph`, the result of the pass `name`, computes the same bits as the graph before the pass.
-
-        It is REFUSED if the pass changed values of a parameter or buffer, or a switch such as torch's number of
-        threads.
-        """
         with disable_current_modes():
             switched = self._switches.changes()
             # Both graphs are proved under the switches from before the pass.

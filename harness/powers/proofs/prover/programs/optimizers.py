@@ -44,7 +44,6 @@ class HeldOptimizers:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The state tensors of all optimizers: `optimizer NAME.KEY` -> tensor."""
         return {name: optimizer.state[parameter][key] for name, (optimizer, parameter, key) in self._slots.items()}
 
     @contextmanager

@@ -1,16 +1,11 @@
 """Refuses effects of a program outside of its own objects: on files, processes or the environment.
 
-A program runs on copies of its objects, so changes of objects are found by a comparison of copies (`reachable`). Files
-and other processes have no copy. But Python announces effects on them to audit hooks before they happen (PEP 578).
-While a program is traced or run, such an event raises RefusedError, so the effect does not happen. For example, a step
-that counts its calls in a file is refused at `open(path, "w")`.
+A program runs on copies of its objects, but files and other processes have no copy. Python announces effects on them to
+audit hooks before they happen (PEP 578). Such an event raises RefusedError: a step that counts its calls in a file is
+refused at `open(path, "w")`.
 
-- Inspecting the stack is refused as well: a program could use it to behave differently while it is proved.
-- Files that imports and compilers write for the program are allowed.
-- Writes to files that are already open are not announced, so sizes and offsets of open files are compared. Standard
-  streams are exempt, and files that a parent process has open as well.
-- `torch.save` and safetensors write files without an event. Their writers are patched while a program runs.
-- A file that another library, such as Arrow, opens outside of Python is not noticed.
+Effects without an event are found by comparing the state of the process, such as sizes of open files, or by patching
+functions. A file that another library, such as Arrow, opens outside of Python is not noticed.
 """
 
 from __future__ import annotations
@@ -89,6 +84,7 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
     watch = (others, is_users_file)
     _watches.append(watch)
     try:
+        # torch.save and safetensors write files without an event, so their writers are patched.
         with refusals_raised(), file_writers_told(_refuse_file), _safetensors_checked(), _silent_announced():
             yield
     finally:
@@ -258,10 +254,7 @@ def _open_files() -> dict[int, Any]:
 
 
 def _files_of_ancestors() -> set[tuple[int, int]]:
-    """Return (device, inode) of each file that an ancestor of this process has open.
-
-    An ancestor, such as a shell that writes a log, may write to such a file at any time.
-    """
+    # An ancestor, such as a shell that writes a log, may write to its open files at any time.
     found: set[tuple[int, int]] = set()
     process = os.getppid()
     while process > 0:

@@ -4,13 +4,6 @@ A zip file describes its contents in three places: a header before each file, a 
 Readers may trust different places. So all three must agree, and every byte must belong to one of these parts:
 
     headers and files | directory | zip64 record and locator, if any | end record
-
-Also refused are:
-
-- a comment, compression or encryption;
-- two names that are equal or differ only in case;
-- a name that leads out of the archive;
-- a wrong checksum.
 """
 
 from __future__ import annotations
@@ -126,10 +119,6 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
 
 
 def _file(content: memoryview, at: int, facts: _Facts) -> tuple[memoryview, int]:
-    """Return the bytes of the file whose header is at position `at`, and the position after the file.
-
-    Raises ArchiveError unless the header and the bytes agree with `facts`, which are from the directory.
-    """
     if bytes(content[at : at + 4]) != _LOCAL:
         raise ArchiveError(f"{facts.name} has no header where the directory says")
     # The fixed part has 30 bytes. The name and extra data follow, then the file.

@@ -4,14 +4,8 @@
     graph module        its own nodes, if these are operators; otherwise traced, node by node
     exported program    its own nodes, run only on fake values, operator by operator
 
-The inputs of a traced program are:
-
-- the tensors anywhere among the arguments, by position;
-- the parameters and buffers of modules, by name: of the program itself and of modules among its arguments;
-- the state tensors of optimizers among its arguments.
-
-Everything else is part of the program. Only an exported program may have sizes that are symbols. A function or a module
-is exported first if `dynamic_shapes` are given.
+The inputs of a traced program are the tensors anywhere among its arguments, the parameters and buffers of modules, and
+the state tensors of optimizers. Everything else is part of the program.
 """
 
 from __future__ import annotations
@@ -256,16 +250,6 @@ def _input_names(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """Return the name of an output of an exported program.
-
-    `spec` is its output spec in torch.export, `place` its position.
-
-    - A returned value has the name OUTPUT, to which the caller adds a number. A loss has the name LOSS.
-    - The final value of an input has the name `written`, followed by the input's name.
-    - A gradient has the name `gradient of`, followed by the name of its parameter or input.
-
-    `inputs` maps names of placeholders to names of inputs. Raises RefusedError for any other kind of output.
-    """
     match spec.kind.name:
         case "USER_OUTPUT":
             return OUTPUT
@@ -324,10 +308,6 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    """Trace a copy of a function on a copy of its inputs.
-
-    Raises RefusedError if the function cannot be traced, or if a tensor among its inputs does not allow a proof.
-    """
     # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])
@@ -406,12 +386,6 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context for tracing a program.
-
-    If `not_run` is given, a call of torch that fails during the trace refuses the program. The program is refused even
-    if it catches the failure. `not_run` is the reason why the program cannot be run. If it is None, the context has no
-    effect.
-    """
     # Some calls fail only while they are traced, such as reading a tensor's element, so the trace may take another
     # branch than a run. A run would show the difference, but without a run nothing does.
 
@@ -506,10 +480,6 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _given_by_name(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the given tensors by name. A given gradient becomes the `.grad` of its tensor.
-
-        If two names had the same original tensor, as with tied weights, they get the same given tensor.
-        """
         first: dict[int, Tensor] = {}
         by_name = {
             name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
@@ -520,10 +490,6 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Raise RefusedError if the program replaced a parameter by another tensor.
-
-        The next step would use the other tensor, but the proof only knows the parameter.
-        """
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -531,10 +497,6 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _why_keeps_less(self, changes: Mapping[str, Any]) -> str | None:
-        """Return why the next call would depend on more than the new values of inputs, such as on a changed counter.
-
-        None if it would not. `changes` has the changes of this call by path.
-        """
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]

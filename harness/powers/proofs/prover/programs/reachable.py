@@ -2,12 +2,11 @@
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
-Each object has a path, which leads to it from the function or an input: `module kept[0]`, `input 1['mask']`. After runs
-of two equal programs, every path must have the same content: the same tensors and numbers, in the same containers. The
-same objects must be shared.
+Each object has a path, which leads to it from the function or an input: `module kept[0]`, `input 1['mask']`. Two
+programs are only equal if they leave the same content at every path.
 
-If the classes of an object are written in Python, its state is its attributes. For other objects, such as an iterator,
-the state is what pickle keeps. An object without either, such as an open file, is refused.
+The content of an object is its attributes if its classes are written in Python, otherwise what pickle keeps. An object
+without either, such as an open file, is refused.
 """
 
 from __future__ import annotations
@@ -92,11 +91,6 @@ class Reached:
             stack += reversed([*self._visit(place.replace(" .", " "), x)])
 
     def _visit(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Record the object `x`, which is at the path `place`.
-
-        Yields (path, object) for each object directly inside it. Raises RefusedError for a generator, since only a
-        single run could read it.
-        """
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -111,6 +105,7 @@ class Reached:
             return
         self.objects.append(x)  # keeps it alive; otherwise another object could get its id
         if isinstance(x, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
+            # Reading a generator empties it.
             raise RefusedError(f"{place} is a {type(x).__name__}, which no two runs can read", where="the inputs")
         self.tokens[place] = _token(x)
         self.tensors |= {place: x} if isinstance(x, Tensor) else {}
@@ -319,7 +314,6 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _cached_objects(cached: Any) -> Iterator[Any]:
-    """Yield the objects in the cache of a cached function, except tensors and plain values."""
     # Only the garbage collector can find them.
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
@@ -418,7 +412,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array or a buffer shares memory with another object, because their copies would not."""
+    # The copies of two objects that share memory would not share it. `Memories` keeps the sharing of tensors only.
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -461,10 +455,6 @@ def _copy_function(x: types.FunctionType, memo: dict[int, Any], later: list[Call
 
 
 def _copy_object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """Return a copy of `x` that has no attributes yet, and append a function to `later` that copies the attributes.
-
-    `memo` maps ids of originals to their copies.
-    """
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
     return made
@@ -489,7 +479,6 @@ class Memories:
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the copy of a tensor. Raises RefusedError if it is not plain memory, or has hooks on its gradient."""
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -561,7 +550,6 @@ class Around:
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
 
     def refuse_changes(self) -> None:
-        """Raise RefusedError for the first part of the state that has changed since the snapshot."""
         # A variable is compared by identity here; the content of the user's own variables is in `now`, below.
         added = (
             f"the variable {name}{key}"
@@ -668,10 +656,6 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
 
 
 def _refuse_unreadable(function: types.FunctionType) -> None:
-    """Raise RefusedError if a user's function uses a name in _UNREADABLE.
-
-    Through such a name, it may read state that is not compared.
-    """
     names = {*function.__code__.co_names}
     for word, beside in _UNREADABLE.items():
         if word in names and (not beside or beside & names):

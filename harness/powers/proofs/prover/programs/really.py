@@ -1,15 +1,13 @@
 """Runs a program, and compares the run with the program's graph.
 
 A proof is about a graph. It does not show that the graph does the same as the program, so this is tested. Both run on
-copies of the given inputs, and on random inputs. They start from the same state of the random generators, with the
-caller's settings, such as threads and precision. Afterwards these must agree:
+copies of the same inputs, from the same state of the random generators. Afterwards these must agree:
 
 1. the returned values, and the bits of every input;
 2. all changes of objects: gradients, attributes, containers, optimizer state;
 3. the random generators and the switches of the process.
 
-Any difference refuses the proof. Its cause may be a hook, or a fast path that tracing turns off. If the proof also
-claims further steps, a second step follows the first.
+A difference may come from a hook, or from a fast path that tracing turns off.
 """
 
 from __future__ import annotations
@@ -188,7 +186,6 @@ class _Real:
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something outside of the copies."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -212,13 +209,10 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Raise RefusedError if an output tensor that the run created has a gradient, or an attribute such as `y.aux`.
-
-        Such a value is not an output, so nothing would compare it.
-        """
         for name, x in outputs.items():
             if not isinstance(x, Tensor) or id(x) in self._known:
                 continue
+            # An attribute such as `y.aux` is not an output, so nothing would compare it.
             carried = [*vars(x), *(["grad"] if x.is_leaf and x.grad is not None else [])]
             if carried:
                 what = f"{name} carries {carried[0]}, which is compared with nothing: return it as an output"

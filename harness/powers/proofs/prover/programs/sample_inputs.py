@@ -1,10 +1,8 @@
 """Reads the inputs with which a program was exported, without unpickling them.
 
 torch.save writes a zip with the bytes of tensors, and a pickle that describes how the tensors are nested. A pickle is a
-program. Only its instructions for tuples, lists, dictionaries, numbers, texts and tensors are followed here. No class
-or function is looked up or called: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by name.
-
-A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
+program. Only its instructions for containers, numbers, texts and tensors are followed here. No class or function is
+looked up or called.
 """
 
 from __future__ import annotations
@@ -175,16 +173,13 @@ class _Machine:
 
     def _reused(self, value: Any) -> Any:
         # Several tensors may have the same tuple as their sizes or strides.
+        # Any other container that is used twice could contain itself, or grow exponentially when it is walked.
         is_numbers = type(value) is tuple and all(type(x) is int for x in value)
         if isinstance(value, tuple | list | dict) and not is_numbers:
             raise SampleError("its sample inputs use a container twice")
         return value
 
     def _memory(self, persistent_id: Any) -> Tensor:
-        """Return the memory of a tensor as a 1-d tensor. `persistent_id` is the pickle's reference to the memory.
-
-        Raises SampleError if the file does not have this memory.
-        """
         kind, storage, key, _, num = persistent_id
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

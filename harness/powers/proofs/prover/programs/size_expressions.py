@@ -55,7 +55,6 @@ class OpenSizesOfFile:
             self._bounds(bounds)
 
     def size(self, field: Field) -> Any:
-        """Return a size in the file as a number, or as a sum of products of the new symbols."""
         kind, content = field.one_of(("as_int", "as_expr"))
         if kind == "as_int":
             return content.integer()

@@ -4,12 +4,8 @@
     assert found.verdict == "PROVED", found
     found.answers            for each output: verdict, reason or first differing calls, witness
 
-Parameters and buffers of the two programs are paired by name, inputs and outputs by position. A value written into an
-input is an output as well.
-
-A proof holds for all values of inputs, parameters and buffers with these shapes, or with all sizes within the stated
-bounds. The parameters and buffers of both programs must have equal bits, or the proof is refused. With different bits
-the programs would differ, and the proof would not show it.
+Parameters and buffers of the two programs are paired by name, inputs and outputs by position. A proof holds for all
+values of inputs, parameters and buffers with these shapes.
 """
 
 from __future__ import annotations
@@ -156,14 +152,10 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless both programs make the same changes at the same paths, such as `module.count`.
-
-    New values that are not tensors must be equal. Writes to inputs are not compared here, because they are outputs of
-    the proof.
-    """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
+    # Writes to inputs are not compared here, because they are outputs of the proof.
     written = [{x.removeprefix(WRITTEN) for x in side.program.names} for side in (one, other)]
     for place in dict.fromkeys([*lefts[0], *lefts[1]]):
         name = place.removeprefix(WRITTEN)
@@ -223,7 +215,6 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
 
 
 def _written_inputs(graph: Graph) -> set[str]:
-    """Return the names of the inputs whose memory a call writes, or whose final value is an output."""
     memories = {x.storage for call in graph.calls if call.writes for x in call.results}
     inputs = [(call.name, x) for call in graph.calls if call.op == "input" for x in call.results]
     returned = {name.removeprefix(WRITTEN) for name, _ in graph.outputs if name.startswith(WRITTEN)}
@@ -244,9 +235,9 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """Return the number of elements that a tensor spans in memory: 9 for shape (2,) and stride (8,)."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
+    # The elements from the first to the last in memory: 9 for shape (2,) and stride (8,).
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
 
 

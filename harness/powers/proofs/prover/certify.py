@@ -60,7 +60,7 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
     # The kept steps are numbered without gaps, so all references to steps change.
     needed = _needed(whole)
     places = {old: new for new, old in enumerate(needed)}
-    return replace(whole, steps=tuple(_moved(whole.steps[place], places) for place in needed))
+    return replace(whole, steps=tuple(_renumbered_step(whole.steps[place], places) for place in needed))
 
 
 def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
@@ -106,42 +106,42 @@ def _needed(certificate: Certificate) -> list[int]:
     return sorted(needed)
 
 
-def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
+def _renumbered_step(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
     hint = step.hint
     # No other rule's hint contains a term.
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
-    return replace(step, term=_map(step.term, places.__getitem__), equals=places[step.equals], hint=hint)
+    return replace(step, term=_renumbered(step.term, places.__getitem__), equals=places[step.equals], hint=hint)
 
 
-def _map(value: Any, place: Callable[[int], int]) -> Any:
+def _renumbered(value: Any, new_index: Callable[[int], int]) -> Any:
     match value:
         # These begin with a term, and may have sizes with terms in the other fields.
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
-            return (kind, place(term), *(_map_sizes(x, place) for x in rest))
+            return (kind, new_index(term), *(_renumbered_sizes(x, new_index) for x in rest))
         case ("tensor", term, *rest):
-            return ("tensor", place(term), *(_map_sizes(x, place) for x in rest))
+            return ("tensor", new_index(term), *(_renumbered_sizes(x, new_index) for x in rest))
         case ("cat", terms, dim):
-            return ("cat", tuple(map(place, terms)), dim)
+            return ("cat", tuple(map(new_index, terms)), dim)
         case ("exact", *operator, terms):
-            return ("exact", *operator, tuple(map(place, terms)))
+            return ("exact", *operator, tuple(map(new_index, terms)))
         case ("op" | "move" as kind, op, arguments, dtype, shape):
-            moved = tuple((name, _map(argument, place)) for name, argument in arguments)
-            return (kind, op, moved, dtype, _map_sizes(shape, place))
+            moved = tuple((name, _renumbered(argument, new_index)) for name, argument in arguments)
+            return (kind, op, moved, dtype, _renumbered_sizes(shape, new_index))
         case ("list", *items):
-            return ("list", *(_map(item, place) for item in items))
+            return ("list", *(_renumbered(item, new_index) for item in items))
         case ("rows", sizes):
-            return ("rows", _map_sizes(sizes, place))
+            return ("rows", _renumbered_sizes(sizes, new_index))
         case ("size", *_):
-            return _map_sizes(value, place)
+            return _renumbered_sizes(value, new_index)
     return value
 
 
-def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
+def _renumbered_sizes(value: Any, new_index: Callable[[int], int]) -> Any:
     # A size is a sum of products, each of a number and terms: ("size", (2, 17, 17), (1, 30)).
     if isinstance(value, tuple) and value and value[0] == "size":
-        return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
-    return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value
+        return ("size", *((coefficient, *map(new_index, symbols)) for coefficient, *symbols in value[1:]))
+    return tuple(_renumbered_sizes(item, new_index) for item in value) if isinstance(value, tuple) else value
 
 
 # -- files -------------------------------------------------------------------------------------------

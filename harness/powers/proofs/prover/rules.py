@@ -113,7 +113,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
     for index in range(len(parts) - 1):
         pair = parts[index], parts[index + 1]
         both = _join(table, *pair, dim)
-        if both is not None and _shown(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
+        if both is not None and _consecutive_views(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
             result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
             # With this hint, the checker need not search for the term that has both windows.
             table.hint = (index, both)
@@ -121,7 +121,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
     return None
 
 
-def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
+def _consecutive_views(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
     """Return views of consecutive parts of a term along `dim`: x[0:2] and x[2:5] for `sizes` (2, 3)."""
     shape, begin, found = table.shape(place), 0, []
     for size in sizes:
@@ -300,7 +300,7 @@ def exact_of_cat(table: Table, term: Term) -> int | None:
         return None
     _, parts, dim = table[cats[0]]
     sizes = [table.shape(part)[dim] for part in parts]
-    places = zip(*(_shown(table, x, dim, sizes) for x in operands), strict=True)
+    places = zip(*(_consecutive_views(table, x, dim, sizes) for x in operands), strict=True)
     return table.make(("cat", tuple(table.make((*operator, here)) for here in places), dim))
 
 

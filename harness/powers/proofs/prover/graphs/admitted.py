@@ -211,7 +211,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if allowed is None:
         return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
     # For such a call, some fakes have another dtype than torch's results.
-    if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
+    if name not in known.TAKES_ANY_NUMBER and _depends_on_number(target, given):
         return (
             f"{name} with a number of another kind than its tensors of {_dtypes_text(name, given)} "
             "is not among those tried"
@@ -239,7 +239,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone{odd}"
 
 
-def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
+def _depends_on_number(target: OpOverload, given: Mapping[str, Any]) -> bool:
     """Return whether the dtype of a call's result depends on a Python number among its operands, as for `ints + 0.5`.
 
     False for in-place calls, which keep the dtype of their tensor.

@@ -34,11 +34,11 @@ def unsure_product(calls: Sequence[Call]) -> Call | None:
         # A view is left out: its storage is already known to be unsure or not.
         made = {x.storage for x in call.results if 1 in x.shape} - given
         # If a call reads only row-major tensors (including dims of size 1), its fake result has the right strides.
-        if made and any(x.storage in unsure or not _is_in_rows(x) for x in read):
+        if made and any(x.storage in unsure or not _is_row_major(x) for x in read):
             unsure |= made
     return None
 
 
-def _is_in_rows(x: Tensor) -> bool:
+def _is_row_major(x: Tensor) -> bool:
     # The first size has no effect on row-major strides, so it may be open.
     return all(type(n) is int for n in x.shape[1:]) and x.strides == row_major((1, *x.shape[1:]))[: len(x.shape)]

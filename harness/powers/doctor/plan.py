@@ -180,7 +180,6 @@ FIRST_HOUR: dict[str, Planned] = {
         "send the line home",
     ),
 }
-"""Every check by name."""
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:

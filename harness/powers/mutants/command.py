@@ -50,7 +50,6 @@ class Page(NamedTuple):
 
 
 Plan = Mapping[str, Sequence[Entry]]
-"""The faults for each case."""
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:

@@ -299,9 +299,10 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _with_blame_checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
-    """Note in `outcome` whether the blamed call has the module, operator and rank of a call that the fault changed.
+    """Return a copy of `outcome` that states whether module, operator and rank of the blamed call are right.
 
-    `sites` are the changed calls. If no call is blamed, `place` is compared instead: (module, direction).
+    They are if they are those of a call in `sites`, which the fault changed. If no call is blamed, `place` is compared
+    instead: (module, direction).
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

@@ -14,7 +14,7 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph
 
 
 class InFlight:
-    """The collectives that have been launched, but not waited for, while the calls of a graph run in order.
+    """The collectives in flight (launched, but not waited for), while the calls of a graph run in order.
 
     Calls are identified by their index in the graph.
     """
@@ -26,8 +26,8 @@ class InFlight:
     def races(self, call: Call) -> list[Race]:
         """Return the races of a call's reads with collectives in flight.
 
-        For example, `mm` reads the result of an all-gather before its wait. A call that reads no elements, such as a
-        view, has no races.
+        For example, `mm` reads the result of an all-gather before a call waits for the all-gather. A call that reads no
+        elements, such as a view, has no races.
         """
         read = set(self._storages(call.reads))
         # A call whose results are all in the memory that it reads is a view.

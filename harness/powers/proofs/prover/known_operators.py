@@ -50,7 +50,7 @@ filled with it, if the dtype represents the number exactly.
 
 These calls are not exact:
 
-- `x + 0.1` in bfloat16 or float16: kernels keep 0.1 in a wider dtype.
+- `x + 0.1` in bfloat16 or float16, because kernels keep 0.1 in a wider dtype;
 - division, because some devices multiply by the reciprocal;
 - powers and roots, because vectorized code and the code for the last elements differ;
 - max and min, because they do not order +0 and -0.
@@ -182,7 +182,7 @@ CONVERTS = "prims.convert_element_type.default"
 """The cast in decompositions, which is recorded as CAST. Its input is named `a`."""
 
 ITSELF = frozenset({"aten.alias.default", "aten.detach.default"})
-"""Operators that return their input, which are not recorded, since their number varies between traces of the same code.
+"""Operators that return their input. They are not recorded, since their number varies between traces of the same code.
 
 For example, autograd detaches a tensor if something else holds the tensor, such as a sampling profiler that keeps
 frames alive.
@@ -212,7 +212,6 @@ CARRIES = overloads(lambda row: row.carries)
 
 FLIP = "aten.flip.default"
 PAD = "aten.constant_pad_nd.default"
-"""Pads its input with a number."""
 
 DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
 """Division, which is recorded as a product if the divisor is a power of 2, and the dtype represents it and its inverse.

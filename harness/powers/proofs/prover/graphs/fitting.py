@@ -69,7 +69,7 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
     """Return whether torch keeps dims in their order when it allocates a result. Each dim is (size, stride).
 
-    - Each stride must be larger than the strides after it, or equal if the later size is not larger.
+    - Each stride must be larger than all later strides. It may equal a later stride if the size there is not larger.
     - Dims of stride 0 are skipped.
     - False if a stride, or a size other than the first, depends on data.
     """

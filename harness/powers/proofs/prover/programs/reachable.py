@@ -599,11 +599,11 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """Find the global state that the user's code reachable from `objects` may use. Returns (variables, namespaces).
+    """Find the global state that the user's code among `objects` may use. Returns (variables, namespaces).
 
-    - Variables are a dict by name: those that the code names.
-    - Namespaces are pairs (name, dict): of the classes of objects, and of objects in installed packages that the code
-      names. Their entries are only compared by identity.
+    - Variables: name -> value, for each variable that the code names.
+    - Namespaces: (name, dict) for each class of an object, and for each object of an installed package that the code
+      names. Only the identities of their entries are compared.
     """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
@@ -664,7 +664,7 @@ def _refuse_unreadable(function: types.FunctionType) -> None:
 
 
 _UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_functions", "get_gradient_edge"}}
-"""Attributes that give access to state which is not compared.
+"""Attributes that give access to state that is not compared.
 
 If names are listed for an attribute, it only counts together with one of them: `metadata` together with `grad_fn`, as
 an attribute of an autograd node.

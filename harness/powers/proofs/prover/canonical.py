@@ -1,10 +1,10 @@
 """Turns each call of a graph into a term for the value that it computes, such as `neg(x)`.
 
 1. If a call only views, copies or moves elements, or computes exactly, rules may rewrite its term.
-2. Any other call becomes a term that no rule rewrites. It includes the layout of each tensor argument, because kernels
-   may choose a code path by layouts.
+2. Any other call becomes a term that no rule rewrites ("opaque"). It includes the layout of each tensor argument,
+   because kernels may choose a code path by layouts.
 3. An in-place write gives a new value to all tensors that have exactly the written elements. Other tensors in this
-   memory become stale, and a call that reads a stale tensor is refused.
+   memory become stale: a call that reads them is refused.
 4. Each random call reads the state that the previous one left in the generator.
 5. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
@@ -417,7 +417,7 @@ class Canonicalizer:
 
 
 _OPERANDS = (("self",), ("self", "other"), ("condition", "self", "other"))
-"""The names of the arguments that an exact operator may have; with any other argument its call is opaque."""
+"""The names of the arguments that an exact operator may have. With any other argument, no rule rewrites its term."""
 
 
 def _is_closed(sizes: tuple[Any, ...]) -> bool:

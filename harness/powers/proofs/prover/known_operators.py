@@ -173,7 +173,10 @@ DIVIDES = {"aten.div_.Tensor": "aten.div.Tensor"}
 """The in-place division, which is recorded as a division and a copy: on row-major CPU tensors both round once."""
 
 CAST = "aten._to_copy.default"
-"""A cast. It is exact between two dtypes of FLOATS, opaque from or to integers, and a copy if the dtype is the same."""
+"""A cast. It is exact between two dtypes of FLOATS, and a copy if the dtype is the same.
+
+No rule rewrites a cast from or to integers.
+"""
 
 LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
 """Copies. A trace of `torch.tensor(1.0)` has a call of LIFTS on a constant, which is recorded as CLONE."""

@@ -94,7 +94,7 @@ class GraphMemory:
         """Record that call `index` writes `target`.
 
         Returns the indices of the calls whose results are exactly `target`. These results have the new value. All other
-        results in this storage become stale, such as a slice of `target`.
+        results in this storage, such as a slice of `target`, become stale: later reads of them are refused.
         """
         same = []
         for owner in self._owners[target.storage]:
@@ -107,7 +107,8 @@ class GraphMemory:
     def distrust(self, index: int) -> None:
         """Treat the memory of a refused call's arguments as overwritten, since the call may have written it.
 
-        All values there become stale, and so do the results of collectives in flight that use this memory.
+        Later reads of all values in this memory are refused, and so are reads of the results of collectives in flight
+        that use it.
         """
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:

@@ -65,7 +65,7 @@ class Provable:
 
     - `module`: the graph. None if another process traced the program. Then `written` has the graph as data, and the
       program cannot be run.
-    - `inputs`: only their layouts matter. Their sizes may be symbols with bounds instead of numbers ("open").
+    - `inputs`: only their layouts matter. Their sizes may be symbols with bounds instead of numbers.
     - `others`: (name, value as text) of each output that is not a tensor.
     """
 
@@ -79,7 +79,7 @@ class Provable:
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
-        """The graph as data, and the bounds of its open sizes. Raises RefusedError for an unsupported call."""
+        """The graph as data, and the bounds of its symbolic sizes. Raises RefusedError for an unsupported call."""
         if self.written is not None:
             return self.written
         assert self.module is not None, "a graph or what was written of it"
@@ -101,7 +101,7 @@ class PairProof:
     - `evaluated`: how many PROVED outputs were also computed on values, and had equal bits.
     - `not_evaluated`: why other PROVED outputs were not computed, or None.
     - `seconds`: (phase, seconds) for each phase.
-    - `bounds`: the bounds of open sizes within which the result holds, as text.
+    - `bounds`: the bounds of symbolic sizes within which the result holds, as text.
     - `induction`: whether the proof extends to any number of steps.
     - `not_run`: why the programs themselves could not be run, or None. Without a run, it is only assumed that the
       graphs compute the same as the programs.
@@ -133,7 +133,7 @@ class PairProof:
 
         - the outputs with different strides in the two graphs;
         - for each output that is not PROVED, its first differing calls or why it is REFUSED;
-        - the bounds of open sizes;
+        - the bounds of symbolic sizes;
         - why the programs were not run;
         - whether any number of steps is proved.
 

@@ -79,7 +79,7 @@ def export_graph(
     - `names`, `inputs`: the names and values of the graph's inputs, in order. Only the layouts of the values matter.
     - `outputs`: the names of its outputs, in order.
     - `groups`: the process groups of its collectives.
-    - `bounds`: bounds of open sizes are added here. The result is only right within these bounds.
+    - `bounds`: the bounds of symbolic sizes are added here. The result is only right within these bounds.
 
     Raises RefusedError, which names the node, for a call that proofs do not support.
     """

@@ -58,13 +58,13 @@ class Lying:
 
 
 class _OpenError(Exception):
-    """An argument has no key: it is neither a plain tensor without open sizes nor a constant."""
+    """An argument has no key: it is neither a plain tensor with fixed sizes nor a constant."""
 
 
 class Repeats:
     """Stores the values of a graph, and remembers the results of its calls. Use it within the graph's fake mode.
 
-    A plain tensor without open sizes is stored as a `Lying`, any other value unchanged.
+    A plain tensor with fixed sizes is stored as a `Lying` (its layout), any other value unchanged.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class Repeats:
         self._of_fake: dict[int, Lying] = {}  # by id of a fake value; the Lying keeps it alive, so ids stay unique
 
     def told(self, value: Any) -> Any:
-        """Return a call's result as it is stored: with a `Lying` for each plain tensor without open sizes."""
+        """Return a call's result as it is stored: with a `Lying` for each plain tensor with fixed sizes."""
         if type(value) in (tuple, list):
             return type(value)(map(self.told, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -139,7 +139,7 @@ class Repeats:
     def remember(self, node: Node, value: Any) -> None:
         """Remember the results of a node's call, which has run.
 
-        All results must be plain tensors without open sizes. Each must be in an argument's memory, or alone in new
+        All results must be plain tensors with fixed sizes. Each must be in an argument's memory, or alone in new
         memory.
         """
         if node not in self._keys:

@@ -1,6 +1,7 @@
 """Copies files from an untrusted folder. Only real folders and regular files are copied, and links are ignored.
 
-- No link leads out of the folder, even if it is created during the copy: each name is opened in its open parent folder.
+- No link leads out of the folder, even if it is created during the copy: each file is opened relative to its open
+  parent folder.
 - Pipes, sockets and devices are never opened.
 - Files are copied, not hard-linked, so that a later change to an original does not change its copy.
 """

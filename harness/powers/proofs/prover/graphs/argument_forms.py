@@ -1,11 +1,11 @@
 """Brings equivalent arguments of a call into the same form: `dim=-1` of three dims becomes `dim=2`.
 
-The operator computes the same bits in the same layout with both. A scan (`tests/benchmarks/scan_arguments.py`)
+The operator computes the same bits in the same layout with either form. A scan (`tests/benchmarks/scan_arguments.py`)
 confirmed this for the arguments in `argument_forms.txt`. Other arguments stay unchanged.
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
-3. An integer becomes the equal float: `2` becomes `2.0`.
+3. An integer becomes the equal float, if the operator takes floats: `2` becomes `2.0`.
 4. An argument that equals its default is left out.
 """
 

@@ -3,8 +3,8 @@
 1. A tensor is stored as its layout and the number of its memory. Its fake value is created only if a call needs it.
 2. Two calls are equal if operator and arguments are equal, and their tensors have equal layouts and share memory in the
    same way. Their results have equal layouts.
-3. So a later call that equals a remembered call does not run. Its results get the same layouts, in its own arguments'
-   memory or in new memory.
+3. So a later call that equals a remembered call does not run. Its results get the same layouts, in the memory of its
+   arguments or in new memory.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""`bitproof doctor`: can cases run on this machine? With `--gpu`, checks that GPUs must pass first."""
+"""`bitproof doctor`: checks whether cases can run on this machine. `--gpu` also checks its GPUs."""

@@ -22,13 +22,16 @@ from bitproof.harness.powers.doctor.setting import Answer, Setting
 from bitproof.harness.torch_compat import TorchDispatchMode, sleep_on_stream
 
 MIN_SHARE_OF_BANDWIDTH = 0.05
-"""A digest must read memory at 5% or more of a copy's bandwidth; otherwise recording would dominate the time of runs.
+"""A digest must read memory at 5% or more of a copy's bandwidth.
+
+Otherwise recording would take most of a run's time.
 """
 
 
 def check_digests(setting: Setting) -> Answer:
-    """Check that each layout of a tensor has the same digest on the device as on the CPU, and that changing any
-    element changes the digest.
+    """Check that a tensor of any layout has the same digest on the device and on the CPU.
+
+    A change of a single element must change the digest.
     """
     device, differing, count = setting.device_of(0), [], 0
     for name, tensor in layouts():
@@ -44,7 +47,10 @@ def check_digests(setting: Setting) -> Answer:
 
 
 def changes() -> Iterator[tuple[int, int]]:
-    """Yield pairs: a number of elements, and the index of an element to change, which is the first, middle or last."""
+    """Yield (number of elements, index of the element to change) for several numbers.
+
+    The index is first, middle or last.
+    """
     for num in (1, 7, 1_000, 4_097, 100_003):
         yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
 
@@ -71,7 +77,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def layouts() -> Iterator[tuple[str, Tensor]]:
-    """Yield a name and a CPU tensor for each dtype, shape and view, with zeros of both signs among the values."""
+    """Yield (name, CPU tensor) for each dtype, shape and view. Zeros of both signs are among the values."""
     generator = torch.Generator().manual_seed(0)
     for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
         # Multiples of 0.5, which every floating-point dtype holds exactly; the zeros are -0.0.
@@ -80,7 +86,8 @@ def layouts() -> Iterator[tuple[str, Tensor]]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on the device with the same bits and strides; `to` alone would make some layouts contiguous."""
+    """Return a copy on the device with the same bits and strides."""
+    # `to` alone would make some layouts contiguous.
     sizes = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     # The elements of the storage up to the last one that the view uses.
     extent = tensor.storage_offset() + (sum(sizes) + 1 if tensor.numel() else 0)
@@ -113,7 +120,7 @@ def check_attention(setting: Setting) -> Answer:
 
 
 def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) -> tuple[list[str], list[str]]:
-    """Return the operators that causal attention calls, and the digests of its output and gradients."""
+    """Return (operators that causal attention calls, digests of its output and gradients)."""
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 128, qk_dim), (2, 4, 128, qk_dim), (2, 4, 128, v_dim))
     query, key, value = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes)
@@ -124,7 +131,6 @@ def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) ->
 
 
 def check_offload(setting: Setting) -> Answer:
-    """Check that tensors keep their bits when offloaded to host memory and reloaded while a stream lags behind."""
     device, lost = setting.device_of(0), []
     text = f"{len(OFFLOADS)} ways in which one stream lags behind another, {len(_NUMS_OF_ELEMENTS)} sizes of each"
     for (name, way), num in itertools.product(OFFLOADS.items(), _NUMS_OF_ELEMENTS):
@@ -149,20 +155,18 @@ def filled(num: int, value: float, device: torch.device) -> Tensor:
 
 
 def lag(device: torch.device) -> None:
-    """Make the current stream lag behind the host and the stream of copies."""
     if device.type == "cuda":
         sleep_on_stream(_LAG_CYCLES)
 
 
 def lag_copies(device: torch.device) -> None:
-    """Make the stream of copies lag behind the host and the current stream."""
     if device.type == "cuda":
         with torch.cuda.stream(copy_stream(device)):
             sleep_on_stream(_LAG_CYCLES)
 
 
 def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
-    """Test that an offload starts only after its source has been computed."""
+    """Test that an offload (a copy to host memory) starts only after its source has been computed."""
     x = filled(num, _OTHER, device)
     lag(device)
     x.fill_(TEST_VALUE)
@@ -179,7 +183,7 @@ def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
-    """Test that the memory of a tensor freed during its offload is not reused before the offload has ended."""
+    """Test that the memory of a tensor that is freed during its offload is not reused before the offload has ended."""
     x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = OFFLOAD(x)
@@ -190,7 +194,7 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
-    """Test that a reload into reused memory starts only after earlier writes to this memory."""
+    """Test that a reload (a copy back to the device) into reused memory starts after earlier writes to this memory."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
@@ -211,7 +215,7 @@ def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
-    """Test that the memory of a reload's target, freed during the reload, is not reused before the reload has ended."""
+    """Test that memory that is freed while a reload fills it is not reused before the reload has ended."""
     source = filled(num, _OTHER, device)
     host = WAIT_OFFLOAD(OFFLOAD(source), source)
     lag_copies(device)
@@ -254,7 +258,6 @@ test has begun, since a read would synchronize all streams.
 
 
 def check_bandwidth(setting: Setting) -> Answer:
-    """Check that computing a digest reads memory at MIN_SHARE_OF_BANDWIDTH or more of a copy's bandwidth."""
     device = setting.device_of(0)
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compile the kernel before measuring
@@ -266,7 +269,7 @@ def check_bandwidth(setting: Setting) -> Answer:
 
 
 def seconds_of(call: Callable[[], Any], device: torch.device, repeats: int = 5) -> float:
-    """Return the shortest time of several calls, in seconds, including the work on the device."""
+    """Return the shortest time of several calls in seconds, including the work on the device."""
     best = float("inf")
     for _ in range(repeats):
         began = time.perf_counter()

@@ -27,7 +27,7 @@ NUM_RANKS = 8
 NEEDED_GIB = 4.0
 PROBE_SECONDS = 120
 TRIAL_CASES = ("moe_batch", "moe_seq")
-"""Two cases, since tracing a second graph after ranks were forked may fail where a single graph does not."""
+"""Two cases, because tracing a second graph after ranks were forked may fail although the first trace did not."""
 TRIAL_SECONDS = 300.0  # a case; it takes about 10
 
 PROBE = """
@@ -46,7 +46,7 @@ print(json.dumps({
 class MachineCheck:
     """The result of checking whether this machine meets a requirement.
 
-    `is_required`: the main cases cannot run if the requirement is not met; others are only for optional features.
+    `is_required`: the main cases cannot run without it. Other requirements are only for optional features.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Torch:
 
 
 def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """Yield each check's result, cheapest first. `needs_gpus`: runs will use GPUs."""
+    """Yield the result of each check, the cheapest first. `needs_gpus`: runs will use GPUs."""
     yield check_python(sys.version_info[:3])
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     yield check_memory(available_gib())
@@ -89,7 +89,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCh
 
 
 def summarize(checks: list[MachineCheck]) -> MachineCheck:
-    """Return a check that passes if the main cases can run here, and otherwise lists the missing requirements."""
+    """Return a check that passes if the main cases can run here. Otherwise it lists the missing requirements."""
     missing = [check.name for check in checks if check.is_required and not check.is_ok]
     names = ", ".join(MAIN_CASES)
     found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
@@ -97,19 +97,18 @@ def summarize(checks: list[MachineCheck]) -> MachineCheck:
 
 
 def check_python(version: tuple[int, ...]) -> MachineCheck:
-    """Check that Python is recent enough."""
     found = ".".join(map(str, version))
     return MachineCheck(name="Python", is_ok=version >= MIN_PYTHON, found=found, fix="use Python 3.11 or newer")
 
 
 def check_cores(num_cores: int) -> MachineCheck:
-    """Report the number of cores. Every number passes: with fewer cores, ranks share them, and runs take longer."""
+    # Every number passes: with fewer cores, runs only take longer.
     note = f"; {NUM_RANKS} ranks share them" if num_cores < NUM_RANKS else ""
     return MachineCheck(name="cores", is_ok=True, found=f"{num_cores}{note}", is_required=False)
 
 
 def check_memory(gib: float | None) -> MachineCheck:
-    """Check that eight ranks of a tiny model fit in memory. `gib` is the available memory, None if unknown."""
+    """Check that eight ranks of a tiny model fit into memory. `gib` is the available memory in GiB, None if unknown."""
     if gib is None:
         return MachineCheck(name="memory", is_ok=True, found="unknown on this system", is_required=False)
     return MachineCheck(
@@ -121,7 +120,6 @@ def check_memory(gib: float | None) -> MachineCheck:
 
 
 def check_report_dir(report_dir: Path) -> MachineCheck:
-    """Check that files can be created in the report folder, or in its nearest existing parent."""
     # The report folder itself need not exist, and is not created here.
     folder = next(folder for folder in (report_dir.absolute(), *report_dir.absolute().parents) if folder.exists())
     try:
@@ -137,21 +135,19 @@ def check_report_dir(report_dir: Path) -> MachineCheck:
 
 
 def check_compiler(problem: str | None) -> MachineCheck:
-    """Check that Inductor's compiler (from CXX, otherwise g++) works; `problem` is its error, or None."""
     found = f"{compiler()} compiles" if problem is None else f"{problem}; the cases of family backends need it"
     fix = "install g++, or name another compiler in CXX"
     return MachineCheck(name="C++ compiler", is_ok=problem is None, found=found, fix=fix, is_required=False)
 
 
 def check_program(name: str, programs: tuple[str, ...], needed_by: str, fix: str) -> MachineCheck:
-    """Check that any of `programs` is installed. Only optional features need it, so the check is not required."""
     path = next((path for program in programs if (path := shutil.which(program))), None)
     found = path or f"none found, needed only by {needed_by}"
     return MachineCheck(name=name, is_ok=path is not None, found=found, fix=fix, is_required=False)
 
 
 def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """Check torch's version, gloo, and GPUs. `torch` is a string, the reason, if torch cannot be imported."""
+    """Check the version of torch, gloo, and GPUs. If torch cannot be imported, `torch` is the reason as a string."""
     supported = torch_versions.SUPPORTED
     if isinstance(torch, str):
         yield MachineCheck(name="torch", is_ok=False, found=torch, fix=f"pip install torch, {supported}")
@@ -172,9 +168,9 @@ def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Mac
 
 
 def check_trial(results: list[CaseResult] | str) -> MachineCheck:
-    """Check that small cases are EQUAL: a torch release may fail to trace them although all else passed.
+    """Check that small cases are EQUAL: a torch release may fail to trace them although all other checks passed.
 
-    `results` is a string, the reason, if the cases could not be run.
+    If the cases could not be run, `results` is the reason as a string.
     """
     fix = f"install a tested torch: {', '.join(torch_versions.TESTED)}"
     if isinstance(results, str):
@@ -190,7 +186,7 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
 
 
 def run_trial() -> list[CaseResult] | str:
-    """Run two small cases on the CPU; return their results, or the error as a string.
+    """Run two small cases on the CPU. Returns their results, or the error as a string.
 
     Cases that exceed TRIAL_SECONDS are stopped.
     """
@@ -211,9 +207,9 @@ def run_trial() -> list[CaseResult] | str:
 
 
 def check_ranks_code(found: str | None) -> MachineCheck:
-    """Check that a small step has the same code on the first and the last rank; `found` is the difference, or None.
+    """Check that the first and the last rank get the same code for a small step; `found` is the difference, or None.
 
-    All ranks use the step that one rank has traced or precompiled.
+    All ranks use the step that a single rank has traced or precompiled.
     """
     # A constant in the code that depends on the rank, such as the rank's position in a process group, would be wrong on
     # all other ranks.
@@ -223,7 +219,7 @@ def check_ranks_code(found: str | None) -> MachineCheck:
 
 
 def trace_as_two_ranks() -> str | None:
-    """Return the reason why a small step cannot be precompiled for all ranks; None if it can."""
+    """Return why a small step cannot be precompiled for all ranks; None if it can."""
     from bitproof.builtin_cases import CASES
     from bitproof.harness.case import Parallelism
     from bitproof.harness.commands.precompile import make
@@ -262,7 +258,7 @@ def probe_torch() -> Torch | str:
 
 
 def available_gib() -> float | None:
-    """Return how much memory in GiB new processes can use, within the container's limit; None if unknown."""
+    """Return the memory in GiB that new processes can use, within the container's limit; None if unknown."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         kib = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
@@ -279,10 +275,6 @@ def available_gib() -> float | None:
 
 
 def _check_gpus(gpus: list[str], *, has_nccl: bool, is_required: bool) -> MachineCheck:
-    """Check that there are NUM_RANKS GPUs, a GPU per rank, and a torch with NCCL.
-
-    Without GPUs, the check fails even if they are not required.
-    """
     if not gpus:
         found = "none, or none that this torch can use; cases run on the CPU with gloo"
         fix = "install the GPUs' driver and a build of torch for CUDA" if is_required else None

@@ -3,11 +3,8 @@
     REPORT_DIR/doctor-gpu.json    each check with result, meaning of a failure and seconds; machine and versions
     REPORT_DIR/doctor-gpu.md      the same as a page, to send to the maintainers
 
-These two files are never read. The next call reads the results from a cache that only its owner may write
-(`runtime/disk_cache.py`): anyone could forge a file in REPORT_DIR.
-
-The next call skips the checks that passed, and runs all others. It starts from the beginning if the machine, libraries,
-settings or code have changed.
+The next call reads the results from a cache that only its owner may write (`runtime/disk_cache.py`), because anyone
+could forge a file in REPORT_DIR. It skips the checks that passed.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ Outcome = Literal["pass", "FAIL", "NOT RUN"]
 class Tried:
     """A row of the saved page: a GPU check and its result.
 
-    `found`: the findings in words. After a failure, `means` is what the failure means, and `then` is the first thing to
-    do; otherwise both are "".
+    - `found`: the findings in words.
+    - `means`, `then`: after a failure, its meaning and the first thing to do; otherwise "".
     """
 
     __pydantic_config__ = GROWING
@@ -51,9 +48,11 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True)
 class FirstHour:
-    """The results of a `doctor --gpu` call so far. `is_over`: the call has run all checks.
+    """The results of a `doctor --gpu` call so far.
 
-    `about`: the machine, libraries, settings and code. A later call continues only from results with the same `about`.
+    - `is_over`: the call has run all checks.
+    - `about`: the machine, libraries, settings and code. A later call continues only from results with the same
+      `about`.
     """
 
     __pydantic_config__ = GROWING
@@ -63,14 +62,12 @@ class FirstHour:
     tried: tuple[Tried, ...] = ()
 
     def plus(self, name: str, outcome: Outcome, found: str, seconds: float) -> FirstHour:
-        """Return a copy with the result of another check."""
         planned = FIRST_HOUR[name]
         means, then = (planned.means, planned.then) if outcome == "FAIL" else ("", "")
         new = Tried(name=name, outcome=outcome, found=found, means=means, then=then, seconds=round(seconds, 1))
         return dataclasses.replace(self, tried=(*self.tried, new))
 
     def write(self, report_dir: Path) -> None:
-        """Write both files, JSON and Markdown, into `report_dir`."""
         report_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(report_dir / FILE, json.dumps(dataclasses.asdict(self), indent=1) + "\n")
         write_atomically(report_dir / PAGE, self.page())
@@ -81,7 +78,6 @@ class FirstHour:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
     def page(self) -> str:
-        """Return the page as Markdown: the machine, each check in order, and the meaning of each failure."""
         lines = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (
@@ -112,7 +108,10 @@ def _key(about: Mapping[str, str]) -> str:
 
 
 def earlier(folder: Path | None, about: Mapping[str, str]) -> tuple[Tried, ...]:
-    """Return the passed checks of an interrupted call with the same `about`, from the cache `folder`; or ()."""
+    """Return the passed checks of an interrupted call with the same `about`, from the cache `folder`.
+
+    Returns () if there was no such call.
+    """
     value = None if folder is None else read_cached(folder, KIND, _key(about))
     try:
         found = None if value is None else read(FirstHour, value, KIND, RecordingError)

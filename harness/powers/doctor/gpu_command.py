@@ -1,12 +1,10 @@
-"""`bitproof doctor --gpu`: checks of a machine's GPUs, as a table of pass and fail.
+"""`bitproof doctor --gpu`: checks a machine's GPUs, and prints a table of pass and fail.
 
-1. Operations that a training step needs are checked.
-2. A rank is killed, then a rank hangs. The error must name this rank.
-3. Cases run on all GPUs.
+1. Check operations that a training step needs.
+2. Kill a rank, then let a rank hang. The error must name this rank.
+3. Run cases on all GPUs.
 
-Checks of several ranks are skipped if torch has no NCCL, or if there is a single GPU that ranks may not share. Without
-a GPU, all checks are skipped. The table shows skipped checks as NOT RUN, which does not count as a pass. `plan.py`
-lists all checks.
+Checks that this machine cannot run are shown as NOT RUN, which does not count as a pass.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ _CASE_SECONDS = 600.0
 _HANG_SECONDS = 60.0  # this case always runs until its time is up
 ALONE, TOGETHER = names_of("alone"), names_of("together")
 NAMES = (*ALONE, *TOGETHER)
-"""The names of the checks in `run.py`, taken from the plan, since importing that module would load torch."""
+"""The names of the checks in `run.py`. They come from the plan, because importing `run.py` would load torch."""
 CASES_TRIED = names_of("case")
 Device = Literal["cuda", "cpu"]
 
@@ -95,7 +93,7 @@ def examine_gpus(
 
 
 def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
-    """Return all facts about machine, libraries, settings and code that can change the results, e.g. "driver"."""
+    """Return all facts about machine, libraries, settings and code that can change the results, by name."""
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
     )
@@ -136,14 +134,14 @@ def _not_run(names: Iterable[str], why: str) -> Iterator[CheckLine]:
 
 
 def why_not(torch: Torch | str) -> str | None:
-    """Return the reason why nothing can be checked on this machine; None if something can."""
+    """Return why nothing can be checked on this machine; None if something can."""
     if isinstance(torch, str):
         return torch
     return None if torch.gpus else "no GPU that this torch can use"
 
 
 def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
-    """Return the reason why checks of several ranks cannot run here; None if they can."""
+    """Return why checks of several ranks cannot run here; None if they can."""
     if not torch.nccl:
         return "this torch has no NCCL"
     if share_gpus or len(torch.gpus) > 1:
@@ -152,7 +150,7 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """Return the exit status: 1 if a check failed, 3 if there is no check or some check was not run, otherwise 0."""
+    """Return the exit status: 1 if a check failed, 3 if a check was not run or there is none, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
@@ -187,7 +185,7 @@ def run_cases_on(
 ) -> Iterator[CheckLine]:
     """Run a case with a killed rank, a case with a hanging rank, then the other planned cases.
 
-    `kept`: names of checks to skip, since an interrupted call has passed them. Ranks that share GPUs use gloo.
+    `kept` has the names of checks to skip, because they passed in an interrupted call. Ranks that share GPUs use gloo.
     """
     from bitproof.builtin_cases import CASES
 
@@ -213,9 +211,9 @@ def run_cases_on(
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
-    """Return the case with another number of ranks: exactly `ranks` if it `is_for_all`, otherwise at most `ranks`.
+    """Return the case with `ranks` ranks. If not `is_for_all`, a case that has fewer ranks keeps its number.
 
-    Raises CaseError if the case cannot run on that number of ranks.
+    Raises CaseError if the case cannot run on this number of ranks.
     """
     count = ranks if is_for_all else min(ranks, case.parallelism.world_size)
     return replace(case, parallelism=replace(case.parallelism, world_size=count))
@@ -235,7 +233,7 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, and return its line of the table. `tell` decides whether the case passed.
+    """Run a case, and return its line of the table. `tell` returns whether the case passed, and a text.
 
     Each system runs twice, unless a fault is injected with `inject`. The device "cpu" is for tests of this function.
     """
@@ -259,12 +257,11 @@ def try_case(
 
 
 def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether the case's error names the killed rank and SIGKILL, and the finding in words."""
     return _error_names(result, f"rank {rank}", "SIGKILL")
 
 
 def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether a time-out's report shows that `rank` blocks the others, and a text about it.
+    """Return whether the report of a time-out shows that `rank` blocks the others, and the finding in words.
 
     The report must list `rank` and another rank as late at step 1, and show that `rank` is behind.
     """
@@ -280,12 +277,12 @@ def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
 
 
 _LAST_OF_RANK = re.compile(r"^rank (\d+)(?:, [^\n]*)?:(?:\n  ([^\n]*))?$", re.MULTILINE)
-"""A rank's number, and the line below it: its last collective, or its position in Python."""
+"""The number of a rank, and the line below it: its last collective, or its position in Python."""
 _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
 def _holds_up(hung: str, other: str | None) -> bool:
-    """Whether a rank that hangs may block another rank, judged by their last actions, `hung` and `other`."""
+    """Return whether a hanging rank may block another rank, judged by their last actions `hung` and `other`."""
     # The rank that causes a hang hangs in its own code, not in a collective.
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False

@@ -1,4 +1,4 @@
-"""Checks of grouped matrix products of experts, as in a mixture of experts, and of their gradients.
+"""Checks of the grouped matrix products of experts in a mixture of experts, and of their gradients.
 
 Experts without rows are included.
 """
@@ -26,10 +26,10 @@ COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6
 def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return the result of a grouped matrix product, and its gradients.
 
-    - The result (R, F): each row times its expert's weights.
+    - The result (R, F): each row times the weights of its expert.
     - The gradients of the rows (R, D) and of the weights (E, D, F).
 
-    `counts_E`: the rows per expert.
+    `counts_E` is the number of rows per expert.
     """
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()
@@ -41,7 +41,7 @@ def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor,
 
 
 def operands(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the inputs of `products`: rows (R, D), weights (E, D, F), and the gradient of the products (R, F).
+    """Return the inputs of `products`: rows (R, D), weights (E, D, F), and the gradient of the result (R, F).
 
     They are bfloat16 tensors on the CPU, drawn from a fixed seed.
     """
@@ -63,7 +63,7 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 def check_grouped_mm(setting: Setting) -> Answer:
     """Check that grouped products and their gradients repeat their bits, and are right.
 
-    Their elements must differ by less than `MAX_ERROR` from the results of `one_by_one`, which are in float32.
+    Each element may differ from that of `one_by_one`, which computes in float32, by less than `MAX_ERROR`.
     """
     device, lines, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
@@ -86,7 +86,7 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 def check_no_rows(setting: Setting) -> Answer:
     """Check that the weight gradients of experts without rows are zero, not uninitialized memory.
 
-    All other results must be finite. A test has no rows at all, like a rank that receives none.
+    All other results must be finite. A further test has no rows at all, like a rank that receives none.
     """
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):
@@ -108,6 +108,5 @@ def check_no_rows(setting: Setting) -> Answer:
 
 
 def poison(device: torch.device, counts_E: list[int]) -> None:
-    """Fill memory with NaN and free it."""
     for like in operands(counts_E):
         torch.full(like.shape, math.nan, dtype=like.dtype, device=device)

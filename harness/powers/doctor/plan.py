@@ -1,6 +1,6 @@
-"""The checks of `doctor --gpu` in order, as a table: for each check, its claim and the meaning of a failure.
+"""A table of the checks of `doctor --gpu`, in order: for each check, its claim and the meaning of a failure.
 
-Loads no torch. A test compares this table with the page `docs/explanation/gpus.md`.
+This module does not load torch. A test compares the table with the page `docs/explanation/gpus.md`.
 """
 
 from __future__ import annotations
@@ -180,14 +180,11 @@ FIRST_HOUR: dict[str, Planned] = {
         "send the line home",
     ),
 }
-"""Every check by name."""
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
-    """Return the names of all checks of these kinds, in order."""
     return tuple(name for name, planned in FIRST_HOUR.items() if planned.kind in kinds)
 
 
 def minutes(names: tuple[str, ...] = (*FIRST_HOUR,)) -> int:
-    """Return the estimated time of these checks, in minutes."""
     return round(sum(FIRST_HOUR[name].seconds for name in names) / 60)

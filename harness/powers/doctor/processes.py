@@ -1,6 +1,6 @@
-"""Check that typical calls of a training step, forward and backward, have the same bits in every process.
+"""Checks that typical calls of a training step, forward and backward, have the same bits in every process.
 
-A kernel that is chosen by timing, for example, may differ between two starts of the same program.
+For example, a kernel that is chosen by timing may differ between two starts of the same program.
 """
 
 from __future__ import annotations
@@ -17,11 +17,14 @@ from bitproof.harness.powers.doctor.checks import attend
 from bitproof.harness.powers.doctor.setting import Answer, Setting
 
 GENERATIONS = 2
-"""How often the processes are started; all must compute the same bits."""
+"""How often the processes are started. All must compute the same bits."""
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """Return True, and a digest per kind of call on this rank's device, such as `attention 0f3a..; layers 77c1..`."""
+    """Return True, and a digest per kind of call on the device of a rank.
+
+    For example, `attention 0f3a..; layers in float32 77c1..`.
+    """
     device = setting.device_of(rank)
     found = {"attention": "".join(attend(device, torch.bfloat16, 64, 64)[1])}
     for counts in grouped.COUNTS_E:
@@ -34,7 +37,7 @@ def compute(setting: Setting, rank: int) -> Answer:
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
     """Return loss and gradients of a small model: embedding, norm, linear layers and cross entropy.
 
-    The embedding's gradient adds the rows of equal tokens; the other gradients add over all tokens.
+    The embedding's gradient adds the rows of equal tokens. The other gradients add over all tokens.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -55,9 +58,9 @@ def _digests(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Return, in words, the first process whose findings differ from process 0's, and the kind of call that differs.
+    """Compare the findings of all processes, as texts of `compute`, with those of process 0.
 
-    Returns None if the findings of all processes are equal.
+    Returns the first process that differs, and the kind of call that differs, in words. None if all are equal.
     """
     for number, text in enumerate(said):
         if text != said[0]:

@@ -44,7 +44,7 @@ ALONE: dict[str, Callable[[Setting], Answer]] = {
 }
 """Checks of a single device."""
 PROCESSES: dict[str, Callable[[Setting, int], Answer]] = {"repeatability": processes.compute}
-"""Checks in which all processes must give the same answer: a process per GPU, started twice."""
+"""Checks that run in a process per GPU, started twice. All processes must give the same answer."""
 TOGETHER: dict[str, Callable[[Setting, int], Answer]] = {
     "NCCL": together.check_joined,
     "sums in rank order": together.check_rank_order_sums,
@@ -61,7 +61,7 @@ NAMES = (*ALONE, *PROCESSES, *TOGETHER)
 
 
 def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str] = NAMES) -> Iterator[CheckResult]:
-    """Run the named checks, each in freshly forked processes. With one rank, checks that need several are left out.
+    """Run the named checks, each in newly forked processes. With a single rank, checks that need several are left out.
 
     This process must not touch a device: its forks could not use CUDA.
     """
@@ -117,7 +117,6 @@ def _answer_in_groups(
 
 
 def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: float) -> CheckResult:
-    """Run `compute` several times, each time in a new process per rank. The check passes if all answers are equal."""
     said: list[str] = []
     for _ in range(processes.GENERATIONS):
         result, found = _forked(name, [compute] * ranks, seconds)
@@ -130,10 +129,9 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 
 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
-    """Run each function of `bodies` in a forked process.
+    """Run each function of `bodies` in a forked process. Returns (result of the check, findings of each process).
 
-    Returns the check's result, and a text with the findings of each process. If processes fail, the result is the first
-    failure, and there are no texts.
+    If processes fail, the result is the first failure, and there are no findings.
     """
     forked = [fork(functools.partial(_answer_from_fork, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}
@@ -174,7 +172,6 @@ def _answer_from_fork(name: str, body: Callable[[int], Answer], rank: int, send:
 
 
 def main() -> None:
-    """Run all requested checks, and send each result at once."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--device", default="cuda")

@@ -11,8 +11,9 @@ import torch
 class Setting:
     """The settings of GPU checks.
 
-    `device` is a device type. `shared_gpus` is the number of GPUs if ranks share them, otherwise None. `max_bytes`
-    limits the size of a message or tensor.
+    - `device`: a device type.
+    - `shared_gpus`: the number of GPUs if ranks share them, otherwise None.
+    - `max_bytes`: the maximum size of a message or tensor.
     """
 
     device: str = "cuda"
@@ -21,10 +22,9 @@ class Setting:
     max_bytes: int = 64 * 2**20
 
     def device_of(self, rank: int) -> torch.device:
-        """Return a rank's device."""
         index = rank % self.shared_gpus if self.shared_gpus else rank
         return torch.device("cpu") if self.device == "cpu" else torch.device(self.device, index)
 
 
 Answer = tuple[bool, str]
-"""Whether a check passed, and its findings."""
+"""(whether a check passed, its findings in words)."""

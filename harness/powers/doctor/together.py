@@ -1,4 +1,4 @@
-"""Checks with all ranks of a machine: join, sum in rank order, exchange rows, use two groups at once.
+"""Checks with all ranks of a machine: form groups, sum in rank order, exchange rows, use two groups at once.
 
 A check passes if it passes on all ranks. On a CPU, gloo replaces NCCL.
 """
@@ -18,11 +18,10 @@ from bitproof.harness.torch_compat import build
 OPS = torch.ops._c10d_functional
 
 launches: list[str] = []
-"""The launches of this rank, in order: `launches all_reduce 3 of group first, 24 bytes of float32`."""
+"""The collectives that this rank has launched, in order: `all_reduce 3 of group first, 24 bytes of float32`."""
 
 
 def note(rank: int, line: str) -> None:
-    """If the line is about a collective that this rank launches, append it to `launches`."""
     if line.startswith("launches "):
         launches.append(line.removeprefix("launches "))
 
@@ -63,7 +62,7 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
     """Check that bitproof's own sums over ranks add in ascending rank order.
 
-    This is checked for every size, both for tensors summed separately and for tensors joined in a single message.
+    Tensors of each size are summed separately, and together in a single message.
     """
     return _sums(setting, rank, is_ordered=True)
 
@@ -71,7 +70,7 @@ def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
 def check_native_sums(setting: Setting, rank: int) -> Answer:
     """Check that NCCL's own sums over ranks have the same bits when they are repeated.
 
-    They must also be the same whether tensors are summed separately or joined in a single message.
+    The bits must also be the same whether tensors are summed separately or together in a single message.
     """
     return _sums(setting, rank, is_ordered=False)
 
@@ -132,12 +131,12 @@ _WHY = ("fused is not apart", "not the same twice", "not in rank order")
 
 
 def sizes(max_bytes: int) -> list[int]:
-    """Return message sizes in bytes: 4 KiB and its multiples by powers of 4, up to `max_bytes`."""
+    """Return message sizes in bytes: 4 KiB, 16 KiB and so on by factors of 4, up to `max_bytes`."""
     return [4096 * 4**i for i in range(16) if 4096 * 4**i <= max_bytes] or [max_bytes]
 
 
 def check_all_to_all(setting: Setting, rank: int) -> Answer:
-    """Check that every row arrives at the rank it was sent to, in order, with uneven and empty parts."""
+    """Check that each row arrives at the rank to which it was sent, in order, with uneven and empty parts."""
     from bitproof.reference.parallel.collectives import all_to_all
     from bitproof.reference.parallel.mesh import FSDP
 
@@ -162,7 +161,7 @@ FIRST, SECOND = "first", "second"
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
     """Check that two groups of the same ranks can sum at the same time, if all ranks launch both in the same order.
 
-    Also checks that all ranks have launched the same collectives in the same order.
+    All ranks must also have launched the same collectives in the same order.
     """
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group
@@ -193,13 +192,13 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
 def launch_order(index: int, rank: int) -> tuple[str, str]:
     """Return the names of two groups in the order in which round `index` launches their sums; `rank` is not used.
 
-    A test replaces this function to show that ranks with different orders are noticed.
+    A test replaces this function to show that different orders on ranks are noticed.
     """
     return (FIRST, SECOND) if index % 3 else (SECOND, FIRST)
 
 
 def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
-    """The index of the first launch that differs between ranks, and a rank that differs from rank 0; None if all agree.
+    """Return (index of the first launch that differs between ranks, rank that differs from rank 0), or None.
 
     `codes_WN` has a checksum for each of N launches on each of W ranks.
     """

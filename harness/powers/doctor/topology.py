@@ -1,4 +1,4 @@
-"""Checks that a machine's GPUs are of the same kind, and finds which can read each other's memory."""
+"""Checks that all GPUs of a machine are of the same kind, and finds which can read each other's memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gpu:
 
 
 def gpus_of(setting: Setting) -> list[Gpu]:
-    """Return the GPU of each rank; if ranks share GPUs, each GPU once."""
+    """Return the GPU of each rank. If ranks share GPUs, return each GPU once."""
     count = setting.shared_gpus or setting.ranks
     if setting.device == "cpu":
         return [Gpu("CPU", "0.0", 1, frozenset(range(count)) - {rank}) for rank in range(count)]
@@ -34,7 +34,7 @@ def gpus_of(setting: Setting) -> list[Gpu]:
 
 
 def check_topology(setting: Setting) -> Answer:
-    """Check that all GPUs are of one kind. Pairs without access to each other's memory are counted, but pass, too."""
+    """Check that all GPUs are of the same kind. Pairs without access to each other's memory are counted, but pass."""
     gpus = gpus_of(setting)
     kinds = [f"{gpu.name}, {gpu.capability}, {gpu.multiprocessors} multiprocessors" for gpu in gpus]
     # A GPU of another kind runs other kernels, with other bits.

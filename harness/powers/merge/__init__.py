@@ -1,1 +1,1 @@
-"""Join the run folders of `run --shard`, such as those of CI's machines."""
+"""`bitproof merge`: merges the run folders of `run --shard`, such as those of CI's machines."""

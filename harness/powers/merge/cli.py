@@ -1,4 +1,4 @@
-"""`bitproof merge`: merge the run folders of a run's shards."""
+"""`bitproof merge`: merges the run folders of a run's shards."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Copy from an untrusted folder: only real folders and regular files, no links.
+"""Copies files from an untrusted folder. Only real folders and regular files are copied, and links are ignored.
 
-- No link leads out of the folder, even if it is created during the copy: names are opened in their open parent folder.
+- No link leads out of the folder, even if it is created during the copy: each file is opened relative to its open
+  parent folder.
 - Pipes, sockets and devices are never opened.
-- Files are copied, not hard-linked, so a later change to an original does not change its copy.
+- Files are copied, not hard-linked, so that a later change to an original does not change its copy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _BLOCK = 1 << 20
 
 @dataclass
 class CopyCapacity:
-    """How many more bytes and entries may be copied. An entry is a file or a folder.
+    """How many more bytes and entries may be copied; an entry is a file or a folder.
 
     The limit protects against a huge untrusted folder.
     """
@@ -33,7 +34,6 @@ class CopyCapacity:
     entries: int = 1_000_000
 
     def take(self, num_bytes: int, what: Path) -> None:
-        """Reduce the capacity by an entry of this size. Raises RecordingError, naming `what`, if it is exceeded."""
         self.num_bytes -= num_bytes
         self.entries -= 1
         if self.num_bytes < 0 or self.entries < 0:
@@ -88,10 +88,10 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 
 @contextmanager
 def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Iterator[int | None]:
-    """Context with the file descriptor of the entry `name` in the open folder `parent`, or None.
+    """Context with the file descriptor of the entry `name` in the open folder `parent`.
 
-    It is None unless the entry is of this `kind`, such as `stat.S_IFDIR`. `entry_path` is named in errors, and opened
-    without a `parent`.
+    It is None unless the entry exists and has this `kind`, such as `stat.S_IFDIR`. Without a `parent`, `entry_path` is
+    opened. It is also named in errors.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(entry_path) if parent is None else name

@@ -1,10 +1,9 @@
-"""`bitproof merge`: join the run folders of a run that was split into shards, a shard per machine.
+"""`bitproof merge`: merges the run folders of a run that was split into shards, a shard per machine.
 
-1. Read every shard's report. An unreadable report counts as missing.
-2. Raise an error unless the folders are different shards of the same run. A single run of `bitproof faults` may be
-   among them, and its score is reported.
+1. Read the report of every shard. An unreadable report counts as missing.
+2. Raise an error unless the folders are different shards of the same run.
 3. Put the cases into the order of the run. A case without a result is UNVERIFIED.
-4. Copy each case's logs, recordings and graphs into a new run folder, and write its report.
+4. Copy the logs, recordings and graphs of each case into a new run folder, and write its report.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
     A folder may be that of a run of `bitproof faults`: its score goes into the report, and counts for the status.
 
-    After an error nothing is written. Raises:
+    After an error, nothing is written. Raises:
 
     - UsageError if folders are no shards, are not of the same run, or contain a shard twice.
     - RecordingError if no folder can be read, or if two contain the same case.
@@ -58,9 +57,9 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """Return the score of the run of `bitproof faults`, or None without such a run, and all other reports.
+    """Return (score of the run of `bitproof faults` or None, all other reports).
 
-    The cases of that run are left out, since they ran with faults. Raises UsageError for two such runs.
+    The cases of that run are left out, because they ran with faults. Raises UsageError for two such runs.
     """
     measured = [(folder, report.faults) for folder, report in reports if report.faults is not None]
     if len(measured) > 1:
@@ -156,10 +155,6 @@ def _refuse_double_claims(reports: Reports) -> None:
 
 
 def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
-    """Join the shards' reports into a report of the whole run.
-
-    If machines or options differ between shards, the differences are printed, and kept in the report.
-    """
     shards = [report.shard for report in reports if report.shard is not None]
     selection, count = shards[0].selection, shards[0].count
     missing = sorted(set(range(1, count + 1)) - {shard.index for shard in shards})
@@ -193,7 +188,10 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """The environments of all shards together; a fact that differs, such as torch's version, is a dict by shard."""
+    """Return the facts that all shards share, by name.
+
+    A fact that differs, such as torch's version, is a dict by shard.
+    """
     # A shard without cases has no environment of ranks.
     ran = {str(report.shard): report.environment for report in reports if report.cases}
     names = dict.fromkeys(name for environment in ran.values() for name in environment)
@@ -201,7 +199,7 @@ def _join_environments(reports: list[Report]) -> dict[str, Any]:
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """The value that all shards share. If they differ in `what`, prints this and returns all values, by shard."""
+    """Return the value that all shards share. If they differ in `what`, print this, and return all values by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first
@@ -211,7 +209,7 @@ def _agreed(what: str, values: Mapping[str, Any]) -> Any:
 
 
 def _copy_files(folder: Path, report: Report, run_dir: Path) -> None:
-    """Copy a shard's files into the merged run's folder.
+    """Copy the files of a shard into the folder of the merged run.
 
     The folders of its cases keep their paths, such as `logs/moe_seq`. Other files, such as the host's log, go into a
     folder of the shard, such as `logs/shard-2`.

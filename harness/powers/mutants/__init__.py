@@ -1,1 +1,1 @@
-"""Mutation testing of bitproof itself: inject faults into cases, and check that each is detected and located."""
+"""Mutation testing of bitproof itself: injects faults into cases, and checks that each is detected and located."""

@@ -1,4 +1,4 @@
-"""`bitproof faults`: inject faults into cases, and report whether each is detected and blamed correctly."""
+"""`bitproof faults`: injects faults into cases, and reports whether each is detected and blamed correctly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ DEFAULT_CASES = (
     "ring_two",
     "schedules_gpipe",
 )
-"""The cases used if none is selected: each fault goes into the first case that should detect it."""
+"""The cases used if none is selected. Each fault goes into the first case that should detect it."""
 
 
 _OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout")

@@ -1,7 +1,7 @@
-"""Run `bitproof faults`, from preparing the report folder to the exit status.
+"""Runs `bitproof faults`, from preparing the report folder to the exit status.
 
-A fault is killed if its case becomes DIFFERENT or fails. Otherwise the fault survives. A harmless rewrite is flagged if
-its case becomes DIFFERENT.
+A fault is killed if its case becomes DIFFERENT or fails; otherwise it survives. A harmless rewrite is flagged if its
+case becomes DIFFERENT.
 """
 
 from __future__ import annotations
@@ -50,11 +50,10 @@ class Page(NamedTuple):
 
 
 Plan = Mapping[str, Sequence[Entry]]
-"""The faults for each case."""
 
 
 def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
-    """Return the catalogue's faults with these names or families; all faults if none are given.
+    """Return the faults of the catalogue with these names or families; all faults if none are given.
 
     Raises UsageError for an unknown name.
     """
@@ -70,7 +69,6 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
 
 
 def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
-    """Yield a line per fault of the catalogue: name, family, the defect, and the requirements that a case must meet."""
     for entry in entries:
         needs = "; ".join(need.says for need in (*entry.all_needs, *entry.sees))
         yield f"{entry.name} ({entry.family}): {entry.says}" + (f" [{needs}]" if needs else "")
@@ -100,7 +98,7 @@ def faults(
     - `resume`: the folder of an earlier call, whose outcomes are reused.
     - `page`: a Markdown file into which the table of results is written, too.
 
-    The exit status is that of `status_of`: 0 if every fault was detected and no harmless rewrite was reported.
+    `status_of` explains the exit status.
     """
     # Before anything runs: the faults take hours, and the page is written at their end.
     _check_page(page)
@@ -218,7 +216,7 @@ def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
     """Return the exit status of `bitproof faults`.
 
     - 3: a planned fault was not judged, nothing was measured, or a case differs without any fault.
-    - 1: a fault was not detected, or a harmless rewrite was reported.
+    - 1: a fault was not detected, or a harmless rewrite was reported as a difference.
     - 0: otherwise.
     """
     if not found.outcomes or not all(map(shows_faults, results)):
@@ -227,7 +225,7 @@ def status_of(found: FaultsFound, results: Sequence[CaseResult]) -> int:
 
 
 def _drop_empty_logs(run_dir: Path) -> None:
-    """Remove the empty log files. Each fault's run has its own logs, and most are empty."""
+    # Each run with a fault has its own logs, and most are empty.
     for path in (run_dir / "logs").rglob("*.log"):
         if not path.stat().st_size:
             path.unlink()

@@ -1,16 +1,11 @@
-"""Injects faults into a case in turn, and judges each.
+"""Injects faults into a case, one after the other, and judges each.
 
-1. Run the reference, and the candidate without a fault. They must agree. Otherwise no difference could be attributed to
-   a fault.
-2. Repeat the first step of both with every call logged. It must agree with the recordings.
-3. For each fault, run the first step with the fault, and compare it with the reference. Nearly all faults show there.
-   If the step does not differ, run all steps. Equivalent rewrites always run all steps.
-4. If a later step differs first, repeat it with every call logged.
-5. Compare the call to blame with the calls that the fault changed.
-
-If the systems have different layouts, or a system resumes from a checkpoint, the whole case runs for each fault. No
-call is blamed then, since calls of two layouts have no counterparts. Module and direction are those of the first record
-that differs by more than its bound.
+1. Run the reference, and the candidate without a fault. They must agree, or no difference could be attributed to a
+   fault.
+2. For each fault, run the first step with the fault and every call logged, and compare it with the reference. If the
+   step does not differ, run all steps.
+3. If a later step differs first, repeat this step with every call logged.
+4. Compare the blamed call with the calls that the fault changed.
 """
 
 from __future__ import annotations
@@ -65,7 +60,7 @@ def shows_faults(result: CaseResult) -> bool:
 
 
 MAX_TOLD = 600
-"""Maximum characters of an error in an outcome."""
+"""The maximum number of characters of an error in an outcome."""
 
 
 class FaultRuns:
@@ -87,7 +82,7 @@ class FaultRuns:
         """CPU seconds so far, on all cores, including this process."""
 
     def begin(self) -> CaseResult:
-        """Run and judge the case without a fault. If `shows_faults(result)` is false, no fault can be detected."""
+        """Run and judge the case without a fault. If `shows_faults(result)` is False, no fault can be detected."""
         with self._counting():
             return self._begin()
 
@@ -100,7 +95,10 @@ class FaultRuns:
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
-        """Run the case with a fault, and return whether it was detected, blamed correctly, and how long it took."""
+        """Run the case with a fault.
+
+        The outcome states whether the fault was detected and blamed correctly, and the time.
+        """
         began, cpu = time.monotonic(), self.cpu_seconds
         with self._counting():
             outcome = self._outcome(entry)
@@ -135,6 +133,7 @@ class FaultRuns:
         # Between two layouts, or with a candidate that resumes, a verdict takes more than one run of a system.
         if self.case.reference_parallelism is not None or self.case.resume_at is not None:
             return self._outcome_of_case(blank, entry)
+        # A harmless rewrite must agree in all steps, so these always run.
         if entry.is_fault and (outcome := self._outcome_of_first_step(blank, entry)):
             return outcome
         run = self._run_with(entry)
@@ -172,9 +171,9 @@ class FaultRuns:
         )
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """Run only the first step with a fault. Return the fault's outcome, or None if all steps must run.
+        """Run only the first step with a fault. Returns the outcome, or None if all steps must run.
 
-        They must run unless the fault changes the step. `blank` is the fault's outcome before any run.
+        All steps must run unless the fault changes the first step. `blank` is the outcome before any run.
         """
         if not self._is_clean_when_logged_too():
             return None
@@ -190,7 +189,6 @@ class FaultRuns:
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
 
     def _is_clean_when_logged_too(self) -> bool:
-        """Whether the candidate's first step, run with logging and without a fault, equals the reference's."""
         if self._is_clean_when_logged is None:
             run, folder = self._clean_run(), self._folder / "clean"
             try:
@@ -201,10 +199,6 @@ class FaultRuns:
         return self._is_clean_when_logged
 
     def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
-        """Compare a logged first step of the candidate with the reference's first step.
-
-        Returns the comparison, and the recording of the logged step, read from `folder`.
-        """
         assert self._reference is not None and self._clean is not None, "begin comes first"
         # The facts of the clean recording hold for this step as well; only the records come from the logged step.
         candidate = self._clean.first_steps(1)
@@ -221,10 +215,10 @@ class FaultRuns:
         sites: list[Site],
         calls: list[list[Call]] | None = None,
     ) -> FaultOutcome:
-        """The outcome of a run with a fault: a copy of `blank` with the findings of `comparison`.
+        """Return a copy of `blank`, the outcome of a fault before any run, with the findings of `comparison`.
 
-        `sites`: the calls that the fault changed. `calls`: those of the first differing step, by rank, or None to log
-        them.
+        - `sites`: the calls that the fault changed.
+        - `calls`: the logged calls of the first differing step, by rank. If None, that step is run again to log them.
         """
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
@@ -296,10 +290,7 @@ class FaultRuns:
 
 
 def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
-    """The calls that the fault changed.
-
-    They are those that the fault's edit of the graph reported; without such a report, those of its catalogue entry.
-    """
+    # A fault's edit of the graph reports the calls that it changed. Otherwise they are those of its catalogue entry.
     passes = answer.graph.passes if answer.graph else []
     reported = next((report.facts["sites"] for report in passes if report.name == f"fault {entry.name}"), None)
     return [Site(*site) for site in reported] if reported is not None else list(entry.sites)
@@ -308,9 +299,10 @@ def _sites(entry: Entry, answer: RunAnswer) -> list[Site]:
 def _with_blame_checked(
     outcome: FaultOutcome, entry: Entry, first: Divergence, sites: list[Site], place: tuple[str, str] | None = None
 ) -> FaultOutcome:
-    """Note in `outcome` whether the blamed call's module, operator and rank are those of a call that the fault changed.
+    """Return a copy of `outcome` that states whether module, operator and rank of the blamed call are right.
 
-    `sites` are these calls. If no call is blamed, `place`, a module and a direction, is compared instead.
+    They are if they are those of a call in `sites`, which the fault changed. If no call is blamed, `place` is compared
+    instead: (module, direction).
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

@@ -1,4 +1,4 @@
-"""Results of `bitproof faults`: tables for a terminal and for Markdown, and faults.json."""
+"""The results of `bitproof faults`: tables for a terminal and for Markdown, and faults.json."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and d
 
 
 def line_of(outcome: FaultOutcome) -> str:
-    """Return an outcome as a line, to be printed as soon as it is known."""
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
@@ -99,7 +98,6 @@ def _unexpected(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome
 
 
 def render_json(found: FaultsFound) -> str:
-    """Return the text of faults.json: every outcome, and the scores by family."""
     values = {
         "schema": SCHEMA,
         "headline": str(found.score),
@@ -123,7 +121,6 @@ def read_found(path: Path) -> FaultsFound:
 
 
 def render_markdown(found: FaultsFound) -> str:
-    """Return the text of faults.md: the tables in Markdown, for a job summary and for the docs."""
     lines = [inline(str(found.score)), "", *rows_of(HEADERS, by_family(found.outcomes)), ""]
     headers = ("fault", "what is wrong", "source", "case", "verdict", "blamed", "as expected")
     rows = [
@@ -146,9 +143,9 @@ BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """Return the page with the text between its lines BEGIN and END replaced by a table of results, or None.
+    """Return the page with the text between its lines BEGIN and END replaced by a table of results.
 
-    It is None without such lines. `call` is the command that measured the results.
+    None if the page has no such lines. `call` is the command that measured the results.
     """
     # Anchored to whole lines, since a sentence of the page may mention BEGIN.
     place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)

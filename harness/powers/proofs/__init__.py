@@ -1,4 +1,5 @@
-"""Static proofs that two systems' steps compute equal bits for every input.
+"""Proves, without running the steps, that two systems compute equal bits for every input.
 
-Commands: `prove` and `check-certificate` (`cli`). Check: `--prove-first` (`check`). The prover is in `prover`.
+The commands `prove` and `check-certificate` are in `cli`, the check `--prove-first` in `check`, and the prover in
+`prover`.
 """

@@ -1,4 +1,4 @@
-"""`bitproof check-certificate`: check certificates, without torch unless graphs are retraced."""
+"""`bitproof check-certificate`: checks certificates, without torch unless their graphs are traced again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ACCEPTED, LESS, REJECTED = 0, 1, 3
 SHOWN_CHANGES = 8
 
 NAMESPACE, SECONDS = "bitproof-certificate", 30.0
-"""Namespace of OpenSSH signatures of certificate.json, and the time limit of ssh-keygen in seconds.
+"""The namespace of OpenSSH signatures of certificate.json, and the time limit of ssh-keygen in seconds.
 
 That file has the digests of the others, so its signature covers the whole certificate.
 """
@@ -45,17 +45,17 @@ def check_certificates(
     precompiled: Path | None = None,
     signers: Path | None = None,
 ) -> int:
-    """Check the certificates in a folder or its subfolders, print their claims, and return the exit status.
+    """Check the certificates in a folder or its subfolders, print what they state, and return the exit status.
 
-    - 0: all certificates are accepted, and claim that every output is equal.
-    - 1: all are accepted, but do not claim this for every output.
+    - 0: all certificates are accepted, and state that every output is equal.
+    - 1: all are accepted, but some output is not stated to be equal.
     - 3: a certificate is rejected.
 
     Options:
 
     - `signers`: a file of allowed signers. Each certificate must be signed by one of these.
     - `retrace`: trace both graphs again, which needs torch.
-    - `extra_passes`, `precompiled`: only with `retrace`; must be those of the original proof.
+    - `extra_passes`, `precompiled`: options of the original proof, only with `retrace`.
 
     Raises UsageError for wrong options, and if the folder has no certificate.
     """
@@ -102,11 +102,6 @@ def _check(
 
 
 def _signer_of(main: Path, signers: Path) -> str:
-    """Return the name of the person who signed a certificate's main file, as the file `signers` spells it.
-
-    Raises RejectedError unless a signer in `signers` signed exactly this content. Raises MachineError without
-    ssh-keygen.
-    """
     signature = main.with_name(f"{main.name}.sig")
     hold(signature.is_file(), f"it is not signed: there is no {signature.name}")
     for file in (signers, signature):
@@ -182,13 +177,10 @@ def _about(main: Any, graphs: Sequence[Any], case: Case, retraced: bool) -> list
 
 
 def _changes(stated: object, own: object, name: str = "") -> list[str]:
-    """Return each field that differs between a certificate's case, `stated`, and this machine's `own` (both as JSON).
-
-    A field is listed with the certificate's value, such as `model.layers 4`.
-    """
     if isinstance(stated, dict) and isinstance(own, dict):
         names = sorted({*stated, *own})
         return [x for key in names for x in _changes(stated.get(key), own.get(key), f"{name}.{key}".lstrip("."))]
+    # With the certificate's value: "model.layers 4".
     return [] if stated == own else [f"{name} {json.dumps(stated)}"]
 
 

@@ -32,21 +32,18 @@ class ProofCheck(Check):
     Options = ProofOptions
 
     def __init__(self, options: ProofOptions) -> None:
-        """Create the check without any proof; `prepare` adds the proofs."""
         super().__init__(options)
         self._found: dict[str, ProofOutcome] = {}
 
     @classmethod
     def of(cls, options: ProofOptions) -> Self | None:
-        """Return a ProofCheck, or None if the user did not give `--prove-first`."""
         return cls(options) if options.prove_first else None
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError if ranks were started by torchrun: a single process proves all cases."""
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prove the cases. Yields lines for the terminal: each proof's verdict, and which outputs may differ."""
+        """Prove the cases. Yields lines to print: the verdict of each proof, and which outputs may differ."""
         from bitproof.harness.powers.proofs.report import describe
 
         for name, found in prove_cases(cases, options, folder):
@@ -54,11 +51,11 @@ class ProofCheck(Check):
             yield from describe(name, found)
 
     def judges(self, verdict: Verdict) -> bool:
-        """Return True: a case's proof is reported even if its run failed."""
+        # A proof is reported even if the run of its case failed.
         return True
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Return the case's proof as a finding, with a headline if the run contradicts the proof.
+        """Return the proof of the case as a finding, with a headline if the run contradicts the proof.
 
         None if there is no proof.
         """
@@ -76,17 +73,12 @@ class ProofCheck(Check):
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild a proof's finding from its data in a report of schema version 1."""
         from bitproof.harness.powers.proofs.report import finding_of, read_data
 
         return finding_of("", read_data(data), None)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Return (field, expectation, value found) if the data have the verdict PROVED, but also unproved outputs.
-
-        None otherwise.
-        """
         from bitproof.harness.powers.proofs.report import read_data
 
         found = read_data(data)
@@ -96,7 +88,7 @@ class ProofCheck(Check):
 
 
 def prove_cases(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[tuple[str, ProofOutcome]]:
-    """Prove cases in a separate process, and yield each case's name and outcome. Raises UsageError under torchrun."""
+    """Prove cases in a separate process. Yields (name of the case, outcome). Raises UsageError under torchrun."""
     from bitproof.harness.powers.proofs.preflight import Task, preflight_proofs
 
     refuse_many_ranks()
@@ -107,7 +99,6 @@ def prove_cases(cases: Sequence[Case], options: RunOptions, folder: Path) -> Ite
 
 
 def refuse_many_ranks() -> None:
-    """Raise UsageError under torchrun: a single process proves all cases."""
     from bitproof.harness.execute.transport import refuse_torchrun
 
     refuse_torchrun("prove", "is no work for many ranks: --prove-first proves in one process")

@@ -93,10 +93,6 @@ def prove_command(
 
 
 def _prove_files(programs: list[Path], others: bool, *, as_json: bool) -> int:
-    """Prove the two files in `programs`, and return the exit status.
-
-    Raises UsageError for another number of files, and if the user also gave options about cases (`others`).
-    """
     if len(programs) != 2:
         raise UsageError("prove compares two programs", expected="A.pt2 B.pt2", found=" ".join(map(str, programs)))
     if others:

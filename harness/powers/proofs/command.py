@@ -1,4 +1,4 @@
-"""`bitproof prove`: prove cases in sequence, print each result immediately, and return the exit status."""
+"""`bitproof prove`: proves cases in sequence, prints each result immediately, and returns the exit status."""
 
 from __future__ import annotations
 
@@ -92,9 +92,9 @@ def prove(
 
 
 def _whole_proof(result: CaseProof) -> Proof:
-    """Return the proof for any number of steps, or the proof of a single step if there is no other."""
     assert result.proof is not None
     update = result.update
+    # The proof of step and update together holds for any number of steps.
     return update.proof if update is not None and update.proof is not None and update.induction.holds else result.proof
 
 
@@ -121,7 +121,7 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """Return the assumptions of a case's proof, without the assumptions about tracing, which every proof has."""
+    """Return the assumptions of a case's proof. Those about tracing are left out, because every proof has them."""
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 
@@ -179,10 +179,6 @@ def _row(result: CaseProof) -> str:
 
 
 def _reasons(results: Sequence[CaseProof]) -> list[str]:
-    """Return the lines below the Markdown table: each reason with the names of its cases, between empty lines.
-
-    A reason states why something is REFUSED or NOT TRIED, or that PROVED outputs have different strides.
-    """
     cases: dict[str, dict[str, None]] = {}
     for result in results:
         answers = result.proof.answers if result.proof else ()
@@ -191,6 +187,7 @@ def _reasons(results: Sequence[CaseProof]) -> list[str]:
             cases.setdefault(f"{result.verdict}: {reason.splitlines()[0]}", {})[result.case.name] = None
         if result.proof and (otherwise := result.proof.laid_out_otherwise):
             cases.setdefault(f"{LAID_OUT_OTHERWISE} ({len(otherwise)})", {})[result.case.name] = None
+    # Below a Markdown table, between empty lines.
     return ["", *(f"- {reason}: {', '.join(names)}" for reason, names in cases.items()), ""] if cases else []
 
 
@@ -220,10 +217,6 @@ def _data(result: CaseProof) -> dict[str, object]:
 
 
 def _update_data(update: UpdateProof | None) -> dict[str, object] | None:
-    """Return the proof of the optimizer's update as JSON, including whether it holds for any number of steps.
-
-    None if there is no proof of the update.
-    """
     if update is None:
         return None
     return {

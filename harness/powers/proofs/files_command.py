@@ -1,4 +1,4 @@
-"""`bitproof prove A.pt2 B.pt2`: prove two exported programs equal."""
+"""`bitproof prove A.pt2 B.pt2`: proves two exported programs equal."""
 
 from __future__ import annotations
 

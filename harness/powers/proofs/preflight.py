@@ -1,11 +1,7 @@
-"""Proofs before a run: a separate process proves every case before any rank starts.
+"""Proves every case before any rank starts, in a separate process.
 
-The proving process receives all cases in one message and returns an outcome per case (`processes/apart`). If it dies or
-exceeds the time limit, the remaining cases are NOT TRIED, and still run. Each proof has the time limit of a run,
-because a user's pass may hang.
-
-A separate process is needed: the command line's process must not import torch, and the process that starts the ranks
-must not trace.
+If the process dies or exceeds the time limit, the remaining cases are NOT TRIED, and still run. A separate process is
+needed: the command line's process must not import torch, and the process that starts the ranks must not trace.
 """
 
 from __future__ import annotations
@@ -33,9 +29,9 @@ class Task:
 
 
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
-    """Yield a proof's outcome for each case of `task`, in order.
+    """Yield the outcome of a proof for each case of `task`, in order.
 
-    - `log`: gets the output of the process that proves the cases.
+    - `log`: gets the output of the proving process.
     - `timeout`: the seconds for each case. After a time-out, all later cases are NOT TRIED.
 
     Closing the iterator ends the process.
@@ -50,12 +46,11 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOu
 
 
 def main() -> None:
-    """Run the proving process, started as `python -m ...preflight PIPE`."""
+    # This is the proving process, started as `python -m ...preflight PIPE`.
     answer_all(Task, lambda task: (outcome_of(case, task.extra_passes) for case in task.cases))
 
 
 def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
-    """Prove a case, and return its outcome."""
     # Imported here, since the parent imports this module and must not import torch.
     from bitproof.harness.errors import BitproofError
     from bitproof.harness.graph.graph_options import GraphOptions

@@ -1,4 +1,4 @@
-"""The result of a static proof before a case runs; docs/explanation/proving.md explains it."""
+"""The result of a static proof of a case; docs/explanation/proving.md explains it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bitproof.harness.validate import GROWING
 
 
 class ProofVerdict(enum.StrEnum):
-    """The outcome of a proof (see `prover.answers`). NOT TRIED: no proof was requested, or none was possible."""
+    """The outcome of a proof. NOT TRIED: no proof was requested, or none was possible."""
 
     PROVED = "PROVED"
     NOT_PROVED = "NOT PROVED"
@@ -20,8 +20,9 @@ class ProofVerdict(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ProofOutcome:
-    """A case's proof: how many of the step's outputs (loss, gradients) are proved, not proved and refused, and why.
+    """The proof of a case: how many outputs of its step (loss, gradients) are proved, not proved and refused.
 
+    - `reason`: why the case is REFUSED or NOT TRIED, or why its first refused output is REFUSED.
     - `unproved`: the first outputs that are not proved.
     - `first`: the calls at which the two systems first differ, for the first of these outputs.
     - `otherwise`: how many PROVED outputs have different strides in the two systems. Code after the step may depend on

@@ -1,7 +1,7 @@
-"""Proofs in reports: a clause beside the verdict, and a headline if a PROVED case runs DIFFERENT.
+"""Proofs in reports: a clause beside the verdict of a case, and a headline if a PROVED case runs DIFFERENT.
 
-Such a case shows that an assumption of the proof is false on that machine, or that something outside the step had an
-effect. The headline names the assumption and the blamed call. docs/explanation/proving.md lists all assumptions.
+In such a case, an assumption of the proof is false on this machine, or something outside the step had an effect.
+docs/explanation/proving.md lists all assumptions.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from bitproof.harness.validate import read
 
 COLLECTIVES = ("all_gather", "all_reduce", "all_to_all", "reduce_scatter")
 PROVED_KINDS = ("loss", "grad", "buffer")
-"""The kinds of records that proofs cover; the optimizer's update is not covered."""
+"""The kinds of records that a proof covers. It does not cover the optimizer's update."""
 
 
 def clause(found: ProofOutcome) -> str:
-    """Return a proof's outcome in a few words: `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)`, `REFUSED`.
+    """Return the outcome of a proof in a few words.
 
-    "Laid out otherwise" are outputs with different strides in the two systems.
+    For example, `PROVED (28 laid out otherwise)`, `NOT PROVED (38 of 44)` or `REFUSED`. "Laid out otherwise" are
+    outputs with different strides in the two systems.
     """
     if found.verdict == ProofVerdict.PROVED and found.otherwise:
         return f"{found.verdict} ({found.otherwise} laid out otherwise)"
@@ -33,7 +34,7 @@ def clause(found: ProofOutcome) -> str:
 
 
 def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
-    """Return a proof's outcome as lines of text. The first line has the counts of outputs.
+    """Return the outcome of a proof as lines of text. The first line has the counts of outputs.
 
     Further lines name up to `most` outputs of each kind:
 
@@ -58,7 +59,8 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
     """Return a headline if a case was PROVED but its run differs: the false assumption, and the blamed call.
 
-    Otherwise None, as for a difference that the proof does not cover. `injects`: the run injected a fault.
+    None if the run does not contradict the proof, as for a difference that the proof does not cover. `injects` is True
+    if the run injected a fault.
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:
@@ -77,7 +79,6 @@ def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = Fal
 
 
 def finding_of(name: str, found: ProofOutcome, headline: str | None) -> Finding:
-    """Return the finding of the check `proof` for the case `name`."""
     lines = describe(name, found) if name else describe("proof", found)
     return Finding(
         brief=clause(found), headline=headline or "", blocks=(Code("proof", "\n".join(lines)),), data=asdict(found)
@@ -91,7 +92,7 @@ def proof_of(result: CaseResult) -> ProofOutcome | None:
 
 
 def read_data(data: dict[str, Any]) -> ProofOutcome:
-    """Return the proof in a finding's data. Raises RecordingError if the data is damaged."""
+    """Return the proof in a finding's data. Raises RecordingError if the data are damaged."""
     return read(ProofOutcome, data, "checks.proof.data", RecordingError, damaged="is damaged")
 
 

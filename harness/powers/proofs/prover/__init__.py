@@ -1,8 +1,9 @@
-"""The prover: proves that two systems' steps compute equal bits.
+"""Proves that the training steps of two systems compute equal bits.
 
-A term describes a value in a graph, such as `neg(x)`. Terms are rewritten until equal values have the same term.
+A term describes how a value is computed, such as `neg(x)`. Terms are rewritten by rules that keep every bit. Two values
+are equal if both are rewritten to the same term.
 
-    systems' steps as graphs ─► graphs/export   every call with its layout, recomputed from fake values
-                            ─► canonical        equal values become the same term, by the rewrites in `rules`
-                            ─► answers          an answer for each output: PROVED, NOT PROVED or REFUSED
+    two steps as graphs ─► graphs/export   calls as data, each with the layout of its result
+                       ─► canonical       calls become terms, which `rules` rewrite
+                       ─► answers         each output is PROVED, NOT PROVED or REFUSED
 """

@@ -1,11 +1,9 @@
 """Compares two graphs as data, and answers for each output whether it is proved equal.
 
-1. The value of each call becomes a term, such as `neg(x)`. The terms of both graphs are in the same table.
-2. Outputs are the step's return values, and every input that either graph writes.
-3. An output is PROVED if it has the same term in both graphs, and the term reads a parameter and an input of the step.
-4. A constant is REFUSED, as its equality shows nothing. An output with an unsupported call in either graph is REFUSED
-   as well.
-5. Any other output is NOT PROVED: the rules do not make its two terms equal, but its bits may still be equal.
+1. Each call's value becomes a term, such as `neg(x)`. The terms of both graphs are in the same table.
+2. An output is PROVED if it has the same term in both graphs, and this term depends on a parameter and on an input.
+3. An output is REFUSED if it is constant, or depends on an unsupported call.
+4. Any other output is NOT PROVED. Its terms differ, but its bits may still be equal.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from bitproof.harness.powers.proofs.prover.terms import Rule, Table
 PROVED, NOT_PROVED, REFUSED = "PROVED", "NOT PROVED", "REFUSED"
 
 DIFFERS, NO_RULE = "differs on an input tried", "no rule proves them equal"
-"""The two meanings of NOT PROVED: some tried input gave the two sides different bits, or none did."""
+"""The two meanings of NOT PROVED: the output had different bits for some input that was tried, or for none."""
 
 PARAMETER, BUFFER, INPUT = "parameter ", "buffer ", "input "
 """Prefixes of the names of a graph's inputs."""
@@ -33,7 +31,7 @@ LAID_OUT_OTHERWISE = "equal values, laid out otherwise in memory, which what fol
 SHOWN_OUTPUTS = 3
 
 MUST_READ = (PARAMETER, INPUT)
-"""Kinds of inputs; a proved output must depend on an input of each kind."""
+"""Prefixes of input names. A proved output must depend on an input with each of these prefixes."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class OutputAnswer:
     - `finding`: for a NOT PROVED output, the calls at which the two graphs first differ.
     - `layouts`: for a PROVED output, its strides in both graphs if these differ.
     - `witness`: how the output's two values differed when both graphs were computed on the same inputs.
-    - `agreed`: the number of sets of inputs on which its two values were equal.
+    - `agreed`: the number of sets of inputs for which its two values were equal.
     """
 
     output: str
@@ -59,7 +57,10 @@ class OutputAnswer:
 
     @property
     def meaning(self) -> str | None:
-        """For a NOT PROVED output, a phrase: that it differs, or that no rule proves it equal. None for others."""
+        """A phrase for a NOT PROVED output: either its values were seen to differ, or no rule proves them equal.
+
+        None for other outputs.
+        """
         if self.verdict != NOT_PROVED:
             return None
         if self.witness:
@@ -73,8 +74,8 @@ class Proof:
     """The answers for all outputs of two graphs.
 
     - `table`: the terms of both graphs.
-    - `sides`: each graph's calls with their terms, the reference first.
-    - `row_splits`: the operators that one graph calls once on all rows, and the other twice on half of the rows.
+    - `sides`: the calls of each graph with their terms, the reference first.
+    - `row_splits`: the operators that one graph calls on all rows, and the other graph on each half of the rows.
     - `reads_something`: False if all outputs are PROVED and none depends on an input.
     """
 
@@ -85,7 +86,6 @@ class Proof:
     reads_something: bool = True
 
     def count(self, verdict: str) -> int:
-        """Return the number of outputs with this verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
     @property
@@ -98,10 +98,9 @@ class Proof:
 
     @property
     def verdict(self) -> str:
-        """The verdict on all outputs together.
+        """The verdict on all outputs together: the worst verdict of any output.
 
-        It is REFUSED if any output is REFUSED or there is no output; otherwise NOT PROVED if any output is NOT PROVED;
-        otherwise PROVED.
+        From worst to best, these are REFUSED, NOT PROVED and PROVED. It is also REFUSED if there is no output.
         """
         if not self.answers or self.count(REFUSED):
             return REFUSED
@@ -118,9 +117,8 @@ def prove_graphs(
     """Prove two graphs of the same step, output by output.
 
     - `rules`: rules to use instead of RULES, for tests.
-    - `must_read`: prefixes of input names. A proved output must depend on an input of each prefix.
-    - `table`: a table to which the graphs' terms are added. Its own rules then apply instead of `rules`, and terms that
-      it already has are not rewritten again.
+    - `must_read`: prefixes of input names. A proved output must depend on an input with each prefix.
+    - `table`: a table to which the terms are added. Its own rules then apply instead of `rules`.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)
@@ -140,10 +138,7 @@ def prove_graphs(
 
 
 def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
-    """Return a bit mask for each term of a table: on which kinds of inputs the term depends.
-
-    Bit i is 1 for an input whose name begins with `kinds[i]`. The mask of a rewritten term has no meaning.
-    """
+    # Bit i of a term's mask is 1 if the term depends on an input whose name begins with `kinds[i]`.
     found: list[int] = []
     for step in table.steps:
         bits = 0
@@ -157,14 +152,12 @@ def _reads_of(table: Table, kinds: Sequence[str]) -> list[int]:
 
 
 Pair = tuple[int | None, int | None]
-"""The call that computes an output on each side; None if a side has no such output."""
+"""The index of the call that computes an output in each graph; None if a graph has no such output."""
 
 
 def _outputs(sides: tuple[Canonicalizer, Canonicalizer]) -> Iterable[tuple[str, Pair]]:
-    """Yield each output's name, and its call's index in each graph (None if a graph has none).
-
-    An input that a step writes in place is the output `written NAME`. A graph may also return this output.
-    """
+    # Outputs are the return values, and `written NAME` for each input NAME that the step writes in place. A graph may
+    # also return an output of this name.
     returned = [dict(side.graph.outputs) for side in sides]
     inputs = [
         {f"written {call.name}": i for i, call in enumerate(side.graph.calls) if call.op in ("input", "constant")}
@@ -218,7 +211,10 @@ def _answer(
 
 
 def meaning_of(proof: Proof) -> str:
-    """Return a summary of the NOT PROVED outputs: how many were seen to differ, and how many no rule proves equal."""
+    """Return a clause about the NOT PROVED outputs: how many were seen to differ, and how many no rule proves equal.
+
+    For example, "; 2 differ on an input tried".
+    """
     differ = sum(answer.witness is not None for answer in proof.answers)
     others = [answer for answer in proof.answers if answer.meaning and not answer.witness]
     lines = [f"{differ} {'differs' if differ == 1 else 'differ'} on an input tried"] if differ else []
@@ -227,21 +223,18 @@ def meaning_of(proof: Proof) -> str:
 
 
 def _layout(x: Any) -> str:
-    """Return a tensor's strides as text: `strides [8, -, ?]`.
-
-    A dim of size 1 has `-`, a data-dependent stride is `?`.
-    """
     if not isinstance(x, Tensor):
         return "a number"
     numbers = zip(x.shape, x.strides, strict=True)
+    # For example `strides [8, -, ?]`: a dim of size 1 has `-`, a data-dependent stride is `?`.
     strides = ["?" if not isinstance(s, int) else "-" if n == 1 else str(s) for n, s in numbers]
     return f"strides [{', '.join(strides)}]"
 
 
 def answer_lines(proof: Proof, *, all_in: str) -> list[str]:
-    """Return lines about the outputs that are not PROVED, and about those PROVED with different strides.
+    """Return lines about the outputs that are not PROVED, and about PROVED outputs with different strides.
 
-    Outputs that first differ at the same calls share a line. `all_in` names the place of the complete list.
+    Outputs that first differ at the same calls share a line. `all_in` is where the complete list is, such as "--json".
     """
     lines = []
     if otherwise := [answer for answer in proof.answers if answer.output in proof.laid_out_otherwise]:

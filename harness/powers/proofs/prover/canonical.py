@@ -1,13 +1,12 @@
-"""Turns every call of a graph into a term, such as `neg(x)`, for the value that it computes.
+"""Turns each call of a graph into a term for the value that it computes, such as `neg(x)`.
 
-1. A call that only views, copies or moves elements, or computes exactly, becomes a term that rules may rewrite.
-2. Any other call becomes a term with its operator and arguments, which no rule rewrites. A tensor argument includes its
-   dtype, device, shape, strides and alignment, since a kernel may choose its code path by these.
-3. After an in-place write, all aliases of exactly the written elements have the new value. Other aliases of that memory
-   are stale, and a call that reads them is refused.
-4. Between a collective's launch and its wait, no call may read its result or write its input.
-5. Random calls form a chain: each reads the generator's state after the previous call.
-6. A symbolic size, such as `u0`, is replaced by the term that defines its number.
+1. If a call only views, copies or moves elements, or computes exactly, rules may rewrite its term.
+2. Any other call becomes a term that no rule rewrites ("opaque"). It includes the layout of each tensor argument,
+   because kernels may choose a code path by layouts.
+3. An in-place write gives a new value to all tensors that have exactly the written elements. Other tensors in this
+   memory become stale: a call that reads them is refused.
+4. Each random call reads the state that the previous one left in the generator.
+5. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ Arguments = Mapping[str, Any]
 
 
 class Canonicalizer:
-    """Computes the terms of a graph: a term describes the value of a call's result.
+    """Computes the term of each call in a graph.
 
     - `side`: 0 for the reference's graph, 1 for the candidate's.
-    - `values`: for each call, the index of its result's term in the table. This is a list if the call has several
-      results, and None if it was refused. After an in-place write, it is the term of the new value.
+    - `values`: for each call, the index of its result's term in the table. A list of indices for a call with several
+      results, None for a refused call. After an in-place write, this is the term of the new value.
     """
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
@@ -55,7 +54,6 @@ class Canonicalizer:
         )
 
     def run(self) -> None:
-        """Compute every call's term, in order. Refused calls do not raise, nor do calls that read their results."""
         # A refused call does not end the proof: outputs that do not depend on it can still be proved.
         for index, call in enumerate(self.graph.calls):
             self.values.append(None)
@@ -67,9 +65,10 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """Return the term for an output of the graph: the value of call `index` at the end of the step.
+        """Return the index of the term of an output, which is the value of call `index` at the end of the step.
 
-        For an input, this is the last value written into it. Raises RefusedError if the term is unknown.
+        If this call is an input, its value is the last value written into it. Raises RefusedError if the term is
+        unknown.
         """
         self._refuse_unreadable(index, self.graph.calls[index])
         if self.memory.is_flying(index):
@@ -77,7 +76,7 @@ class Canonicalizer:
         return int(self.values[index])
 
     def written_inputs(self) -> list[int]:
-        """Return the indices of the inputs and constants whose value at the end differs from that at the start."""
+        """Return the indices of the inputs and constants whose value changes during the step."""
         inputs = [index for index, call in enumerate(self.graph.calls) if call.op in ("input", "constant")]
         return [i for i in inputs if self.memory.is_stale(i) or self.values[i] != self._input(self.graph.calls[i])]
 
@@ -90,11 +89,8 @@ class Canonicalizer:
         return self.table.make((call.op, identity, call.value.dtype, _known_sizes(call.value.shape)))
 
     def _input_with_symbols(self, call: Call) -> int:
-        """Return the term of an input or a constant, and store terms for the symbols that it introduces.
-
-        A tensor introduces the new symbols in its sizes, and a symbolic number introduces its own symbol.
-        """
         term = self._input(call)
+        # A tensor introduces the new symbols in its sizes, and a symbolic number introduces its own symbol.
         if isinstance(call.value, Tensor):
             self.symbols.name_extents(call, term, call.value.shape)
         else:
@@ -103,15 +99,16 @@ class Canonicalizer:
 
     @functools.cached_property
     def computed(self) -> set[int]:
-        """All terms that the graph computes, with all terms inside them."""
+        """The indices of all terms that the graph computes, and of all terms inside these."""
         values = (value if isinstance(value, list) else [value] for value in self.values)
         return self.table.reachable(place for places in values for place in places if place is not None)
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """For each call, the indices of the calls that it depends on.
+        """For each call, the indices of the earlier calls on which its arguments depend.
 
-        These computed its arguments, or were the first to return a symbol in the sizes of its arguments, such as `u0`.
+        These are the calls that computed its arguments. For a symbol such as `u0` in the size of an argument, this is
+        the first call whose result has the symbol.
         """
         brought: dict[str, int] = {}
         found = []
@@ -217,10 +214,8 @@ class Canonicalizer:
         return found if isinstance(call.value, tuple) else found[0]
 
     def _refuse_open_pairs(self, call: Call) -> None:
-        """Refuse a view of real numbers as complex ones, or the reverse, if a size depends on data.
-
-        If no size depends on data, such a call is supported, as an opaque term.
-        """
+        # A view of real numbers as complex numbers, or the reverse, is an opaque term, but only if no size depends on
+        # data.
         read = [x for i in call.reads[:1] for x in self.graph.calls[i].results]
         shared = read and call.results and all(read[0].storage == x.storage for x in call.results)
         if shared and not all(x.is_closed for x in (*read, *call.results)):
@@ -246,10 +241,6 @@ class Canonicalizer:
     # -- calls that compute -----------------------------------------------------------------------------
 
     def _exact(self, call: Call, args: Arguments) -> int | None:
-        """Return the term of an exact operator's call; None if its operands do not allow an exact result.
-
-        A number among the operands becomes a tensor filled with it.
-        """
         own, tensors = call.value, [self.graph.calls[read].value for read in call.reads]
         name = known_operators.EXACT.get(call.op, "cast")
         # A division by a power of 2 and a square become products, so that either form is proved equal to the other:
@@ -264,6 +255,7 @@ class Canonicalizer:
         fits = (*args,) in _OPERANDS and all(x.device == own.device for x in tensors)
         if not fits or not known_operators.is_exact(name, own.dtype, [x.dtype for x in tensors]):
             return None
+        # A number among the operands becomes a tensor filled with this number.
         operands = tuple(self._operand(value, tensors[0].dtype, own.shape) for value in args.values())
         return None if None in operands else self.table.make(("exact", name, own.dtype, own.device, operands))
 
@@ -277,10 +269,6 @@ class Canonicalizer:
         return self._filled(value, dtype, shape) if is_kept else None
 
     def _filled(self, value: Any, dtype: str, shape: tuple[Size, ...]) -> int | None:
-        """Return the term of a tensor filled with a number.
-
-        None if `value` is no number, if `dtype` cannot represent it exactly, or if a size depends on data.
-        """
         number = known_operators.number_in(value, dtype)
         return None if number is None or not _is_closed(shape) else self.table.filled(shape, dtype, number)
 
@@ -288,15 +276,12 @@ class Canonicalizer:
         return self._filled(known_operators.number_filled(call), call.value.dtype, call.value.shape)
 
     def _padded(self, call: Call, args: Arguments) -> int | None:
-        """Return the term of a padded tensor: a concatenation with filled tensors along each padded dim.
-
-        None if a padding is negative, if a size depends on data, or if the dtype cannot represent the fill value.
-        """
         read, pads = args["self"][1], args["pad"][1:]
         source, place = self.graph.calls[read].value, self.values[read]
         if not _is_closed((*source.shape, *pads)) or min(pads, default=0) < 0:
             return None
         shape = list(source.shape)
+        # A padded tensor is a concatenation with filled tensors, along each padded dim.
         # Paddings are listed from the last dim on.
         for count, (before, after) in enumerate(zip(pads[::2], pads[1::2], strict=True)):
             dim = len(shape) - 1 - count
@@ -345,11 +330,6 @@ class Canonicalizer:
         return found
 
     def _results(self, call: Call, kind: str, op: str, arguments: Any) -> Any:
-        """Return the term of a call, or a list of terms for several results.
-
-        `kind` is "move" if the result does not depend on the operands' layouts, otherwise "op". Data-dependent sizes of
-        the results get terms as well.
-        """
         # The rows that an all-to-all delivers follow from its split sizes, so these name its symbol, not the call.
         if call.op == "_c10d_functional.all_to_all_single.default":
             self.symbols.name_rows(call)
@@ -357,6 +337,7 @@ class Canonicalizer:
         if not call.results or not all(isinstance(x, Tensor | None) for x in _listed(call.value)):
             raise refuse(call, f"{call.op} gives what is no tensor")
         term = self.table.make((kind, op, arguments, one and one.dtype, one and _known_sizes(one.shape)))
+        # Data-dependent sizes of the results get terms as well.
         self.symbols.name_extents(call, term, tuple(size for x in call.results for size in x.shape))
         if one is not None:
             return term
@@ -407,10 +388,6 @@ class Canonicalizer:
         return value
 
     def _written_value(self, call: Call, args: Arguments, read: list[Tensor]) -> Any:
-        """Return the term of the new value that an in-place call writes.
-
-        `read` are the tensors that the call reads, including the tensor that it writes.
-        """
         # A `copy_` from another dtype or shape casts or broadcasts: that is an opaque term, below.
         if call.op == known_operators.COPY_INTO and len({(x.dtype, x.shape) for x in read}) == 1:
             return self.values[dict(call.args)["src"][1]]
@@ -431,7 +408,7 @@ class Canonicalizer:
         self.memory.refuse_stale(index, reader)
 
     def _distrust(self, index: int, call: Call) -> None:
-        """Record that a refused call may have written its arguments, and drawn any random numbers."""
+        # A refused call may have written its arguments and drawn random numbers.
         # A call that returns nothing must have some effect, even if its schema states no write.
         if call.writes or call.value is None or call.op.startswith("higher_order."):
             self.memory.distrust(index)
@@ -440,7 +417,7 @@ class Canonicalizer:
 
 
 _OPERANDS = (("self",), ("self", "other"), ("condition", "self", "other"))
-"""The arguments of exact operators, by name."""
+"""The names of the arguments that an exact operator may have. With any other argument, no rule rewrites its term."""
 
 
 def _is_closed(sizes: tuple[Any, ...]) -> bool:
@@ -448,10 +425,7 @@ def _is_closed(sizes: tuple[Any, ...]) -> bool:
 
 
 def _known_sizes(shape: tuple[Size, ...]) -> tuple[int | None, ...]:
-    """Return a shape with None in place of each data-dependent size.
-
-    A term needs no such sizes, because its operator and arguments determine them.
-    """
+    # A term needs no data-dependent sizes, because its operator and arguments determine them.
     return tuple(size if isinstance(size, int) else None for size in shape)
 
 

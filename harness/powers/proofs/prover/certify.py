@@ -31,10 +31,6 @@ from bitproof.harness.torch_versions import torch_version
 
 
 def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, precompiled: bool = False) -> Subject:
-    """Return the subject of a proof, for its certificate: the case, the code's digest, versions and options.
-
-    With them, another process can trace the same graphs again.
-    """
     return Subject(
         case=case_text(case),
         code=own_digest(),
@@ -47,7 +43,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return a case's proof as a certificate, without the proof's steps that the checker does not need.
+    """Return the proof of a case as a certificate, without the steps of the proof that the checker does not need.
 
     Raises RejectedError if the checker does not accept the certificate.
     """
@@ -64,33 +60,28 @@ def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> C
     # The kept steps are numbered without gaps, so all references to steps change.
     needed = _needed(whole)
     places = {old: new for new, old in enumerate(needed)}
-    return replace(whole, steps=tuple(_moved(whole.steps[place], places) for place in needed))
+    return replace(whole, steps=tuple(_renumbered_step(whole.steps[place], places) for place in needed))
 
 
 def assumed(graphs: Iterable[Graph], rules: Iterable[str]) -> tuple[str, ...]:
-    """Return the assumptions of a proof that used these rules on these graphs."""
+    """Return the assumptions of a proof that applied `rules` to `graphs`, as sentences."""
     return tuple(checker.assumed((call.op for graph in graphs for call in graph.calls), rules))
 
 
 class _LookUps(dict[str, int]):
-    """The checker's dictionary from terms to indices, which also records each index that is looked up."""
+    """The checker's dictionary from terms to indices, which also records each index that the checker looks up."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: set[int] = set()
 
     def get(self, line: str, default: Any = None) -> Any:
-        """Return the index of a term, given as its text, and record it."""
         place = super().get(line, default)
         self.found.add(place)
         return place
 
 
 def _needed(certificate: Certificate) -> list[int]:
-    """Return the indices of the proof's steps that the checker needs, in ascending order.
-
-    A step that does not lead to the term of a call or an output is left out.
-    """
     # The checker itself runs here, with a dictionary of terms that records look-ups: no second list of what rules need.
     contents = contents_of(certificate)
     main, *graphs, steps = (json.loads(contents[name]) for name in FILES)
@@ -115,51 +106,48 @@ def _needed(certificate: Certificate) -> list[int]:
     return sorted(needed)
 
 
-def _moved(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
-    """Return a step of the proof with the indices of its terms replaced; `places` maps old to new indices."""
+def _renumbered_step(step: ProofStep, places: Mapping[int, int]) -> ProofStep:
     hint = step.hint
     # No other rule's hint contains a term.
     if step.rule == cat_of_neighbours.__name__:
         hint = (hint[0], places[hint[1]])
-    return replace(step, term=_map(step.term, places.__getitem__), equals=places[step.equals], hint=hint)
+    return replace(step, term=_renumbered(step.term, places.__getitem__), equals=places[step.equals], hint=hint)
 
 
-def _map(value: Any, place: Callable[[int], int]) -> Any:
-    """Return a term, argument or size in which each index `i` of another term is replaced by `place(i)`."""
+def _renumbered(value: Any, new_index: Callable[[int], int]) -> Any:
     match value:
         # These begin with a term, and may have sizes with terms in the other fields.
         case ("view" | "out" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" as kind, term, *rest):
-            return (kind, place(term), *(_map_sizes(x, place) for x in rest))
+            return (kind, new_index(term), *(_renumbered_sizes(x, new_index) for x in rest))
         case ("tensor", term, *rest):
-            return ("tensor", place(term), *(_map_sizes(x, place) for x in rest))
+            return ("tensor", new_index(term), *(_renumbered_sizes(x, new_index) for x in rest))
         case ("cat", terms, dim):
-            return ("cat", tuple(map(place, terms)), dim)
+            return ("cat", tuple(map(new_index, terms)), dim)
         case ("exact", *operator, terms):
-            return ("exact", *operator, tuple(map(place, terms)))
+            return ("exact", *operator, tuple(map(new_index, terms)))
         case ("op" | "move" as kind, op, arguments, dtype, shape):
-            moved = tuple((name, _map(argument, place)) for name, argument in arguments)
-            return (kind, op, moved, dtype, _map_sizes(shape, place))
+            moved = tuple((name, _renumbered(argument, new_index)) for name, argument in arguments)
+            return (kind, op, moved, dtype, _renumbered_sizes(shape, new_index))
         case ("list", *items):
-            return ("list", *(_map(item, place) for item in items))
+            return ("list", *(_renumbered(item, new_index) for item in items))
         case ("rows", sizes):
-            return ("rows", _map_sizes(sizes, place))
+            return ("rows", _renumbered_sizes(sizes, new_index))
         case ("size", *_):
-            return _map_sizes(value, place)
+            return _renumbered_sizes(value, new_index)
     return value
 
 
-def _map_sizes(value: Any, place: Callable[[int], int]) -> Any:
+def _renumbered_sizes(value: Any, new_index: Callable[[int], int]) -> Any:
     # A size is a sum of products, each of a number and terms: ("size", (2, 17, 17), (1, 30)).
     if isinstance(value, tuple) and value and value[0] == "size":
-        return ("size", *((coefficient, *map(place, symbols)) for coefficient, *symbols in value[1:]))
-    return tuple(_map_sizes(item, place) for item in value) if isinstance(value, tuple) else value
+        return ("size", *((coefficient, *map(new_index, symbols)) for coefficient, *symbols in value[1:]))
+    return tuple(_renumbered_sizes(item, new_index) for item in value) if isinstance(value, tuple) else value
 
 
 # -- files -------------------------------------------------------------------------------------------
 
 
 def write_certificate(certificate: Certificate, folder: Path) -> None:
-    """Write a certificate's files. The main file and the digests come last, so a folder with digests is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     contents = contents_of(certificate)
     for name, content in contents.items():
@@ -168,17 +156,17 @@ def write_certificate(certificate: Certificate, folder: Path) -> None:
 
 
 def digests_of(contents: Mapping[str, bytes]) -> tuple[tuple[str, str], ...]:
-    """Return the name and SHA-256 of each file."""
+    """Return (file name, SHA-256 of the content) for each file."""
     return tuple((name, hashlib.sha256(content).hexdigest()) for name, content in contents.items())
 
 
 def sums_of(contents: Mapping[str, bytes]) -> str:
-    """Return the digests of the files, as `sha256sum` writes them."""
+    """Return the digests of files as text, as `sha256sum` prints them."""
     return "".join(f"{digest}  {name}\n" for name, digest in digests_of(contents))
 
 
 def contents_of(certificate: Certificate) -> dict[str, bytes]:
-    """Return the contents of a certificate's files by name, the main file last; the file of digests is not included."""
+    """Return the contents of a certificate's files by name, the main file last. The file of digests is left out."""
     steps = _lines([step_data(step) for step in certificate.steps])
     texts = graph_text(certificate.reference), graph_text(certificate.candidate), steps
     contents = {name: text.encode() for name, text in zip(PARTS, texts, strict=True)}
@@ -198,18 +186,15 @@ def _lines(items: list[Any]) -> str:
 
 
 def graph_text(graph: Graph) -> str:
-    """Return a graph as the text of its file."""
     calls = _lines([call_data(call) for call in graph.calls]).rstrip()
     return f'{{"outputs":{json.dumps(graph.outputs)},\n"calls":{calls}}}\n'
 
 
 def step_data(step: ProofStep) -> list[Any]:
-    """Return a step of the proof as JSON, as the certificate's file of steps has it."""
     return [step.term, step.rule, step.equals, *([step.hint] if step.hint else [])]
 
 
 def call_data(call: Call) -> list[Any]:
-    """Return a call as JSON, as the certificate's file of its graph has it."""
     return [call.name, call.op, call.args, _value_data(call.value), call.writes, int(call.random), call.place]
 
 

@@ -1,9 +1,9 @@
-"""Replaces data-dependent sizes, such as `u0`, by the terms that define them.
+"""Replaces a data-dependent size, such as `u0`, by the term that defines its number.
 
-Two graphs may use different symbols for the same number, or the same symbol for different numbers. So each symbol is
-replaced by the term of its source:
+Two graphs may use different symbols for the same number, or the same symbol for different numbers. A symbol is defined
+by one of these:
 
-- a number read from a tensor, as by `x.item()`;
+- a number that is read from a tensor, as by `x.item()`;
 - a size of a call's result;
 - the number of rows that an all-to-all receives.
 """
@@ -18,9 +18,9 @@ from bitproof.harness.powers.proofs.prover.terms import Table
 
 
 class Symbols:
-    """The term that defines each symbol of a graph.
+    """Maps each symbol of a graph, such as `u0`, to the term that defines it.
 
-    A term is stored at the first call whose result contains the symbol.
+    The methods `name_...` are called with the first call whose result contains the symbol.
     """
 
     def __init__(self, table: Table) -> None:
@@ -28,7 +28,10 @@ class Symbols:
         self._terms: dict[str, int] = {}
 
     def size(self, size: Size) -> Size:
-        """Return a size with each symbol replaced by its term. Raises RefusedError if a symbol has no term."""
+        """Return a size with the index of a term in place of each symbol.
+
+        Raises RefusedError for a symbol without a term.
+        """
         if isinstance(size, int):
             return size
         if unknown := [name for product in size[1:] for name in product[1:] if name not in self._terms]:
@@ -38,24 +41,22 @@ class Symbols:
         return ("size", *sorted(products, key=lambda product: (product[1:], product[0])))
 
     def sizes(self, sizes: tuple[Size, ...]) -> tuple[Size, ...]:
-        """Return several sizes, each with its symbols replaced by their terms."""
         return tuple(self.size(size) for size in sizes)
 
     def unknown(self, value: Any) -> list[str]:
-        """Return the symbols in a result that have no term yet, each once."""
         return [name for name in dict.fromkeys(symbols_in(value)) if name not in self._terms]
 
     def name_item(self, call: Call, term: int) -> None:
-        """Store a term for the symbol of a number that a call reads from a tensor, such as `u0` for `x.item()`."""
         for symbol in self.unknown(call.value):
+            # The number is a symbol alone, such as `u0` for `x.item()`.
             if call.value != ("size", (1, symbol)):
                 raise refuse(call, "a number that is not understood")
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Store a term for each new symbol in the sizes of a call's result: "the i-th size of `term`".
+        """Define each new symbol in the sizes of a call's result by a term that means "the i-th size of `term`".
 
-        `shape` has the sizes of all results. Raises RefusedError for a symbol only within a size, as in `2 * u0`.
+        `shape` has the sizes of all results. Raises RefusedError if a symbol is only part of a size, as in `2 * u0`.
         """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:
@@ -63,10 +64,10 @@ class Symbols:
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Store a term for the symbol in the number of rows that an all-to-all receives.
+        """Define the symbol in the number of rows that an all-to-all receives.
 
-        With three or more ranks, this number is the first output split plus a symbol. So the symbol is the sum of all
-        other splits.
+        The number of received rows is the sum of the output splits. It is traced as the first split plus a symbol, so
+        the symbol is the sum of the other splits.
         """
         first, *others = dict(call.args)["output_split_sizes"][1:]
         for name in self.unknown(call.value):
@@ -76,7 +77,10 @@ class Symbols:
 
 
 def symbols_in(value: Any) -> list[str]:
-    """Return the symbols in a call's result or arguments, in order, with repetitions."""
+    """Return the symbols in a call's result or arguments, in order, with repetitions.
+
+    For example, ["u0", "u1"] for the size `2 * u0 + u1`.
+    """
     match value:
         case Tensor():
             return [s for size in (*value.shape, *value.strides, value.offset) for s in symbols_in(size)]

@@ -1,10 +1,7 @@
-"""Computes terms and graphs on values, to expose a wrong proof.
+"""Computes terms and graphs on values, to find wrong proofs.
 
-The term of every PROVED output is computed on random inputs, operator by operator with the stated layouts. It must have
-the same bits as both graphs on every rank.
-
-All ranks run in this process, in lockstep. Each value is a list with an entry per rank. A collective reads the entries
-of its group's ranks, and a reduction adds them in the group's order.
+The term of every PROVED output is computed on random inputs, operator by operator. On every rank, it must have the same
+bits as both graphs. All ranks run in this process: a value is a list with an entry per rank.
 """
 
 from __future__ import annotations
@@ -35,7 +32,7 @@ Values = dict[str, object]
 
 
 class FailsError(RefusedError):
-    """A call failed on real values."""
+    """A call of a graph fails on real values."""
 
 
 def run_graph(
@@ -46,15 +43,15 @@ def run_graph(
     late: bool = False,
     watch: Callable[[Node, Sequence[Any]], None] = lambda node, values: None,
 ) -> tuple[list[Any], list[list[Tensor]]]:
-    """Run a graph on every rank. Returns the results and the inputs' final values, both per rank.
+    """Run a graph on every rank. Returns (results, final values of the inputs), both as a list per rank.
 
-    - `inputs`: for each rank, the list of its inputs. The inputs are copied.
+    - `inputs`: for each rank, the list of its inputs. They are copied.
     - `groups`: the process groups by name.
-    - `late`: run each collective again at its wait. The result changes if an input was written since the launch.
-    - `watch`: is called with each node and its results on every rank.
+    - `late`: run each collective again at its wait. The result then changes if an input was written since the launch.
+    - `watch`: is called with each node and the list of its results per rank.
 
     Raises FailsError, which names the node, if a call fails on these values. Raises NotEvaluatedError if a call cannot
-    be computed in one process.
+    be computed in a single process.
     """
     ranks = range(len(inputs))
     held = [[_copied(x) for x in own] for own in inputs]
@@ -115,9 +112,10 @@ def _arguments_of(node: Node, env: Mapping[Node, list[Any]], rank: int) -> Any:
 
 
 class Evaluator:
-    """Computes terms of a table on every rank, each term once.
+    """Computes the terms of a table on every rank, each term once.
 
-    `inputs` has, for each rank, the inputs' values by name. `constants` are the tensors that are part of the graphs.
+    - `inputs`: for each rank, the values of its inputs by name.
+    - `constants`: the tensors that are part of the graphs.
     """
 
     def __init__(self, table: Table, inputs: Sequence[Mapping[str, Any]], constants: Iterable[Tensor] = ()) -> None:
@@ -127,9 +125,9 @@ class Evaluator:
         self._known: dict[int, list[Any]] = {}
 
     def __call__(self, place: int) -> list[Any]:
-        """Return the value, on each rank, of the term with index `place` in the table.
+        """Return the values of the term with index `place`, a value per rank.
 
-        Raises NotEvaluatedError if the value cannot be computed in a single process.
+        Raises NotEvaluatedError if the term cannot be computed in a single process.
         """
         missing, stack = set(), [place]
         while stack:
@@ -241,8 +239,8 @@ class Evaluator:
         return value
 
     def _is_number(self, place: int) -> bool:
-        """Whether the term with index `place` is a Python number, which operators take as a number, not as a tensor."""
         term = self.table[place]
+        # Operators take such a term as a Python number, not as a tensor.
         return term[0] == "op" and term[1].startswith(PYTHON)
 
     def _size(self, size: Any, rank: int) -> int:
@@ -255,7 +253,7 @@ class Evaluator:
 def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
     """Return a copy of `values` with this shape and these strides.
 
-    The copy's first element is `alignment` bytes after the start of a newly allocated block of memory.
+    The first element of the copy is `alignment` bytes after the start of newly allocated memory.
     """
     reach = sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     lead = alignment // values.element_size()
@@ -289,7 +287,7 @@ def _operator(name: str) -> Callable[..., Any]:
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """Return whether two tensors have the same dtype, shape and bits; all NaNs count as equal."""
+    """Return whether two tensors have the same dtype, shape and bits. All NaNs count as equal."""
     return x.dtype == y.dtype and x.shape == y.shape and not bool(differing(x, y).any())
 
 

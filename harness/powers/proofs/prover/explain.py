@@ -1,10 +1,10 @@
-"""Finds where two graphs first differ in an output: module, direction, chunk, operator, source line.
+"""Finds the calls at which two graphs begin to compute different values for an output.
 
 A call has a partner if the other graph computes the same term, even by another operator. The graphs first differ at
-calls without a partner whose inputs all have partners.
+calls that have no partner, but whose inputs all have partners.
 
-Both graphs may have equally many additions without partners. It is then assumed that these were moved: before a
-reduction in one graph, after it in the other.
+If both graphs have equally many additions without a partner, these additions were probably moved: before a reduction in
+one graph, after it in the other.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _ADD = "aten.add.Tensor"
 class Shown:
     """A call as shown to a reader.
 
-    - `changed`: its arguments that differ from those of the other graph's call.
-    - `beside`: its neighbours, for a call without a module and a source line, such as a call that a pass inserted.
+    - `changed`: the arguments that differ from those of the other graph's call, as text.
+    - `beside`: the neighbours of the call, as text. Used for a call without a module and a source line, such as a call
+      that a pass inserted.
     """
 
     operator: str
@@ -55,12 +56,12 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """The calls at which two graphs first differ in an output. Each pair has the reference first.
+    """The calls at which two graphs first differ in an output. In each pair, the reference's calls come first.
 
     - `first`: the first calls whose value the other graph does not compute.
-    - `moved`: additions that one graph seems to do before a reduction, and the other after it.
-    - `reshaped`: a call of the same operator from each graph, on different shapes, such as all rows and half of the
-      rows. A kernel's rounding may depend on the shape.
+    - `moved`: additions that one graph seems to do before a reduction, and the other graph after it.
+    - `reshaped`: two calls of the same operator on different shapes, such as all rows and half of the rows. A kernel's
+      rounding may depend on the shape.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -68,7 +69,6 @@ class FirstDifferences:
     reshaped: tuple[Shown, Shown] | None = None
 
     def lines(self) -> list[str]:
-        """Return the differences as text, a line per call."""
         lines = []
         for side, first, moved in zip(("reference", "candidate"), self.first, self.moved, strict=True):
             shown: dict[Shown, str] = dict.fromkeys(first, "only the {} computes")
@@ -82,7 +82,10 @@ class FirstDifferences:
 
 
 def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, other: int) -> FirstDifferences:
-    """Return the first differences of an output: call `wanted` of the reference, call `other` of the candidate."""
+    """Return the calls at which two graphs first differ in an output.
+
+    Call `wanted` computes this output in the reference, and call `other` in the candidate.
+    """
     sides = reference, candidate
     known = [side.computed for side in sides]
     # For each side, the calls behind the output that have no partner on the other side.
@@ -107,10 +110,6 @@ def explain(reference: Canonicalizer, candidate: Canonicalizer, wanted: int, oth
 
 
 def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]) -> tuple[Shown, Shown] | None:
-    """Return a call from each graph, of the first operator that both call on different shapes; None if there is none.
-
-    `starts` has each graph's first differing calls. Operators that a rule can rewrite are skipped.
-    """
     found: list[dict[str, int]] = []
     for side, own in zip(sides, starts, strict=True):
         calls = side.graph.calls
@@ -129,10 +128,11 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
 
     - `side`: the graph with its terms.
     - `alone`: the calls whose value the other graph does not compute.
-    - `known`: the other graph's terms.
+    - `known`: the terms of the other graph.
 
-    The result has the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies
-    on in-place calls do not count. The result also has earlier calls that only put elements into another order.
+    These are the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies on
+    in-place calls do not count. Earlier calls that only reorder elements are added, such as a concatenation in another
+    order.
     """
     calls = side.graph.calls
     # An input that is written has the term of its new value, so it would look different from the start.
@@ -159,7 +159,7 @@ def _is_moved(side: Canonicalizer, index: int, known: set[int]) -> bool:
 
 
 def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str, ...]:
-    """Return the names of operators that one graph runs on a whole tensor and the other on its two halves.
+    """Return the names of operators that one graph calls on a whole tensor, and the other graph on its two halves.
 
     No rule proves such calls equal. Operators that a rule can rewrite are left out.
     """
@@ -184,7 +184,7 @@ def row_splits(reference: Canonicalizer, candidate: Canonicalizer) -> tuple[str,
 
 
 _MOVES = names(lambda row: row.moves or row.is_constant)
-"""Names, without overload, of operators that create or move elements: they may be split, but are never the cause."""
+"""Operators that create or move elements, by name without overload. They may be split, but are never the cause."""
 
 
 def _is_half(half: tuple[Any, ...], whole: tuple[Any, ...]) -> bool:
@@ -207,10 +207,6 @@ def _has_partner(table: Table, value: Any, known: set[int]) -> bool:
 
 
 def _is_known(table: Table, place: int, known: set[int]) -> bool:
-    """Whether the other graph computes the term `place`; `known` has the terms of the other graph.
-
-    A concatenation is also known if all its parts are, and a view if its base is.
-    """
     match table[place]:
         case _ if place in known:
             return True
@@ -222,10 +218,6 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
 
 
 def _behind(side: Canonicalizer, root: int) -> list[int]:
-    """Return the indices of the calls on which the value of call `root` depends, in graph order.
-
-    Calls that wrote the memory of this value in place are among them.
-    """
     seen, stack = set(), [root]
     while stack:
         index = stack.pop()
@@ -240,10 +232,11 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Return the arguments in which a call differs from its counterpart in the other graph, in words.
+    """Compare each call in `starts` with its counterpart in the other graph. Returns the differing arguments, as text.
 
-    - The keys are (0 for the reference or 1 for the candidate, call index).
-    - Two calls are counterparts if no other calls of `starts` have their operator, module and direction.
+    - The result maps (0 for the reference or 1 for the candidate, call index) to texts such as "dim 1".
+    - Two calls are counterparts if each is the only call in its graph's `starts` with this operator, module and
+      direction.
     - Calls without a counterpart are left out.
     """
     by_place: tuple[dict[Any, list[int]], dict[Any, list[int]]] = ({}, {})
@@ -295,7 +288,6 @@ def _argument(side: Canonicalizer, value: Any) -> str:
 
 
 def _size(size: Any) -> str:
-    """Return a size as text: `7`, `2 * u0 + u1`."""
     if not isinstance(size, tuple):
         return str(size)
     products = (" * ".join([*([str(n)] if n != 1 or not names else []), *names]) for n, *names in size[1:])
@@ -312,16 +304,13 @@ def _shown(side: Canonicalizer, index: int, changed: tuple[str, ...] = ()) -> Sh
 
 
 def _beside(side: Canonicalizer, index: int) -> str | None:
-    """Describe the neighbours of a call that a pass inserted: "of `cat_3`, read by `mm_7` in layers.1 (forward)".
-
-    None if it reads no call and no call reads it.
-    """
     calls = side.graph.calls
     behind = [f"`{calls[read].name}`" for read in calls[index].reads]
     readers = (f"`{call.name}`{_within(call)}" for call in calls[index + 1 :] if index in call.reads)
     reader = next(readers, None)
     neighbours = [f"of {', '.join(behind)}{_within(calls[calls[index].reads[0]])}"] if behind else []
     neighbours += [f"read by {reader}"] if reader else []
+    # For example "of `cat_3`, read by `mm_7` in layers.1 (forward)".
     return ", ".join(neighbours) or None
 
 

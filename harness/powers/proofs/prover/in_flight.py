@@ -1,4 +1,7 @@
-"""Finds races between calls and collectives in flight, with the rules of `harness.operators.happens_before`."""
+"""Finds races: calls that read or write memory while a collective that uses it is in flight.
+
+The rules are those of `harness.operators.happens_before`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph
 
 
 class InFlight:
-    """The collectives of one graph that are in flight at the present call, while its calls run in order.
+    """The collectives in flight (launched, but not waited for), while the calls of a graph run in order.
 
-    Calls are identified by their index.
+    Calls are identified by their index in the graph.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -21,10 +24,10 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """Return the races of a call's reads with collectives that nothing has waited for.
+        """Return the races of a call's reads with collectives in flight.
 
-        For example, `mm` reads the result of an all-gather before its wait. Calls that read no elements, such as views,
-        have none.
+        For example, `mm` reads the result of an all-gather before a call waits for the all-gather. A call that reads no
+        elements, such as a view, has no races.
         """
         read = set(self._storages(call.reads))
         # A call whose results are all in the memory that it reads is a view.
@@ -33,13 +36,12 @@ class InFlight:
         return [] if reads_none else self._order.races(read, ())
 
     def races_of_write(self, storage: int) -> list[Race]:
-        """Return the races of a write to a storage, at this point of the graph, with collectives in flight."""
         return self._order.races((), [storage])
 
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
-        """Record the call with this `index` if it launches a collective, or waits for the launch with index `awaited`.
+        """Record a call that launches a collective, or waits for the collective that call `awaited` launched.
 
-        Returns a wait's races: memory that the launch still used, but that was freed before the wait.
+        Returns the races of a wait: the collective used memory that was freed before the wait.
         """
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []
@@ -49,11 +51,9 @@ class InFlight:
         return found
 
     def is_filling(self, index: int) -> bool:
-        """Return whether a collective that has not been waited for writes the memory of a call's result."""
         return self._order.is_filling(self._storages([index]))
 
     def touching(self, storage: int) -> list[int]:
-        """Return the indices of the launches in flight that write or read a storage."""
         return [int(launched) for launched in self._order.touching([storage])]
 
     def _storages(self, indices: Iterable[int]) -> list[int]:
@@ -65,7 +65,6 @@ def _row(call: Call) -> Operator:
 
 
 def _last_uses(graph: Graph) -> dict[Hashable, float]:
-    """Map each storage to the index of the last call that reads it; NEVER_FREED for inputs, constants and outputs."""
     calls, found = graph.calls, dict[Hashable, float]()
     for index, call in enumerate(calls):
         for read in call.reads:

@@ -1,14 +1,11 @@
-"""Extends a proof of one step to any number of steps.
+"""Extends a proof of a single step to any number of steps, by induction.
 
-This is an induction: if both programs begin a step with equal state, they end it with equal state. State is everything
-that a later step reads: parameters, buffers, an optimizer's tensors, written inputs, the random generator's state.
+State is everything that a later step reads: parameters, buffers, the optimizer's tensors, the state of the random
+generator. If both programs begin a step with equal state, they must end it with equal state in the same layouts. Then
+the proof of the step also fits the next step.
 
-1. Both programs start with the same state.
-2. State that a step writes is an output, and proved equal in the two programs. A step does not change other state.
-3. The state keeps its memory layouts, so the proof of the first step also fits the next step.
-4. Both programs leave the random generator in the same state.
-5. A step changes nothing else that the next step could read, such as optimizer settings, gradients or attributes. To
-   check this, a second step is run after the first.
+A step must change nothing else that the next step could read, such as optimizer settings, gradients or attributes. To
+check this, a second step is run after the first.
 """
 
 from __future__ import annotations
@@ -25,9 +22,11 @@ GENERATOR = "the random generator's state"
 
 @dataclass(frozen=True)
 class Induction:
-    """Whether equal bits in one step imply equal bits in any number of steps (`holds`).
+    """Whether equal bits in a single step imply equal bits in any number of steps.
 
-    `state` names the inputs that a step changes. `reason` is why the proof does not extend to further steps, or None.
+    - `holds`: True if they do.
+    - `state`: names of what a step changes: inputs, and the random generator's state.
+    - `reason`: why the proof does not extend to further steps; None if it does.
     """
 
     holds: bool
@@ -36,11 +35,11 @@ class Induction:
 
 
 def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
-    """Return whether a proof of one step extends to any number of steps, and if not, why.
+    """Return whether a proof of a single step extends to any number of steps, and if not, why.
 
     - `verdict`: the verdict on the step.
-    - `keeps_less`: other reasons why it does not extend, such as a changed optimizer setting. None entries do not
-      count.
+    - `keeps_less`: other reasons why the proof does not extend, such as a changed optimizer setting. None entries are
+      skipped.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     # ("seed",) is the generator's state at the start: no call drew random numbers.
@@ -56,10 +55,7 @@ def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_les
 
 
 def _layout_change(graph: Graph) -> str | None:
-    """Return a reason if a graph replaces an input by a tensor of another layout; None if it does not.
-
-    The next step would then be another program.
-    """
+    # With another layout of its state, the next step would be another program.
     # In-place writes change no layout, so only outputs that replace an input are checked.
     inputs = {f"{WRITTEN}{call.name}": call.value for call in graph.calls if call.op == "input"}
     for name, index in graph.outputs:

@@ -1,6 +1,7 @@
-"""Operators whose semantics the prover knows.
+"""Lists of the operators that the prover knows, by what they do.
 
-All other operators are opaque: their results are only proved equal if the operands and their layouts are equal.
+The prover knows nothing about other operators. Two results of such an operator are only proved equal if the operands
+and their layouts are equal.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from bitproof.harness.operators import (
 from bitproof.harness.powers.proofs.prover.proof_data import Call
 
 FLOATS = {"float64", "float32", "bfloat16", "float16"}
-"""Real dtypes in which one operation is one rounding."""
+"""The dtypes in which an exact operator rounds once."""
 
 WHOLE = {"int64", "int32"}
 
@@ -41,21 +42,26 @@ EXACT = {
     # A row states an overload; `Tensor` stands for the overload with a number as well.
     for end in (("Tensor", "Scalar") if row.exact == "Tensor" else (row.exact,))
 }
-"""By full name, the short name of each operator that computes an element only from the elements at the same index.
+"""Each operator that may be exact, by full name, with its short name: "aten.add.Tensor" -> "add".
 
+An operator is exact if each element of its result depends only on the elements at the same index, and is rounded once.
 A call counts as exact only if `is_exact` accepts its dtypes and it has no `alpha`. A number operand counts as a tensor
 filled with it, if the dtype represents the number exactly.
 
-Kernels keep any other number in a wider dtype than bfloat16 and float16, so `x + 0.1` is opaque there. Some devices
-divide by a reciprocal, the vector bodies of powers and roots differ from their tails, and max and min do not order +0
-and -0: these operators are not exact.
+These calls are not exact:
+
+- `x + 0.1` in bfloat16 or float16, because kernels keep 0.1 in a wider dtype;
+- division, because some devices multiply by the reciprocal;
+- powers and roots, because vectorized code and the code for the last elements differ;
+- max and min, because they do not order +0 and -0.
 """
 
 
 def is_exact(name: str, own: str, operands: Sequence[str]) -> bool:
-    """Return whether an operator, by its short name, is exact for operands of these dtypes and a result of dtype `own`.
+    """Return whether the operator with this short name is exact for these dtypes.
 
-    `own` is bool for comparisons, otherwise the operands' dtype.
+    - `own`: the dtype of the result. For comparisons it is bool, otherwise the dtype of the operands.
+    - `operands`: the dtypes of the operands.
     """
     dtypes = {*operands}
     if name == "cast":
@@ -74,13 +80,13 @@ _RANGES = {
 }
 # Numbers are floats here, so int64 has only their 53 bits.
 _RANGES |= {"int64": (53, 0, 54), "int32": (31, 0, 31), "bool": (1, 0, 1)}
-"""For each dtype: precision in bits, exponent of the lowest bit, exponent of the first power of 2 that is too large."""
+"""dtype -> (precision in bits, exponent of the lowest bit, exponent of the first power of 2 that is too large)."""
 
 
 def holds(dtype: str, number: float) -> bool:
     """Return whether a dtype represents a number exactly.
 
-    False for 0.1 and 2**24 + 1 in float32, and for -0.0 in int64. False for all numbers of more than 53 bits.
+    False for 0.1 and 2**24 + 1 in float32, for -0.0 in int64, and for a number with more than 53 bits.
     """
     is_negative = math.copysign(1.0, number) < 0 and (dtype == "bool" or (number == 0 and dtype not in FLOATS))
     if dtype not in _RANGES or not math.isfinite(number) or is_negative:
@@ -94,9 +100,10 @@ def holds(dtype: str, number: float) -> bool:
 
 
 def number_in(argument: Any, dtype: str) -> float | None:
-    """Return the number that a kernel uses for an argument, if it computes on tensors of `dtype`.
+    """Return the number that a kernel computes with if it gets this argument together with tensors of `dtype`.
 
-    None if the argument is no number or an integer beyond 2**53, or if the dtype cannot represent it.
+    For example, 0.5 for ("float", "0x1p-1"). None if the argument is not a number, is an integer beyond 2**53, or if
+    the dtype cannot represent it.
     """
     match argument:
         case int():
@@ -115,7 +122,7 @@ def number_in(argument: Any, dtype: str) -> float | None:
 
 
 def number_filled(call: Call) -> float | None:
-    """Return the number that fills the result of a call of FILLS, such as 0 for `zeros`.
+    """Return the number that fills the result of a call in FILLS: 0 for `zeros`.
 
     None if the dtype cannot represent the number, or if a size of the result depends on data.
     """
@@ -127,7 +134,7 @@ def number_filled(call: Call) -> float | None:
 
 
 def inverse(argument: Any, dtype: str) -> float | None:
-    """Return the factor that replaces a division by a power of 2, such as 0.25 for a division by 4.
+    """Return the factor that replaces a division by a power of 2: 0.25 for a division by 4.
 
     None for any other divisor, and if the dtype cannot represent the divisor.
     """
@@ -142,14 +149,14 @@ IN_PLACE = {
     for of, name in EXACT.items()
     if of.rpartition(".")[0] == row.in_place_of and (end := of.rpartition(".")[2])
 }
-"""By full name, the operator of EXACT whose result an in-place operator writes into `self`: `aten.add_` has `aten.add`.
+"""Maps an in-place operator to the operator of EXACT whose result it writes into `self`: `aten.add_` to `aten.add`.
 
-Calls on tensors of floats or integers alone are compared under that operator's name: each element is converted and
-rounded once, wherever the result is stored.
+If all tensors are floats or integers, the call is compared under the mapped name. This is right because each element is
+converted and rounded once, wherever the result is stored.
 """
 
 COPY_INTO = "aten.copy_.default"
-"""Writes the values of `src` into `self`, if both have the same dtype and shape."""
+"""Copies the values of `src` into `self`."""
 
 COMMUTING = {name for name in EXACT.values() if named(name).commutes}
 
@@ -157,111 +164,133 @@ CHOICE = "aten.where.self"
 NUMBER_TENSOR = "aten.scalar_tensor.default"
 
 MASKED = {f"aten.{name}.{end}" for name in ("masked_fill", "masked_fill_") for end in ("Scalar", "Tensor")}
-"""Operators recorded as CHOICE: they convert the number to the tensor's dtype, and take it or the element."""
+"""Masked fills, which are recorded as CHOICE: `masked_fill(x, m, 0)` becomes `where(m, 0, x)`.
+
+Both convert the number to the tensor's dtype.
+"""
 
 DIVIDES = {"aten.div_.Tensor": "aten.div.Tensor"}
-"""The in-place division, with the division as which it is recorded: on row-major CPU tensors both round once."""
+"""The in-place division, which is recorded as a division and a copy: on row-major CPU tensors both round once."""
 
 CAST = "aten._to_copy.default"
-"""The cast. It is exact between two dtypes of FLOATS, opaque from or to an integer, and a copy to the same dtype."""
+"""A cast. It is exact between two dtypes of FLOATS, and a copy if the dtype is the same.
+
+No rule rewrites a cast from or to integers.
+"""
 
 LIFTS, CLONE = "aten.lift_fresh_copy.default", "aten.clone.default"
-"""Copies. `torch.tensor(1.0)` is traced as LIFTS of a constant, and recorded as CLONE."""
+"""Copies. A trace of `torch.tensor(1.0)` has a call of LIFTS on a constant, which is recorded as CLONE."""
 
 CONVERTS = "prims.convert_element_type.default"
-"""The cast in decompositions, with an argument `a`; recorded as CAST."""
+"""The cast in decompositions, which is recorded as CAST. Its input is named `a`."""
 
 ITSELF = frozenset({"aten.alias.default", "aten.detach.default"})
-"""Operators that return their input. How often they occur varies between traces of the same code.
+"""Operators that return their input. They are not recorded, since their number varies between traces of the same code.
 
-For example, autograd detaches a tensor if something else holds it, such as a sampling profiler that holds frames.
+For example, autograd detaches a tensor if something else holds the tensor, such as a sampling profiler that keeps
+frames alive.
 """
 
 COPIES = {row.overload("default"): row.copies for row in ROWS.values() if row.copies}
-"""By full name, the argument that an operator copies to new memory. With another dtype it casts."""
+"""Maps an operator that copies a tensor to new memory to the name of the copied argument. With another dtype, it casts.
+"""
 
 WAITS = {f"{row.name}.default": row.wait.argument for row in ROWS.values() if row.wait and row.allowed}
-"""Operators that wait, with the argument that is the awaited value. Before the wait, no call may read the launch's
-result or write its inputs."""
+"""Maps an operator that waits for a collective to the name of the argument that it waits for.
+
+Before the wait, no call may read the collective's result or write its inputs.
+"""
 
 FILLS = {row.overload(row.fills[0]): row.fills[1] for row in ROWS.values() if row.fills}
-"""Operators that fill their result with a number, with that number, or with the name of the argument that has it."""
+"""Maps an operator that fills its result with a number to this number, or to the name of the argument with the number.
+"""
 
 OVERWRITES = overloads(lambda row: row.overwrites)
-"""Operators that overwrite every element of `self` with a random number, and read none of them."""
+"""Operators that overwrite every element of `self` with a random number, and read no element."""
 
 ZEROS_INTO = ROWS["aten.zero_"].overload("default")
 
 CARRIES = overloads(lambda row: row.carries)
-"""Operators that copy elements to other indices, or write zeros: the result depends on values, not on layouts."""
+"""Operators that copy elements to other indices or write zeros. The result depends on values, not on layouts."""
 
 FLIP = "aten.flip.default"
 PAD = "aten.constant_pad_nd.default"
-"""Pads its input with a number."""
 
 DIVISIONS = {ROWS["aten.div"].overload(end) for end in ("Tensor", "Scalar")}
-"""Operators that equal a product if the divisor is a power of 2, and the dtype has the divisor and its inverse."""
+"""Division, which is recorded as a product if the divisor is a power of 2, and the dtype represents it and its inverse.
+"""
 
 POWER = ROWS["aten.pow"].overload("Tensor_Scalar")
-"""Equals the product of its input with itself if the exponent is 2 and the dtype a float."""
+"""A power, which is recorded as the product of its input with itself if the exponent is 2 and the dtype is in FLOATS.
+"""
 
 _COUNTED = {row.overload("default"): f"{row.counts_as}.default" for row in ROWS.values() if row.counts_as}
 
 FUSED = {op: of for op, of in _COUNTED.items() if op.startswith("aten._fused_")}
-"""Optimizer kernels, which update lists of parameters and their state, with the operator as which a proof records one
-parameter's update."""
+"""Maps an optimizer's kernel for lists of parameters to the operator under which each parameter's update is recorded.
+"""
 
 UPDATES = frozenset(FUSED.values())
-"""The recorded operators of FUSED. Layouts do not matter, since only row-major tensors are admitted.
+"""The operators under which updates of parameters are recorded (the values of FUSED).
 
-Alignment does not matter either: the kernel reads vectors of elements in order from the first on, with unaligned loads
-(aten/src/ATen/native/cpu/FusedAdamKernel.cpp), and a test tries each alignment.
+Their layouts do not matter, because all tensors must be row-major. Alignment does not matter either. The kernel reads
+vectors of elements in order from the first element on, with unaligned loads
+(aten/src/ATen/native/cpu/FusedAdamKernel.cpp). A test tries each alignment.
 """
 
 BATCH_NORMS = {op: of for op, of in _COUNTED.items() if op not in FUSED}
-"""Batch norms, with the operator as which each is recorded. In training they write STATISTICS, although only some of
-their schemas say so."""
+"""Maps a batch norm to the operator under which it is recorded.
+
+In training they write STATISTICS, although only some of their schemas state this.
+"""
 
 PYTHON = "python."
-"""The name prefix of Python operators on numbers. The result is recorded as a float64 tensor without dims.
+"""The name prefix of Python operators on numbers, such as `python.mul`.
 
-`python.float` reads a number from a tensor.
+The result is recorded as a float64 scalar tensor. `python.float` reads a number from a tensor.
 """
 
 STATISTICS = ("running_mean", "running_var")
-"""The arguments of a batch norm that it writes in training."""
+"""The arguments that a batch norm writes in training."""
 
 JOINS = _by_default(lambda row: row.joins)
 
 NUMBER = "number"
-"""The recorded operator of a graph's output that is a size."""
+"""The operator under which an output that is a size is recorded."""
 
 VIEW = "view"
-"""The recorded name of any operator whose results share their input's memory, if no size depends on data."""
+"""The operator under which a view is recorded, whatever operator returned the view.
+
+A view with a data-dependent size keeps its own operator.
+"""
 
 RESHAPES = _by_default(lambda row: row.reshapes)
-"""Operators that return all elements of `self` in order, in its memory or in a copy."""
+"""Operators that return all elements of `self` in order. The result is a view if possible, otherwise a copy."""
 
 SPLIT = "aten.split_with_sizes_copy.default"
-"""An operator that copies parts of `self` into new memory. Any other view shares its input's memory."""
+"""A split that copies each part into new memory. Other splits return views."""
 
 REFUSED = _by_default(lambda row: row.reads_memory)
-"""Operators that read memory instead of a tensor's values, such as `as_strided`; and `lift`, whose result shares its
-input's memory although neither its schema nor fake values state it.
+"""Operators that no proof admits. They read memory instead of a tensor's values, such as `as_strided`.
 
-If layouts determine the elements of such a call, it is recorded as VIEW, and so not refused.
+`lift` is among them: its result shares the input's memory, although neither its schema nor its fake value states this.
+A call whose elements follow from layouts is recorded as VIEW, and so not refused.
 """
 
 SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("aten."))
-"""Operators whose results share their input's memory although their fakes have their own. `export` handles them."""
+"""Operators whose results share the memory of the input, although their fake results have their own.
+
+`export` corrects it.
+"""
 
 SPLITS = {
     torch.ops.aten.unsafe_split.Tensor: torch.ops.aten.split.Tensor,
     torch.ops.aten.unsafe_split_with_sizes.default: torch.ops.aten.split_with_sizes.default,
 }
-"""Unsafe splits, with the ordinary splits as which they are recorded. Both return views of parts of the input.
+"""Maps an unsafe split to the ordinary split as which it is recorded. Both return views of parts of the input.
 
-An unsafe split promises autograd that no call writes to the parts, so its schema and fake do not state this.
+An unsafe split promises autograd that no call writes to the parts. So its schema and fake results do not state the
+shared memory.
 """
 
 CHECKS = overloads(lambda row: row.checks)
@@ -269,20 +298,22 @@ CHECKS = overloads(lambda row: row.checks)
 
 SAME_SHAPE = {f"aten.{name}_backward_data.default": ("grad_output", "output") for name in ("_softmax", "_log_softmax")}
 SAME_SHAPE |= {f"aten.binary_cross_entropy{end}.default": ("self", "target") for end in ("", "_backward")}
-"""Operators that do not check shapes, with the arguments that must have equal shapes."""
+"""Maps an operator that does not check shapes to its arguments that must have equal shapes."""
 
 SAME_BATCH = {
     f"aten.{name}{dims}d_backward.default": dims
     for name in ("_adaptive_avg_pool", "avg_pool", "reflection_pad", "replication_pad")
     for dims in (1, 2, 3)
 }
-"""Operators that do not check whether their tensors have equal shapes except in the last dims, and the number of these
-dims: 2 for `avg_pool2d_backward`."""
+"""Maps an operator to a number of last dims: 2 for `avg_pool2d_backward`.
+
+All tensors must have equal shapes except in these last dims, but the operator does not check this.
+"""
 
 LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
-"""Operators whose tensors may have several real dtypes and different layouts.
+"""Operators whose tensors may have several floating-point dtypes and different layouts.
 
-Only the row-major `logsumexp` of this operator has another dtype, and a scan tried each pair of layouts.
+A scan tried each pair of layouts. In this operator, only `logsumexp` has another dtype, and it is row-major.
 """
 
 CHOOSES = {
@@ -315,9 +346,10 @@ CHOOSES = {
     "aten.where.ScalarSelf": ("condition",),
     "aten.where.self": ("condition",),
 }
-"""Operators with their index, offset and mask arguments. The dtype of such an argument does not affect the others.
+"""Maps an operator to its arguments that are indices, offsets or masks.
 
-A test tries every layout of these arguments with every layout of the others.
+The dtype of such an argument does not affect the dtype of the result. A test tries every layout of these arguments with
+every layout of the others.
 """
 
 COMPARES = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -326,9 +358,9 @@ TAKES_NUMBERS_AS_TENSORS = {
     *(f"aten.{name}.Tensor" for name in ("add", "sub", "mul", "div", *COMPARES)),
     *("aten.where.self", "aten.maximum.default", "aten.minimum.default"),
 }
-"""Operators that may read a tensor without dims together with tensors of another dtype.
+"""Operators that may get a scalar tensor together with tensors of another dtype.
 
-Such a tensor is promoted like a number. A test tries every pair of dtypes.
+torch promotes a scalar tensor like a number. A test tries every pair of dtypes.
 """
 
 TAKES_ANY_NUMBER = {
@@ -342,13 +374,13 @@ TAKES_ANY_NUMBER = {
     *("aten.masked_fill.Scalar", "aten.scatter.value"),
     *("aten.where.Scalar", "aten.where.ScalarOther", "aten.where.ScalarSelf"),
 }
-"""Operators that may read a number of a higher kind than their tensors, such as 0.5 with tensors of integers.
+"""Operators that may get a number of a higher kind than their tensors, such as 0.5 with integer tensors.
 
 A test tries every dtype with every kind of number, in every layout.
 """
 
 SIZES = overloads(lambda row: row.measures)
-"""Operators that read a number from a tensor's layout."""
+"""Operators that return a number from a tensor's layout, such as a size or a stride."""
 
 ARITHMETIC = {
     *(getattr(operator, name) for name in ("add", "sub", "mul", "neg", "floordiv", "truediv", "mod", "pow")),
@@ -356,32 +388,35 @@ ARITHMETIC = {
     *(torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not, torch.sym_sum),
     *(max, min, abs, int, float, math.ceil, math.floor, math.trunc),
 }
-"""Pure functions from numbers to numbers.
+"""Python functions whose result depends only on their arguments, which are numbers.
 
-Any other function, such as the time or the number of threads, may return another value in another step.
+Any other function may return another value in another step, as a clock does.
 """
 
 
 DRAWS = _by_default(lambda row: row.draws_untold)
-"""Operators that draw random numbers without torch's tag for it."""
+"""Operators that draw random numbers although torch does not tag them as random."""
 
 UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)
-"""Operators, without namespace and overload, that return uninitialized memory."""
+"""Operators that return uninitialized memory, by name without namespace and overload, such as `empty_like`."""
 
 UNWRITTEN = ("empty", "new_empty", "_empty", "_make_dep_token", "inductor_rand_eager_offset")
-"""Prefixes of the names of all operators that return uninitialized memory, in torch and by convention elsewhere."""
+"""Prefixes of the names of operators that return uninitialized memory.
+
+All such operators of torch have one of these prefixes, and other libraries follow the convention.
+"""
 
 GATHER = "_c10d_functional.all_gather_into_tensor.default"
 REDUCE = "_c10d_functional.reduce_scatter_tensor.default"
 FAMILIES = COMMUNICATES
 """Namespaces of operators that communicate."""
 COLLECTIVES = _by_default(lambda row: row.is_understood and row.launch)
-"""The supported collectives; any other is refused."""
+"""The supported collectives. Any other collective is refused."""
 
 HIGHER_ORDER = {row.name for row in ROWS.values() if row.is_understood and not row.launch}
-"""Higher-order operators that are pure functions of their arguments; any other is refused."""
+"""Higher-order operators whose result depends only on their arguments. Any other higher-order operator is refused."""
 
 
 def is_unwritten(op: str) -> bool:
-    """Return whether an operator, of any namespace and overload, returns uninitialized memory."""
+    """Return whether an operator returns uninitialized memory, whatever its namespace and overload."""
     return op.split(".")[-2:][0].startswith(UNWRITTEN)

@@ -1,4 +1,4 @@
-"""Computes with memory layouts: alignment, overlap, and the elements that a view operator selects."""
+"""Computes with memory layouts: alignment, overlapping elements, and the elements that a view operator selects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bitproof.harness.powers.proofs.prover.windows import Window, row_major, who
 
 
 def line_of(device: str) -> int:
-    """Return the alignment in bytes of memory that torch allocates; no kernel depends on a larger alignment."""
+    """Return the alignment in bytes of memory that torch allocates. No kernel depends on a larger alignment."""
     # cuBLASLt may choose a kernel by the alignment of its operands, which torch passes to it, up to 256 bytes
     # (`aten/src/ATen/cuda/CUDABlas.cpp`). So a bfloat16 matrix that starts 64 elements into a bucket in GPU memory may
     # get another kernel than at the bucket's start.
@@ -22,13 +22,14 @@ def line_of(device: str) -> int:
 
 
 _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int16": 2}
-"""Bytes per element. For any other dtype alignment is counted in elements, which is stricter than bytes."""
+"""Bytes per element. For any other dtype, alignment is counted in elements instead of bytes, which is stricter."""
 
 
 def alignment_of(dtype: str, offset: int, device: str) -> int:
-    """Return how far a tensor's first element is past a multiple of `line_of(device)`, in bytes.
+    """Return the number of bytes from the last multiple of `line_of(device)` to a tensor's first element.
 
-    `offset` is the tensor's offset in its storage, in elements.
+    `offset` is the tensor's offset in its storage, in elements. For example, a float32 tensor at offset 3 on the CPU
+    has alignment 12.
     """
     return offset * _ITEM_BYTES.get(dtype, 1) % line_of(device)
 
@@ -36,7 +37,8 @@ def alignment_of(dtype: str, offset: int, device: str) -> int:
 def overlaps(x: Tensor) -> bool:
     """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
 
-    True if a size or stride depends on data, unless only the first size of a contiguous tensor does.
+    Also True if a size or stride depends on data, since an overlap cannot be ruled out then. Only the first size of a
+    contiguous tensor may depend on data.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
@@ -65,7 +67,7 @@ def expanded(shape: tuple[int, ...], to: tuple[int, ...]) -> Window:
 
 
 def shows(call: Call, calls: Sequence[Call]) -> bool:
-    """Return whether a call only selects elements of its first argument: `transpose`, `split`, `reshape`.
+    """Return whether a call only selects elements of its first argument, as `transpose`, `split` and `reshape` do.
 
     The result may be a view or a copy. False for a view of complex numbers as real numbers, or the reverse.
     """
@@ -79,14 +81,14 @@ def shows(call: Call, calls: Sequence[Call]) -> bool:
 
 
 def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
-    """Whether each of `results` has the real dtype of a complex `x`, or the complex dtype of a real `x`."""
+    # A view of complex numbers as real numbers, or the reverse.
     return all({x.dtype, y.dtype} in ({"complex64", "float32"}, {"complex128", "float64"}) for y in results)
 
 
 def told_once(call: Call, calls: Sequence[Call]) -> Call:
-    """Return a call without the arguments that follow from its tensors' layouts, so that equal calls have equal data.
+    """Remove the arguments of a call that follow from the layouts of its tensors, so that equal calls are equal data.
 
-    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any call that returns the same view.
+    For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any other call that returns the same view.
     """
     tensors = [x for read in call.reads for x in calls[read].results] + call.results
     kept = dict(call.args)
@@ -112,9 +114,9 @@ def told_once(call: Call, calls: Sequence[Call]) -> Call:
 
 
 def windows_of(call: Call, x: Tensor) -> list[Window | None]:
-    """Return, for each result of a call, the window on `x` that it selects; None for a result that no window describes.
+    """Return, for each result of a call, the window on `x` that the call selects; None for a result that is no window.
 
-    `shows` must be True for the call, and all sizes must be numbers.
+    `x` is the call's first argument, all sizes must be numbers, and `shows` must be True for the call.
     """
     if call.op == SPLIT:
         dim = dict(call.args).get("dim", 0)
@@ -130,13 +132,13 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _window_on_tensor(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
-    """Convert a window on memory into a window on a tensor in that memory; None if it reaches other memory.
+    """Convert a window on memory into a window on a tensor in that memory. None if the window reaches other memory.
 
     - `shape`, `strides`: the tensor's.
     - `memory`: the window, with addresses counted from the tensor's first element.
 
-    For example, a transposed matrix has shape (2, 3) and strides (1, 2). Address 2 of its memory is its element 1 in
-    row-major order.
+    For example, a transposed matrix has shape (2, 3) and strides (1, 2). The element at address 2 is element number 1
+    of the matrix in row-major order.
     """
     if 0 in memory.shape:
         return memory

@@ -1,4 +1,4 @@
-"""Tracks which values of a graph share memory, which were overwritten, and which collectives are in flight.
+"""Tracks the memory of a graph: values that share memory, overwritten values, and collectives in flight.
 
 Calls are identified by their index in the graph. A storage is a piece of memory that several values may share.
 """
@@ -17,7 +17,10 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph, Tensor
 
 
 class GraphMemory:
-    """Tracks a graph's memory while its calls run in order. A value is stale once its memory was overwritten."""
+    """Tracks the memory of a graph while its calls run in order.
+
+    A value is stale once another call wrote into its memory.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls
@@ -26,37 +29,32 @@ class GraphMemory:
         self._in_flight = InFlight(graph)
 
     def hold(self, index: int) -> None:
-        """Record which memory a call's result is in, so that later writes to it affect the result."""
         for tensor in self.calls[index].results:
             self._owners.setdefault(tensor.storage, []).append(index)
 
     def is_stale(self, index: int) -> bool:
-        """Return whether the result of call `index` was overwritten."""
         return index in self._stale
 
     def is_flying(self, index: int) -> bool:
-        """Return whether a collective that has not been waited for may still write the memory of a call's result."""
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
-        """Return the indices of the in-place calls so far that wrote the memory of a call's result."""
+        """Return the indices of the in-place calls so far that wrote into the storage of a call's result."""
         owners = [owner for x in self.calls[index].results for owner in self._owners[x.storage]]
         return [owner for owner in owners if self.calls[owner].writes]
 
     def refuse_stale(self, index: int, reader: Call) -> None:
-        """Raise RefusedError if the value of call `index`, which `reader` reads, was overwritten."""
         if index in self._stale:
             name, writer = self.calls[index].name, self.calls[self._stale[index]].name
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
     def refuse_flying(self, call: Call) -> None:
-        """Raise RefusedError if a call reads the result of a collective before its wait."""
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
-        """Record a call if it launches a collective, or waits for the launch with index `awaited`.
+        """Record a call that launches a collective, or waits for the collective that call `awaited` launched.
 
-        Raises RefusedError for a wait if memory that the collective uses may have been freed since the launch.
+        Raises RefusedError for a wait if the collective uses memory that may have been freed since the launch.
         """
         self._refuse(call, self._in_flight.run(index, call, awaited))
 
@@ -93,9 +91,10 @@ class GraphMemory:
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
-        """Record that call `index` writes `target`. Returns the calls whose results are exactly `target`, by index.
+        """Record that call `index` writes `target`.
 
-        All other results in that memory, such as a slice of `target`, become stale: later reads of them are refused.
+        Returns the indices of the calls whose results are exactly `target`. These results have the new value. All other
+        results in this storage, such as a slice of `target`, become stale: later reads of them are refused.
         """
         same = []
         for owner in self._owners[target.storage]:
@@ -106,9 +105,10 @@ class GraphMemory:
         return same
 
     def distrust(self, index: int) -> None:
-        """Treat all values in the memory of a refused call's arguments as overwritten: the call may have done it.
+        """Treat the memory of a refused call's arguments as overwritten, since the call may have written it.
 
-        The same holds for the results of collectives in flight that use this memory.
+        Later reads of all values in this memory are refused, and so are reads of the results of collectives in flight
+        that use it.
         """
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:

@@ -1,16 +1,10 @@
-"""Proves two programs equal: every output's answer, and a check of the answers on values.
+"""Proves two programs equal: an answer for each output, and a check of the answers on values.
 
-1. Write both graphs as data, from newly computed fake values. Their inputs must have equal layouts.
+1. Convert both graphs to data. Both must have the same inputs with equal layouts.
 2. Prove output by output.
-3. Compute both graphs and every PROVED output's term on random inputs. If the term has other bits than a graph, its
-   proof is wrong, so the output is REFUSED.
+3. Compute both graphs, and the term of every PROVED output, on random inputs. If a term and a graph have different
+   bits, the proof is wrong, and the output is REFUSED.
 4. If a NOT PROVED output has different bits in the two graphs, the inputs are a witness that the programs differ.
-
-The computation may also show an effect that the graphs do not state, which is refused:
-
-- a call that fails;
-- a result with another layout;
-- an input with changed bits.
 """
 
 from __future__ import annotations
@@ -55,24 +49,24 @@ from bitproof.harness.powers.proofs.prover.proof_data import Graph
 from bitproof.harness.powers.proofs.prover.terms import Rule
 
 MOST_ELEMENTS = 20_000_000
-"""Terms are not computed if a program's inputs have more elements than this."""
+"""If a program's inputs have more elements than this, terms are not computed."""
 
 MOST_RANKS = 16
 
 OTHER_BITS = "its term, computed on random inputs, gives OTHER BITS than the graphs: a defect of bitproof"
 
 Values = Sequence[Sequence[Any]]
-"""Each rank's inputs, in order."""
+"""The inputs of each rank, in order."""
 
 
 @dataclass(frozen=True)
 class Provable:
-    """A program for a proof: a graph with named inputs and outputs.
+    """A program that can be proved equal to another: a graph with named inputs and outputs.
 
-    - `module`: the graph. None if another process exported it; `written` then has the graph as data, and the program
-      cannot be run.
-    - `inputs`: only their layouts matter. Their sizes may be open.
-    - `others`: the name and text of each output that is not a tensor.
+    - `module`: the graph. None if another process traced the program. Then `written` has the graph as data, and the
+      program cannot be run.
+    - `inputs`: only their layouts matter. Their sizes may be symbols with bounds instead of numbers.
+    - `others`: (name, value as text) of each output that is not a tensor.
     """
 
     module: GraphModule | None
@@ -85,7 +79,7 @@ class Provable:
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
-        """The graph as data, and the bounds of its open sizes. Raises RefusedError for an unsupported call."""
+        """The graph as data, and the bounds of its symbolic sizes. Raises RefusedError for an unsupported call."""
         if self.written is not None:
             return self.written
         assert self.module is not None, "a graph or what was written of it"
@@ -95,7 +89,6 @@ class Provable:
 
     @property
     def graph(self) -> Graph:
-        """The graph as data. Raises RefusedError for an unsupported call."""
         return self.exported[0]
 
 
@@ -106,10 +99,10 @@ class PairProof:
     - `proof`: the answers for all outputs. None if the programs were refused as a whole or not tried.
     - `reason`: why `proof` is None.
     - `evaluated`: how many PROVED outputs were also computed on values, and had equal bits.
-    - `not_evaluated`: why others were not computed, or None.
-    - `seconds`: the time that each phase took.
-    - `bounds`: the open sizes for which the result holds, in words.
-    - `induction`: whether the proof extends to any number of calls.
+    - `not_evaluated`: why other PROVED outputs were not computed, or None.
+    - `seconds`: (phase, seconds) for each phase.
+    - `bounds`: the bounds of symbolic sizes within which the result holds, as text.
+    - `induction`: whether the proof extends to any number of steps.
     - `not_run`: why the programs themselves could not be run, or None. Without a run, it is only assumed that the
       graphs compute the same as the programs.
     """
@@ -127,20 +120,20 @@ class PairProof:
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:
-        """Every output's answer; empty if the programs were refused as a whole."""
+        """The answer for every output. Empty if the programs were refused as a whole."""
         return self.proof.answers if self.proof else ()
 
     def __str__(self) -> str:
         return "\n".join(self.lines(all_in="`answers`"))
 
     def lines(self, *, all_in: str) -> list[str]:
-        """Return the result as lines of text: the verdict and the counts of outputs, then details.
+        """Return the result as lines of text. The first line has the verdict and the counts of outputs.
 
-        The details are, in this order:
+        Further lines are, in this order:
 
         - the outputs with different strides in the two graphs;
         - for each output that is not PROVED, its first differing calls or why it is REFUSED;
-        - the bounds of open sizes;
+        - the bounds of symbolic sizes;
         - why the programs were not run;
         - whether any number of steps is proved.
 
@@ -165,7 +158,7 @@ class PairProof:
 
     @property
     def differs(self) -> bool:
-        """Whether the two programs were seen to compute different bits for some output from equal inputs."""
+        """Whether some output had different bits in the two programs, computed from equal inputs."""
         return any(answer.witness for answer in self.answers)
 
 
@@ -178,13 +171,13 @@ def prove_programs(
     rules: dict[str, list[Rule]] | None = None,
     lap: Callable[[str], None] = lambda name: None,
 ) -> PairProof:
-    """Prove two programs with the same inputs, output by output.
+    """Prove two programs with the same inputs equal, output by output.
 
     - `values`: returns sets of inputs on which both programs are also computed. If None, nothing is computed.
-    - `must_read`: prefixes of input names. A PROVED output must depend on an input of each prefix. If empty, at least
-      one output must depend on an input.
+    - `must_read`: prefixes of input names. A PROVED output must depend on an input with each prefix. If empty, it
+      suffices that some output depends on an input.
     - `rules`: rules to use instead of RULES, for tests.
-    - `lap`: is called with the name of each phase that has ended.
+    - `lap`: is called with the name of each phase when it ends.
 
     Unsupported calls do not raise: outputs, or the whole result, become REFUSED. The whole result is also REFUSED if
     the programs leave the random generator in different states.
@@ -215,10 +208,6 @@ def prove_programs(
 
 
 def _check_inputs(*graphs: Graph) -> None:
-    """Raise RefusedError unless both graphs have the same inputs with equal layouts.
-
-    The symbols of open sizes may differ.
-    """
     sides = [[call for call in graph.calls if call.op == "input"] for graph in graphs]
     names = [[call.name for call in side] for side in sides]
     if sorted(names[0]) != sorted(names[1]):
@@ -251,7 +240,7 @@ def _check_others(reference: Provable, candidate: Provable) -> None:
 def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: Sequence[Values]) -> PairProof:
     """Compute both programs on each set of inputs in `sets`, and return `found` with updated answers.
 
-    - A PROVED output becomes REFUSED if its term has other bits than a graph.
+    - A PROVED output becomes REFUSED if its term and a graph have different bits.
     - A NOT PROVED output gets a witness if its values in the two programs differ.
     """
     steps = reference, candidate
@@ -263,12 +252,9 @@ def evaluated(found: PairProof, reference: Provable, candidate: Provable, sets: 
 
 
 def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values, *, is_further: bool) -> PairProof:
-    """Compute both programs, and the terms of PROVED outputs, on a set of inputs. Returns `found`, updated.
-
-    `is_further` is False for the first set. Any later set is skipped if both programs fail on it.
-    """
     assert found.proof is not None and found.graphs is not None
     tensors = [x for x in given[0] if isinstance(x, Tensor)]
+    # Reasons why nothing is computed here. The proof itself stays as it is.
     if sum(x.numel() for x in tensors) > MOST_ELEMENTS:
         return replace(found, not_evaluated="the step is too large to be computed here")
     if any(x.device.type != "cpu" for x in tensors):
@@ -291,8 +277,8 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
                     runs.append(run_graph(module, ranks, step.groups.partitions(), watch=Layouts(graph)))
             except FailsError as error:
                 failures.append(error)
-        # Programs that both fail on drawn inputs may be equal: a loss may only accept numbers between 0 and 1, for
-        # example. So this shows nothing.
+        # Programs that both fail on a further set, which is drawn, may be equal: a loss may only accept numbers between
+        # 0 and 1, for example. So this shows nothing.
         if failures:
             return found if is_further and len(failures) == len(steps) else _refused(found, failures[0])
     except NotEvaluatedError as error:
@@ -322,10 +308,6 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
 
 
 def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -> OutputAnswer:
-    """Return an output's answer, updated by its values. Raises NotEvaluatedError if its term cannot be computed here.
-
-    `sides` has the output's values from each graph, one per rank.
-    """
     if answer.verdict == NOT_PROVED and None not in sides:
         unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
         if unlike:
@@ -369,7 +351,7 @@ def _refused(found: PairProof, error: RefusedError) -> PairProof:
 
 
 def told(error: RefusedError) -> str:
-    """Return a refusal as a line of text."""
+    """Return a refusal as a line of text: the reason, and where it is."""
     return f"{error.what}, in {error.where}"
 
 
@@ -386,12 +368,7 @@ def _unstated_writes(
     given: Sequence[dict[str, Any]],
     held: Sequence[dict[str, list[Any]]],
 ) -> list[OutputAnswer]:
-    """Return a REFUSED answer for each input that a run changed although no call in the graph states this write.
-
-    - `answers`: the answers so far. Outputs among them are skipped.
-    - `given`: the inputs before the runs, per rank.
-    - `held`: the inputs after the run of each graph.
-    """
+    # A write that no call in the graph states must not go unnoticed.
     answered = {answer.output for answer in answers}
     found = []
     for name in given[0]:
@@ -406,11 +383,6 @@ def _unstated_writes(
 
 
 def _by_name(graph: Graph, step: Provable, run: tuple[list[list[Any]], list[list[Any]]]) -> dict[str, list[Any]]:
-    """Return each output's value on every rank, by name.
-
-    `run` has the returned values and the inputs' final values, both per rank. The final value of an input has the name
-    `written` and the input's name.
-    """
     returned = {name: [own[place] for own in run[0]] for place, (name, _) in enumerate(graph.outputs)}
     return {f"written {name}": [own[place] for own in run[1]] for place, name in enumerate(step.names)} | returned
 
@@ -425,7 +397,6 @@ def _one_generator_state() -> Iterator[None]:
 
 @contextmanager
 def _as_on_a_rank() -> Iterator[None]:
-    """Context with the settings of a rank: one thread per operator, and uninitialized memory is filled."""
     # The bits of large sums depend on the number of threads.
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -439,7 +410,10 @@ def _as_on_a_rank() -> Iterator[None]:
 
 @contextmanager
 def filling_memory() -> Iterator[None]:
-    """Context in which torch fills newly allocated, uninitialized memory with fixed values."""
+    """Context in which torch fills newly allocated memory with fixed values.
+
+    So uninitialized elements are equal in two runs.
+    """
     mode = torch.get_deterministic_debug_mode()
     filled = getattr(deterministic, "fill_uninitialized_memory")  # noqa: B009 (a property, which mypy does not know)
     torch.set_deterministic_debug_mode("warn")  # memory is filled in no other mode; Inductor's settings stay

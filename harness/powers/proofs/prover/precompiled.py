@@ -1,4 +1,4 @@
-"""Reads a precompiled step from its file for a proof. So the proof is about the same step that ranks would read.
+"""Reads a precompiled step from its file, so that the proof is about the same step that ranks would run.
 
 No compiled code is loaded. A step compiled by a backend cannot be proved: see `prove.why_not`.
 """
@@ -20,10 +20,10 @@ from bitproof.harness.systems.graph import graph_of_program
 def precompiled_step(
     case: Case, system: str, device: torch.device, folder: Path | None = None
 ) -> tuple[StepGraph, GroupTable]:
-    """Return the graph and the process groups of the precompiled step in `folder`; without it, precompile now.
+    """Return the graph and the process groups of the precompiled step in `folder`.
 
-    Determinism switches must be set. Raises ArtifactError for a file that a run would refuse, and any error of
-    precompiling.
+    Without `folder`, precompile a step first. Determinism switches must be set. Raises ArtifactError for a file that a
+    run would refuse, and any error of precompiling.
     """
     made_as = GRAPH if system == PRECOMPILED else system
     if folder is None:

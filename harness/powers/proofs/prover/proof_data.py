@@ -1,16 +1,16 @@
-"""A proof as data: two graphs, their terms, and the certificate.
+"""The data of a proof: two graphs, the terms of their values, and the certificate.
 
-Everything consists of nested tuples of numbers and strings, so it can be written as JSON. An argument of a call is
+All data are nested tuples of numbers and strings, so that they can be written as JSON. An argument of a call is one of:
 
     a whole number | ("bool", "True") | ("none",) | ("float", hexadecimal) | ("str" | "dtype" | "device" | "enum", text)
     ("node", index of a call) | ("list", argument, ...) | ("graph", nested graph)
     ("ranks", (rank, ...), ...)                   a process group: the ranks of each of its instances, in order
 
-A size is a whole number, or ("size", (coefficient, symbol, ...), ...): a sum of products of symbols. An earlier call
-defines each symbol.
+A size is a whole number, or a sum of products of symbols: ("size", (2, "u0", "u1"), (3, "u2")) is 2 * u0 * u1 + 3 * u2.
+Each symbol is defined by an earlier call.
 
-A term describes a value. Other terms refer to it by its index among all steps. Within terms, a symbol is replaced by
-the index of the term that defines it. A term is
+A term describes a value. A term refers to another term by the index of its step in the proof. Within a term, a symbol
+is replaced by the index of the term that defines the symbol. A term is one of:
 
     ("input", name, dtype, shape)                 a graph's input; no two share memory
     ("constant", digest, dtype, shape)            a tensor that is part of a graph
@@ -45,26 +45,29 @@ from typing import Any
 SIDES = ("reference", "candidate")
 
 FLOATS = ("float64", "float32", "bfloat16", "float16")
-"""The real dtypes that exact operators may have."""
+"""The floating-point dtypes that the operands of an "exact" term may have."""
 
 WHOLE = ("int64", "int32")
-"""The integer dtypes that exact operators may have."""
+"""The integer dtypes that the operands of an "exact" term may have."""
 
 ROOTS = ("parameter ", "input ")
-"""Prefixes of graphs' input names; a proved output must read an input of each kind."""
+"""Prefixes of the names of a graph's inputs. A proved output must depend on an input with each prefix."""
 
 STATE, WRITTEN = "optimizer ", "written "
-"""Name prefixes: of an input that is optimizer state, which only a whole step has; of an output that is an input's
-final value."""
+"""`STATE` begins the name of an input that is optimizer state.
+
+Only a graph with the optimizer's update has such inputs. `WRITTEN` begins the name of an output that is the final value
+of an input.
+"""
 
 Term = tuple[Any, ...]
 Size = Any
-"""An integer, or ("size", ...)."""
+"""An integer, or ("size", ...) as the module's docstring describes it."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor's layout. Tensors with the same `storage` share memory; storages are numbered within a graph."""
+    """The layout of a tensor. Tensors of a graph share memory if their `storage` numbers are equal."""
 
     dtype: str
     device: str
@@ -75,22 +78,22 @@ class Tensor:
 
     @functools.cached_property
     def is_closed(self) -> bool:
-        """Whether no size and no stride of the tensor, nor its offset, depends on data."""
+        """Whether all sizes and strides and the offset are plain numbers, so that none depends on data."""
         return all(isinstance(n, int) for n in (*self.shape, *self.strides, self.offset))
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a graph, such as `aten.mm.default` with its arguments by name.
+    """A call in a graph, such as `aten.mm.default` with its arguments by name.
 
-    - `writes`: the names of the arguments that the call writes.
-    - `random`: whether it draws random numbers.
-    - `value`: the layout of its result. A tuple for several results, a size for a number read from a tensor, None
-      without a result.
-    - `place`: the call's origin, for readers.
+    - `value`: the layout of the result. A tuple of layouts for several results, a size for a number read from a tensor,
+      None if the call returns nothing.
+    - `writes`: the names of the arguments whose memory the call writes.
+    - `random`: whether the call draws random numbers.
+    - `place`: where the call came from, for reports: module, direction, chunk and source line.
 
-    A call that returns a view is recorded with the operator "view". Arguments that only repeat what the layouts state
-    are left out, such as the dims of a transpose.
+    A call that returns a view has the operator "view". Arguments that follow from the layouts are left out, such as the
+    dims of a transpose.
     """
 
     name: str
@@ -103,33 +106,38 @@ class Call:
 
     @functools.cached_property
     def reads(self) -> list[int]:
-        """The indices of the calls whose results this call reads, in the order of its arguments."""
+        """The indices of the calls whose results are arguments of this call, in the arguments' order."""
         return [index for _, value in self.args for index in nodes_in(value)]
 
     @functools.cached_property
     def results(self) -> list[Tensor]:
-        """The layouts of the tensors among the call's results."""
         return [x for x in (self.value if isinstance(self.value, tuple) else (self.value,)) if isinstance(x, Tensor)]
 
 
 @dataclass(frozen=True)
 class Graph:
-    """A step's calls in execution order, inputs first; `outputs` has each output's name and the index of its call."""
+    """The calls of a step in execution order, inputs first.
+
+    `outputs` has (name of the output, index of the call that computes the output).
+    """
 
     calls: tuple[Call, ...]
     outputs: tuple[tuple[str, int], ...]
 
     @functools.cached_property
     def is_whole_step(self) -> bool:
-        """Whether an optimizer's state is among the graph's inputs. A constant with such a name does not count."""
+        """Whether the step contains the optimizer's update: some input is optimizer state."""
+        # A constant may have such a name, too, so its `op` counts.
         return any(call.op == "input" and call.name.startswith(STATE) for call in self.calls)
 
 
 @dataclass(frozen=True, slots=True)
 class ProofStep:
-    """A term of the proof. `equals` is the index of the term to which `rule` rewrote it; without a rule, its own index.
+    """A term, and the rule that rewrote the term.
 
-    `hint` is an intermediate result of the rule, for the checker.
+    - `equals`: the index of the step with the rewritten term. If no rule applied (`rule` is ""), the index of this
+      step.
+    - `hint`: an intermediate result of the rule, so that the checker need not search for it.
     """
 
     term: Term
@@ -140,9 +148,12 @@ class ProofStep:
 
 @dataclass(frozen=True)
 class Subject:
-    """The subject of a certificate: the case file's text, the command's options, and versions.
+    """The subject of a certificate: with it, another process can trace the same graphs again.
 
-    `code` is the SHA-256 of bitproof's own source files; `outputs` has the names of the step's return values.
+    - `case`: the text of the case file.
+    - `code`: the SHA-256 of bitproof's own source files.
+    - `outputs`: the names of the step's return values.
+    - `precompiled`: 1 if the candidate's graph is from a precompiled step, otherwise 0.
     """
 
     case: str
@@ -156,9 +167,11 @@ class Subject:
 
 @dataclass(frozen=True)
 class Certificate:
-    """All that a checker reads. `case` is the case's name, `answers` has (output, verdict) for each output.
+    """All that the checker of a proof reads.
 
-    `subject` is None only in tests, for two graphs without a case.
+    - `case`: the name of the case.
+    - `answers`: (output, verdict) for each output.
+    - `subject`: None only in tests, for two graphs without a case.
     """
 
     case: str
@@ -171,7 +184,7 @@ class Certificate:
 
 
 def nodes_in(argument: Any) -> list[int]:
-    """Return the indices of the calls that an argument refers to: [3, 5] for ("list", ("node", 3), ("node", 5))."""
+    """Return the indices of the calls to which an argument refers: [3, 5] for ("list", ("node", 3), ("node", 5))."""
     kind = argument[0] if type(argument) is tuple and argument else None
     if kind == "node":
         return [argument[1]]
@@ -179,7 +192,7 @@ def nodes_in(argument: Any) -> list[int]:
 
 
 def terms_in(value: Any) -> list[int]:
-    """Return the indices of the terms that a term, or a part of a term, refers to, in order."""
+    """Return the indices of the terms inside a term or a part of a term, in order: [3, 5] for ("cat", (3, 5), 0)."""
     match value:
         case ("view" | "gather" | "reduce" | "item" | "extent" | "draws" | "value" | "out" | "tensor", place, *rest):
             return [place, *terms_in(("list", *rest))] if value[0] == "tensor" else [place]

@@ -1,7 +1,7 @@
-"""Proves a case: its two systems' steps, as programs with the same inputs, compute equal bits.
+"""Proves that the steps of a case's two systems compute equal bits.
 
-Both steps are traced without ranks, the candidate's after its passes. They are proved equal (`pairs.py`), and computed
-on the case's own tokens.
+Both steps are traced without starting ranks, the candidate's after its passes. Then they are proved equal (`pairs.py`),
+and computed on the case's own tokens.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 
 @dataclass(frozen=True)
 class CaseProof(PairProof):
-    """The proof that a case's two steps compute equal bits.
+    """The proof that the two steps of a case compute equal bits.
 
-    `update` is the proof of the optimizer's update after the steps; None if it was not requested, or if the steps are
+    `update` is the proof of the optimizer's update after the steps. None if it was not requested, or if the steps are
     not PROVED.
     """
 
@@ -92,10 +92,10 @@ def prove_case(
     - `follow`: if the step is PROVED, also prove the optimizer's update after it.
     - `rules`: rules to use instead of RULES, for tests.
     - `in_turn`: trace both graphs in this process. If False, another process may trace a large reference meanwhile.
-    - `clock`: measures the result's `seconds`.
+    - `clock`: measures the `seconds` of the result.
 
-    A case that `why_not` excludes is NOT TRIED. Unsupported calls do not raise: they are REFUSED. Raises the errors of
-    tracing and passes, and ArtifactError. Afterwards this process has the determinism switches of a run.
+    If `why_not` returns a reason, the case is NOT TRIED. Unsupported calls do not raise: they are REFUSED. Raises the
+    errors of tracing and passes, and ArtifactError. Afterwards, this process has the determinism switches of a run.
     """
     if (reason := why_not(case)) is not None:
         return CaseProof(NOT_TRIED, reason=reason, case=case)
@@ -132,7 +132,7 @@ def prove_case(
 
 
 def forget_values(module: GraphModule | None) -> None:
-    """Free the fake values of all nodes of a graph but its inputs. These values take half of the graph's memory."""
+    # Fake values take half of a graph's memory.
     for node in module.graph.nodes if module is not None else ():
         if node.op != "placeholder":
             node.meta.pop("val", None)
@@ -148,16 +148,11 @@ def _check_alike(reference: Reference, candidate: StepGraph) -> None:
 
 
 def _have_equal_layouts(*sides: Sequence[Any]) -> bool:
-    """Whether two lists of parameters and buffers have equal layouts. Entries that are not tensors are skipped."""
     pairs = ((x, y) for x, y in zip(*sides, strict=False) if isinstance(x, Tensor) and isinstance(y, Tensor))
     return all((x.dtype, x.device, x.shape, x.stride()) == (y.dtype, y.device, y.shape, y.stride()) for x, y in pairs)
 
 
 def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]]:
-    """Return a list with a single set of inputs for both graphs: a list of tensors for each rank.
-
-    The tensors are fake, without values, if the step or the number of ranks is too large.
-    """
     world_size = case.parallelism.world_size
     if sum(x.numel() for x in reference.inputs) > MOST_ELEMENTS or world_size > MOST_RANKS:
         return [[reference.inputs] * world_size]  # `evaluated` takes the reason from their number and sizes
@@ -165,9 +160,10 @@ def _sets_of_inputs(case: Case, reference: Reference) -> list[list[list[Tensor]]
 
 
 def random_inputs(case: Case, names: Sequence[str], like: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return a list of inputs for each rank: small random numbers as state, the case's own tokens, zeros as counts.
+    """Return values for a graph's inputs `names`, as a list for each rank.
 
-    Parameters differ between ranks. Buffers are the same on all ranks.
+    Parameters and buffers are small random numbers, integer buffers are zeros, and other inputs are the case's own
+    tokens. Parameters differ between ranks, buffers do not.
     """
     read = [list(step.values()) for step in read_inputs(case, 0)]
     ranks = []

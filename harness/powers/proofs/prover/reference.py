@@ -1,6 +1,6 @@
-"""Traces a case's reference step, once for all cases that share it.
+"""Traces the reference step of a case. Cases with the same reference share the trace.
 
-A large step is only needed as data. So another process may trace it, while this process traces the candidate.
+A large step can be traced in another process, while this process traces the candidate.
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from bitproof.harness.systems.step_graphs import num_parameters, step_graph
 from bitproof.harness.torch_compat import FakeTensorMode
 
 PATIENCE_SECONDS = 60.0
-"""The process that traces the reference may take three times as long as its parent takes for the candidate, plus this
-many seconds."""
+"""Seconds added to the time limit of a process that traces the reference.
+
+The limit is three times as long as the parent takes for the candidate, plus these seconds.
+"""
 
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference's traced step. `inputs` are fake tensors: only their layouts matter.
+    """The traced step of a reference. Its `inputs` are fake tensors.
 
-    If another process traced it, `module` is None, and `written` is the graph as data with the bounds of its sizes.
+    If another process traced it, `module` is None, and `written` has the graph as data with the bounds of its sizes.
     """
 
     parameter_names: list[str]
@@ -53,12 +55,12 @@ class Reference:
 
     @property
     def num_inputs(self) -> int:
-        """The number of inputs other than parameters and buffers."""
+        # Without parameters and buffers.
         return len(self.inputs) - len(self.parameter_names) - len(self.buffer_names)
 
     @functools.cached_property
     def names(self) -> list[str]:
-        """The inputs' names, in order: parameters, buffers, then all other inputs by number (`input 0`)."""
+        """The names of the inputs, in order: parameters, buffers, then all other inputs by number (`input 0`)."""
         return [
             *(PARAMETER + name for name in self.parameter_names),
             *(BUFFER + name for name in self.buffer_names),
@@ -67,31 +69,29 @@ class Reference:
 
     @functools.cached_property
     def outputs(self) -> list[str]:
-        """The outputs' names, in order: the loss, then a gradient for each parameter."""
+        """The names of the outputs, in order: the loss, then a gradient for each parameter."""
         return ["loss", *(f"gradient of {name}" for name in self.parameter_names)]
 
     @functools.cached_property
     def program(self) -> Provable:
-        """The reference as a program for proofs. The graph is converted to data once."""
         return Provable(self.module, self.names, self.inputs, self.outputs, self.groups, written=self.written)
 
 
 def graph_of(case: Case, system: str, device: torch.device, options: GraphOptions) -> tuple[StepGraph, GroupTable]:
-    """Return the graph of a system's step, and the process groups that its collectives use."""
     return (
         precompiled_step(case, system, device) if system == PRECOMPILED else step_graph(case, system, device, options)
     )
 
 
 def of_the_reference(case: Case) -> Case:
-    """Return the case reduced to the settings that affect its reference: equal for cases with the same reference."""
+    """Return the case reduced to the settings that affect its reference. Cases with the same reference become equal."""
     kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
 
+# Only a few are cached, because whole steps are large.
 @functools.lru_cache(maxsize=6)
 def traced_reference(case: Case, device: torch.device) -> Reference:
-    """Trace a case's reference in this process. The results of a few cases are cached: whole steps are large."""
     step, groups = graph_of(case, case.reference, device, GraphOptions())
     inputs = [node.meta["val"] for node in step.module.graph.find_nodes(op="placeholder")]
     assert len(inputs) == len(step.parameter_names) + len(step.buffer_names) + step.num_inputs
@@ -100,9 +100,9 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """Context that yields a function, which returns a case's traced reference.
+    """Context for tracing a case's reference. Yields a function that returns the traced reference.
 
-    - With `in_turn`, or for a small reference, this process traces it at the start of the context.
+    - With `in_turn`, or for a small reference, this process traces it when the context is entered.
     - Otherwise a forked process traces it while the context runs, and the function waits for the result. If the process
       fails or takes too long, the function traces the reference itself.
 

@@ -1,4 +1,7 @@
-"""Traces a certificate's case again, and compares the graphs call by call with those in the certificate."""
+"""Checks that the graphs in a certificate are those of its case.
+
+The case is traced again, and each call must be equal.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,11 @@ from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_versions import torch_version
 
 LONGEST = 200
-"""Maximum characters of a difference in a message."""
+"""The maximum number of characters for a value in a message."""
 
 _PARTS = ("name", "op", "args", "value", "writes", "random")
-"""The parts of a call, in the order of its file. The last part, its source position, is for readers and not listed."""
+"""The names of a call's parts, in the order of the certificate's file. The source position comes last, and is left out.
+"""
 
 
 def check_retraced(
@@ -32,10 +36,10 @@ def check_retraced(
     extra_passes: Sequence[str] = (),
     precompiled: Path | None = None,
 ) -> None:
-    """Trace the certificate's case again, and raise RejectedError unless this makes the graphs in the certificate.
+    """Trace a certificate's case again. Raises RejectedError if the graphs are not those of the certificate.
 
     - `main`, `graphs`: the contents of the certificate's files.
-    - `extra_passes`, `precompiled`: options of the original proof. They come from the caller, since code that only the
+    - `extra_passes`, `precompiled`: options of the original proof. The user must give them, because code that only the
       certificate names must never run.
 
     A certificate is also rejected if it was made with other code of bitproof, another torch, or another kind of
@@ -62,10 +66,6 @@ def check_retraced(
 
 
 def _graphs_of(case: Case, extra_passes: Sequence[str], precompiled: Path | None, *, whole: bool) -> list[str]:
-    """Return the texts of a case's two graphs, reference first. With `whole`, they include the optimizer's update.
-
-    Raises UsageError for wrong extra passes, and RejectedError if the case cannot be traced.
-    """
     options = GraphOptions(extra_passes=tuple(extra_passes))
     check_extra_passes(options.extra_passes, case)
     try:

@@ -1,17 +1,10 @@
-"""The rules that rewrite terms. Each keeps every bit and states why; none relies on real-number arithmetic.
+"""The rules that rewrite terms. Each rule keeps every bit, and its docstring states why.
 
-The rules bring everything that only moves elements into a single form: a concatenation of element-by-element operators
-on windows of the remaining terms. (A window is a selection of elements.) For example, `cat(neg(x[:2]), neg(x[2:]))`
-becomes `neg(x)`. Rules only move operators inwards, so rewriting ends.
+The rules move operators inwards, to element-by-element operators on views of the remaining terms. For example,
+`cat(neg(x[:2]), neg(x[2:]))` becomes `neg(x)`.
 
-A rule is called with a table and a term of the kind under which RULES lists it. It returns the index of an equal term,
-or None if it does not apply. Its docstring states the equality, and why it keeps every bit.
-
-An operator is exact if each element of its result depends only on the elements at the same index, and is rounded once,
-correctly. So neither layout nor other elements matter. `known_operators.py` lists the exact operators.
-docs/explanation/proving.md states the assumptions about a machine.
-
-A NaN's sign and payload may change, since operands may be exchanged.
+An operator is called exact if each element of its result depends only on the elements at the same index, and is rounded
+once, correctly. Only the sign and payload of a NaN may change, since operands may be exchanged.
 """
 
 from __future__ import annotations
@@ -27,13 +20,13 @@ from bitproof.harness.powers.proofs.prover.windows import Window, coalesced, com
 
 
 def view_of_whole(table: Table, term: Term) -> int | None:
-    """Rule: a view of all elements, in the same order and shape, equals its base."""
+    """Rule: a view that selects all elements, in the same order and shape, equals the term that it views."""
     _, place, *w = term
     return place if tuple(w) == whole(table.shape(place)) else None
 
 
 def view_of_view(table: Table, term: Term) -> int | None:
-    """Rule: a view of a view is a view of the inner view's base. A view computes nothing, so dtypes do not matter."""
+    """Rule: a view of a view of x is a view of x. For example, `x[2:8][1:3]` becomes `x[3:5]`."""
     _, place, *w = term
     if table[place][0] != "view":
         return None
@@ -43,9 +36,9 @@ def view_of_view(table: Table, term: Term) -> int | None:
 
 
 def view_of_same_order(table: Table, term: Term) -> int | None:
-    """Rule: a view of a reshaped view is a view of the inner view without the reshape.
+    """Rule: `x[2:8].view(2, 3)[...]` becomes a view of `x[2:8]`, without the reshape.
 
-    A window counts elements in row-major order, so the inner view's shape does not matter.
+    A window counts elements in row-major order, so the shape of the inner view does not matter.
     """
     _, place, *w = term
     if table[place][0] != "view":
@@ -56,9 +49,10 @@ def view_of_same_order(table: Table, term: Term) -> int | None:
 
 
 def view_of_exact(table: Table, term: Term) -> int | None:
-    """Rule: a view of an exact operator's result equals the operator's result on views of its operands.
+    """Rule: a view of an exact operator's result is the exact operator on views of its operands.
 
-    All operands have the result's shape. Other operators have no such rule: their kernels may depend on layouts.
+    For example, `(x + y)[:2]` is `x[:2] + y[:2]`. Other operators have no such rule, since their kernels may depend on
+    layouts.
     """
     _, place, *w = term
     if table[place][0] != "exact" or table.open_shape(place) is None:
@@ -70,7 +64,7 @@ def view_of_exact(table: Table, term: Term) -> int | None:
 def view_of_cat(table: Table, term: Term) -> int | None:
     """Rule: a view of a concatenation is a concatenation of views of its parts, or a view of a single part.
 
-    A window across several parts must cross them along a single dim.
+    A view of several parts must cross from part to part along a single dim.
     """
     _, place, *w = term
     if table[place][0] != "cat":
@@ -101,7 +95,7 @@ def cat_of_nothing(table: Table, term: Term) -> int | None:
 
 
 def cat_of_cat(table: Table, term: Term) -> int | None:
-    """Rule: a concatenation of concatenations along the same dim is a concatenation of all parts, in order."""
+    """Rule: nested concatenations along the same dim become a single concatenation of all parts, in order."""
     _, parts, dim = term
     flat: list[int] = []
     for part in parts:
@@ -113,13 +107,13 @@ def cat_of_cat(table: Table, term: Term) -> int | None:
 def cat_of_neighbours(table: Table, term: Term) -> int | None:
     """Rule: in a concatenation, adjacent windows of the same term are joined: `cat(x[:2], x[2:4])` is `x[:4]`.
 
-    Their strides must be equal. Results of an exact operator are joined if their operands can be joined.
+    The windows must have equal strides. Results of an exact operator are joined if their operands can be joined.
     """
     _, parts, dim = term
     for index in range(len(parts) - 1):
         pair = parts[index], parts[index + 1]
         both = _join(table, *pair, dim)
-        if both is not None and _shown(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
+        if both is not None and _consecutive_views(table, both, dim, [table.shape(part)[dim] for part in pair]) == pair:
             result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
             # With this hint, the checker need not search for the term that has both windows.
             table.hint = (index, both)
@@ -127,8 +121,8 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
     return None
 
 
-def _shown(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
-    """Return the terms of consecutive parts of the term `place` along a dim; `sizes` are the parts' sizes."""
+def _consecutive_views(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
+    """Return views of consecutive parts of a term along `dim`: x[0:2] and x[2:5] for `sizes` (2, 3)."""
     shape, begin, found = table.shape(place), 0, []
     for size in sizes:
         here = Window((*shape[:dim], size, *shape[dim + 1 :]), row_major(shape), begin * row_major(shape)[dim])
@@ -171,7 +165,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 def exact_of_number(table: Table, term: Term) -> int | None:
     """Rule: the negation or cast of a number becomes the resulting number.
 
-    Returns None if the dtype cannot represent that number exactly, and for any other operator or operand.
+    None if the dtype cannot represent the resulting number exactly.
     """
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
@@ -185,7 +179,7 @@ def exact_of_number(table: Table, term: Term) -> int | None:
 def exact_of_neutral(table: Table, term: Term) -> int | None:
     """Rule: x * 1 is x, and x + -0.0 is x, since nothing is rounded. For integers, x + 0 is x as well.
 
-    x + 0.0 has no rule: it turns -0.0 into +0.0.
+    x + 0.0 has no rule, because -0.0 + 0.0 is +0.0.
     """
     _, name, dtype, _, operands = term
     for x, other in zip(operands, operands[::-1], strict=True):
@@ -200,7 +194,7 @@ def exact_of_neutral(table: Table, term: Term) -> int | None:
 def exact_difference(table: Table, term: Term) -> int | None:
     """Rule: a - b is a + -b, including the sign of zeros, by IEEE 754.
 
-    -(b - a) would differ: if a equals b, it is -0.0, but a - b is +0.0.
+    -(b - a) would be wrong: for equal a and b, -(b - a) is -0.0 but a - b is +0.0.
     """
     _, name, dtype, device, operands = term
     if name != "sub":
@@ -210,7 +204,7 @@ def exact_difference(table: Table, term: Term) -> int | None:
 
 
 def exact_twice(table: Table, term: Term) -> int | None:
-    """Rule: x + x is x * 2, since both round the same exact number. x + x + x is not x * 3: each sum rounds."""
+    """Rule: x + x is x * 2, since both round the same exact number. x + x + x is not x * 3, since each sum rounds."""
     _, name, dtype, device, operands = term
     if name != "add" or operands != operands[:1] * 2 or table.open_shape(operands[0]) is None:
         return None
@@ -221,7 +215,7 @@ def exact_twice(table: Table, term: Term) -> int | None:
 def exact_of_neg(table: Table, term: Term) -> int | None:
     """Rule: a negation moves out of a product or a cast, and -(-x) is x.
 
-    - (-a) * b becomes -(a * b): the sign of a product depends only on its factors' signs.
+    - (-a) * b becomes -(a * b): the sign of a product depends only on the signs of its factors.
     - A cast of -x becomes the negation of the cast of x: rounding to nearest is symmetric around 0.
     - A factor -2 counts as the negation of 2.
     - A negation does not move out of a sum: -a + a is +0.0, but -(a + -a) is -0.0.
@@ -240,11 +234,9 @@ def exact_of_neg(table: Table, term: Term) -> int | None:
 
 
 def _without_sign(table: Table, place: int) -> int | None:
-    """Return the index of the term that equals the term with index `place` without its minus sign.
+    """Return the index of the term without its minus sign: x for `neg(x)`, 2 for -2 or a tensor filled with -2.
 
-    - For a negation, its operand.
-    - For a negative number such as -2, or a tensor filled with it, the term of 2.
-    - None for any other term.
+    None for any other term.
     """
     if table[place][:2] == ("exact", "neg"):
         return int(table[place][4][0])
@@ -255,7 +247,7 @@ def _without_sign(table: Table, place: int) -> int | None:
 
 
 def exact_through_wider(table: Table, term: Term) -> int | None:
-    """Rule: in two consecutive casts, the first can be skipped if its dtype is wider, so that it changes no number.
+    """Rule: the first of two consecutive casts is skipped if its dtype is wider, so that it changes no number.
 
     For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16.
     """
@@ -271,14 +263,12 @@ def exact_through_wider(table: Table, term: Term) -> int | None:
 
 
 _WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
-"""For each dtype, the dtypes that represent all of its numbers: these have at least its digits and its exponents."""
+"""For each dtype, the dtypes that represent all of its numbers, since their precision and range are at least as large.
+"""
 
 
 def exact_of_one_choice(table: Table, term: Term) -> int | None:
-    """Rule: a choice between x and x is x. A choice by a constant condition is the value that it chooses.
-
-    A true condition chooses the first value.
-    """
+    """Rule: `where(c, x, x)` is x. `where(True, x, y)` is x, and `where(False, x, y)` is y."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -289,9 +279,9 @@ def exact_of_one_choice(table: Table, term: Term) -> int | None:
 
 
 def exact_in_order(table: Table, term: Term) -> int | None:
-    """Rule: a + b is b + a, and a * b is b * a, including the sign of zeros. Only NaNs may differ.
+    """Rule: operands of a sum or product are sorted, since a + b is b + a, including the sign of zeros.
 
-    (a + b) + c is not a + (b + c), since each sum rounds.
+    Only NaNs may differ. (a + b) + c is not a + (b + c), since each sum rounds.
     """
     *operator, operands = term
     if term[1] not in COMMUTING or operands == tuple(sorted(operands)):
@@ -300,9 +290,9 @@ def exact_in_order(table: Table, term: Term) -> int | None:
 
 
 def exact_of_cat(table: Table, term: Term) -> int | None:
-    """Rule: an exact operator of a concatenation is a concatenation of the operator's results on each part.
+    """Rule: an exact operator on a concatenation is a concatenation of the operator's results on each part.
 
-    The operator's other operands are cut into parts of the same sizes.
+    For example, `cat(x, y) + z` is `cat(x + z[:2], y + z[2:])` if x has 2 rows.
     """
     *operator, operands = term
     cats = [x for x in operands if table[x][0] == "cat"]
@@ -310,7 +300,7 @@ def exact_of_cat(table: Table, term: Term) -> int | None:
         return None
     _, parts, dim = table[cats[0]]
     sizes = [table.shape(part)[dim] for part in parts]
-    places = zip(*(_shown(table, x, dim, sizes) for x in operands), strict=True)
+    places = zip(*(_consecutive_views(table, x, dim, sizes) for x in operands), strict=True)
     return table.make(("cat", tuple(table.make((*operator, here)) for here in places), dim))
 
 
@@ -318,9 +308,9 @@ def exact_of_cat(table: Table, term: Term) -> int | None:
 
 
 def gather_of_view(table: Table, term: Term) -> int | None:
-    """Rule: a gather of views is a view of the gather.
+    """Rule: an all-gather of views is a view of the all-gather.
 
-    All ranks run the same program, and gathering only moves elements.
+    This holds because all ranks run the same program, and gathering only moves elements.
     """
     _, place, ranks = term
     if table[place][0] != "view" or table.open_shape(table[place][1]) is None:
@@ -333,7 +323,7 @@ def gather_of_view(table: Table, term: Term) -> int | None:
 
 
 def gather_of_exact(table: Table, term: Term) -> int | None:
-    """Rule: a gather of an exact operator's result is the exact operator of gathered operands."""
+    """Rule: an all-gather of an exact operator's result is the operator on all-gathered operands."""
     _, place, ranks = term
     if table[place][0] != "exact":
         return None
@@ -342,9 +332,9 @@ def gather_of_exact(table: Table, term: Term) -> int | None:
 
 
 def gather_of_cat(table: Table, term: Term) -> int | None:
-    """Rule: a gather of a concatenation along dim d is a concatenation of gathers along dim d + 1.
+    """Rule: an all-gather of a concatenation along dim d is a concatenation of all-gathers along dim d + 1.
 
-    The gathers' new first dim counts the ranks.
+    An all-gather adds a first dim, which counts the ranks.
     """
     _, place, ranks = term
     if table[place][0] != "cat":
@@ -354,12 +344,12 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 
 
 def reduce_of_cat(table: Table, term: Term) -> int | None:
-    """Rule: a reduction of terms concatenated along the columns of (W, n) is a concatenation of reductions.
+    """Rule: a reduce-scatter of columns concatenated together is a concatenation of reduce-scatters.
 
-    It assumes that all columns are summed in the same order, whatever their number and position. The certificate lists
-    this assumption.
+    The reduced term has a row for each rank. The rule assumes that all columns are summed in the same order, whatever
+    their number and position. The certificate lists this assumption.
 
-    - gloo's sums in rank order, as this project makes them, satisfy it.
+    - The sums in rank order that this project computes with gloo satisfy it.
     - NCCL does not promise it.
     """
     _, place, operation, ranks = term
@@ -373,7 +363,7 @@ def reduce_of_cat(table: Table, term: Term) -> int | None:
 
 
 def move_of_flip(table: Table, term: Term) -> int | None:
-    """Rule: reversing twice along the same dims restores the order."""
+    """Rule: `x.flip(dims).flip(dims)` is x."""
     _, operator, arguments, _, shape = term
     if operator != FLIP:
         return None

@@ -1,10 +1,8 @@
-"""A table of unique terms: two values are proved equal if the rules rewrite their terms to the same final form.
+"""A table of terms, in which two values are proved equal if the rules rewrite their terms to the same term.
 
-`Table.make` adds a term if it is new, and returns the index of its final form. This is the term to which the rules
-rewrite it, or the term itself if no rule applies. The operands of a term are always final forms.
-
-The table is also the record of the proof. Each step is a term with the rule that rewrote it, and depends only on
-earlier steps.
+`Table.make` adds a term and returns the index of the term to which the rules rewrite it. For example, `make` of
+`neg(neg(x))` returns the index of `x`. The table keeps each term with its rule, so the table is also the record of the
+proof.
 """
 
 from __future__ import annotations
@@ -17,17 +15,17 @@ from bitproof.harness.powers.proofs.prover.windows import Window, whole, window
 Hint = tuple[object, ...]
 
 Rule = Callable[["Table", Term], int | None]
-"""Rewrites a term: returns the index of an equal term, or None if the rule does not apply."""
+"""A function that rewrites a term: it returns the index of an equal term, or None if the rule does not apply."""
 
 
 class Table:
     """The terms of a proof, in the order in which they were added.
 
-    - `rules`: the rules for each kind of term.
-    - `steps`: each term, with the rule that rewrote it.
-    - `joins`: a cache for the rules. It maps two terms and a dim to the term of their concatenation; None if they do
-      not form a single window.
-    - `hint`: an intermediate result that a rule may set for the checker.
+    - `rules`: for each kind of term, such as "view", the rules that may rewrite it.
+    - `steps`: each term, with the rule that rewrote it. A step refers only to earlier steps.
+    - `joins`: a cache for the rules: (first term, second term, dim) -> the term of both terms' concatenation along this
+      dim. None if the two terms are not adjacent parts of a term.
+    - `hint`: an intermediate result that a rule stores for the checker.
     """
 
     def __init__(self, rules: dict[str, list[Rule]]) -> None:
@@ -42,9 +40,10 @@ class Table:
         return self.steps[place].term
 
     def make(self, term: Term) -> int:
-        """Return the index of the term to which the rules rewrite `term`, or of `term` itself if no rule applies.
+        """Return the index of the term to which the rules rewrite `term`.
 
-        A new term is added to the table, with the rule that rewrote it.
+        If no rule applies, this is the index of `term`. A term that is not yet in the table is added, with the rule
+        that rewrote it.
         """
         if term in self._places:
             return self.steps[self._places[term]].equals
@@ -63,17 +62,16 @@ class Table:
         return self.steps[place].equals
 
     def used(self) -> set[str]:
-        """Return the names of the rules that rewrote any term."""
         return {step.rule for step in self.steps if step.rule}
 
     def shape(self, place: int) -> tuple[int, ...]:
-        """Return the shape of term `place`. No size may depend on data."""
+        """Return the shape of the term with index `place`. No size of the term may depend on data."""
         found = self.open_shape(place)
         assert found is not None
         return found
 
     def open_shape(self, place: int) -> tuple[int, ...] | None:
-        """Return the shape of term `place`; None if a size depends on data."""
+        """Return the shape of the term with index `place`; None if a size depends on data."""
         if place not in self._shapes:
             self._shapes[place] = self._shape_of(self[place])
         return self._shapes[place]
@@ -99,19 +97,23 @@ class Table:
         return None
 
     def view(self, place: int, w: Window) -> int:
-        """Return the term of a window on the term `place`."""
+        """Return the index of the term that selects the elements of window `w` from the term with index `place`."""
         # In canonical form, so that equal windows are equal terms.
         return self.make(("view", place, *window(*w)))
 
     def as_window(self, place: int) -> tuple[int, Window]:
-        """Return a term as (base, window on the base). For a term that is no view, the window selects all of it."""
+        """Return the term with index `place` as (index of a term, window on this term).
+
+        For a view, these are the view's base and window. Any other term is returned with a window on all of its
+        elements.
+        """
         match self[place]:
             case ("view", base, shape, strides, offset):
                 return base, Window(shape, strides, offset)
         return place, whole(self.shape(place))
 
     def dtype(self, place: int) -> str:
-        """Return the dtype of term `place`, which must be a tensor."""
+        """Return the dtype of the term with index `place`, which must be a tensor."""
         match self[place]:
             case ("view" | "gather" | "reduce", below, *_) | ("cat", (below, *_), _):
                 return self.dtype(below)
@@ -122,17 +124,20 @@ class Table:
         raise AssertionError(f"{self[place]} has no dtype")
 
     def number(self, place: int) -> float | None:
-        """Return the number that all elements of a term equal; None if it is neither a number nor a view of one."""
+        """Return the number that all elements of a term equal.
+
+        None if the term is neither a number nor a number repeated by a view.
+        """
         term = self[self[place][1]] if self[place][0] == "view" else self[place]
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
-        """Return the term of a tensor filled with a number: a scalar, or a view that repeats it."""
+        """Return the index of the term of a tensor that is filled with a number."""
         place = self.make(("number", dtype, number.hex()))
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 
     def reachable(self, roots: Iterable[int]) -> set[int]:
-        """Return the terms `roots` and every term that they depend on."""
+        """Return the indices `roots` and the indices of all terms on which these depend."""
         seen, stack = set(), list(roots)
         while stack:
             place = stack.pop()

@@ -1,6 +1,6 @@
-"""Traces the update of a step as a graph. All built-in systems run the same update.
+"""Traces the update that follows a step's gradients, as a graph.
 
-The update follows the gradients: it balances the experts' load and runs the optimizer.
+The update balances the load of experts, and runs the optimizer. All built-in systems run the same update.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from bitproof.reference.step import Trainer, build_sharded_model
 
 
 class UpdateGraph(NamedTuple):
-    """The traced update: `module` is a graph that writes its inputs and returns nothing.
+    """The traced update. `module` is a graph that writes its inputs and returns nothing.
 
-    The other fields are the graph's inputs, in its order: fake tensors by name, with the layouts of the real tensors.
+    The other fields are the inputs of `module`, in its order: name -> fake tensor with the layout of the real tensor.
     """
 
     module: GraphModule
@@ -39,7 +39,7 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """Trace `Trainer.update`. `gradients` maps each parameter's name to a tensor with the layout of its gradient.
+    """Trace `Trainer.update`. `gradients` has a tensor with the layout of the gradient for each parameter's name.
 
     The optimizer is traced as in a second step, when its state exists. Raises the errors of the update.
     """
@@ -72,7 +72,6 @@ def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.devi
 def _state(
     case: Case, mode: FakeTensorMode, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Return fake tensors with the layouts that the optimizer's state has after a step, by name."""
     with mode:
         optimizer = ShardedAdamW(parameters, case.optimizer)  # type: ignore[arg-type]
         optimizer.step(gradients)

@@ -1,12 +1,10 @@
-"""Proves the rest of a training step, after its graph: balancing the experts, and the optimizer's update of shards.
+"""Proves the update that follows a step's gradients, and with it the whole training step.
 
-1. For each system, trace `Trainer.update`, which all built-in systems run. Gradients have the layouts of the system's
-   step. Optimizer state exists, as after the first step. Before that, it is zeros in both systems.
-2. Append the update's graph to the step's. In the joined graph, the update reads the step's outputs.
-3. Prove the two joined graphs. Their outputs are the final parameters, buffers and optimizer state.
-4. If these and the step are PROVED, so is any number of steps from equal state (`induction`).
-
-The terms are added to those of the step's proof.
+1. Trace `Trainer.update`, which balances the experts and runs the optimizer, with gradients in the layouts of each
+   system's step.
+2. Append the graph of the update to the graph of the step.
+3. Prove the two joined graphs equal. Their outputs are the final parameters, buffers and optimizer state.
+4. If step and update are PROVED, extend the proof to any number of steps (`induction`).
 """
 
 from __future__ import annotations
@@ -44,8 +42,9 @@ NOT_FOLLOWED = Induction(False, reason="what follows the step is not proved")
 
 @dataclass(frozen=True)
 class UpdateProof:
-    """The proof of the optimizer's update after a step.
+    """The proof of the update after a step.
 
+    - `verdict`: the verdict on all answers together.
     - `answers`: an answer for each input of the step that the update changes.
     - `reason`: why the update was refused as a whole, or None.
     - `induction`: whether any number of steps is proved.
@@ -59,15 +58,14 @@ class UpdateProof:
     proof: Proof | None = None
 
     def count(self, verdict: str) -> int:
-        """Return the number of answers with this verdict."""
         return sum(answer.verdict == verdict for answer in self.answers)
 
 
 def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], device: torch.device) -> UpdateProof:
-    """Prove the update that follows a case's proved step.
+    """Prove the update that follows the proved step of a case.
 
-    `step` is the proof of the step, and `groups` are the process groups of its two graphs. A refusal does not raise:
-    the result has its reason.
+    `step` is the proof of the step, and `groups` are the process groups of its two graphs. The terms of the update are
+    added to the table of `step`. A refusal does not raise: the result has its reason.
     """
     assert step.graphs is not None and step.proof is not None
     if case.schedule is not None:
@@ -85,8 +83,6 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
 
 
 class _Updates:
-    """Traces a case's update and returns it as data. Steps whose gradients have the same layouts share a trace."""
-
     def __init__(self, case: Case, device: torch.device) -> None:
         self._case = case
         self._device = device
@@ -94,10 +90,6 @@ class _Updates:
         self._written: dict[Any, Graph] = {}
 
     def of(self, step: Graph, groups: GroupTable) -> Graph:
-        """Return the graph of the update after a step, for the layouts of the step's gradients.
-
-        Raises RefusedError if the update cannot be traced, or if a gradient's layout or memory does not allow it.
-        """
         lie = {name: step.calls[index].value for name, index in step.outputs if name.startswith(GRADIENT)}
         if not all(isinstance(x, data.Tensor) and x.is_closed for x in lie.values()):
             raise RefusedError("a gradient whose layout depends on data", where="the step's outputs")
@@ -121,10 +113,6 @@ class _Updates:
         return self._written[place]
 
     def _trace(self, like: dict[str, Tensor]) -> tuple[GraphModule, dict[str, Tensor]]:
-        """Return the traced update, and its inputs as fake values by name.
-
-        `like` maps each parameter's name to a tensor with the layout of its gradient.
-        """
         try:
             module, *inputs = update_graph(self._case, like, self._device)
         except Exception as error:
@@ -142,11 +130,11 @@ def _on_meta(x: data.Tensor) -> Tensor:
 def join(step: Graph, update: Graph) -> Graph:
     """Return the graph of a step followed by its update.
 
-    - An input of the update with the name of an input or output of the step, such as `gradient of layers.0.w`, reads
-      that value.
+    - An input of the update may have the name of an input or output of the step, such as `gradient of layers.0.w`. Then
+      it reads that value.
     - Any other input of the update becomes an input of the joined graph.
 
-    Raises RefusedError if a value has another layout after the step than the update reads.
+    Raises RefusedError if a value's layout after the step is not the layout that the update reads.
     """
     known = {call.name: index for index, call in enumerate(step.calls) if call.op == "input"} | dict(step.outputs)
     calls = [*step.calls]

@@ -1,11 +1,11 @@
 """Windows: the elements of a tensor that a view selects, as (shape, strides, offset).
 
-Elements are counted in row-major order of the tensor, wherever they are in memory. Index (i, j) of a window selects
+Elements are counted in row-major order of the tensor, whatever its layout in memory. Index (i, j) of a window selects
 element number offset + i * strides[0] + j * strides[1]. For example, the transpose of a (2, 3) tensor is the window
 ((3, 2), (1, 3), 0).
 
-Each window has a canonical form. A dim of size 1 has stride 0. If there are no elements, all strides and the offset are
-0.
+Equal windows have equal numbers: a dim of size 1 has stride 0. A window without elements has only zeros as strides and
+offset.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 
 class Window(NamedTuple):
-    """The elements of a term that a view selects, as shape, strides and offset."""
+    """The elements of a tensor that a view selects; the module's docstring has an example."""
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -26,7 +26,10 @@ class Window(NamedTuple):
 
 
 def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
-    """Return a window in canonical form: a dim of size 1 has stride 0, and a window without elements only has zeros."""
+    """Return a window whose redundant numbers are 0.
+
+    These are the stride of a dim of size 1 and, if there are no elements, all strides and the offset.
+    """
     if 0 in shape:
         return Window(tuple(shape), (0,) * len(shape), 0)
     return Window(tuple(shape), tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True)), offset)
@@ -43,13 +46,15 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 @functools.lru_cache(maxsize=1 << 16)
 def whole(shape: tuple[int, ...]) -> Window:
-    """Return the window that selects all elements of a tensor of `shape`, in the same shape."""
     return window(shape, row_major(shape), 0)
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def coalesced(inner: Window) -> Window:
-    """Return the window with the fewest dims on the same elements in the same order: row-major (2, 3) becomes (6,)."""
+    """Merge dims of a window where possible, without changing the elements or their order.
+
+    For example, row-major shape (2, 3) becomes (6,).
+    """
     if 0 in inner.shape:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
@@ -65,7 +70,10 @@ def coalesced(inner: Window) -> Window:
 
 @functools.lru_cache(maxsize=1 << 16)
 def composed(inner: Window, outer: Window) -> Window | None:
-    """Return the window that selects the same elements as `outer`, a window on `inner`; None if there is none."""
+    """Return the window that selects from a tensor what `outer` selects from the result of `inner`.
+
+    For example, `x[2:8]` followed by `[1:3]` is the window `x[3:5]`. None if there is no such window.
+    """
     # The number of an element of `inner` is written in digits, one per dim, like hours, minutes and seconds. A step
     # along a dim of `outer` adds to each digit. As long as no digit overflows into the next, the element's offset is
     # linear in the digits, and a window exists.
@@ -96,7 +104,7 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """Return the window that selects the concatenation of two windows on the same tensor along `dim`.
+    """Return the window on the concatenation along `dim` of two windows on the same tensor.
 
     For example, x[:2] and x[2:5] along dim 0 become x[:5]. None if no window selects these elements in this order.
     """
@@ -116,19 +124,19 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
 
 
 class Piece(NamedTuple):
-    """A window on a part of a concatenation; `part` is the part's index."""
+    """A window on a single part of a concatenation; `part` is the index of this part."""
 
     part: int
     window: Window
 
 
 def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | None, list[Piece]] | None:
-    """Split a window on a concatenation along `dim` into windows on its parts; None if it cannot be split.
+    """Split a window on a concatenation along `dim` into windows on the concatenated parts.
 
-    `parts` has the parts' shapes. Returns (along, pieces):
+    `parts` has the shapes of these parts. Returns None if the window cannot be split, otherwise (along, pieces):
 
-    - `pieces`: the windows on the parts.
-    - `along`: the dim of `outer` along which they follow each other; None if the window is within a single part.
+    - `pieces`: the windows on the parts. Concatenated along dim `along`, they have the elements of `outer`.
+    - `along`: None if `outer` is within a single part, so that there is a single piece.
     """
     # In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
     # follows part. A dim of the window either moves from block to block or stays within a block.
@@ -165,15 +173,15 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
 def _cut_along(
     size: int, step: int, start: int, others: int, bounds: Sequence[int]
 ) -> list[tuple[int, int, int]] | None:
-    """Divide the indices of one dim of a window among the parts of a concatenation.
+    """Divide the indices of a dim of a window among the parts of a concatenation.
 
     Returns (part, number of the first element, number of indices) for each part. Returns None if the elements at a
-    single index are in several parts.
+    single index of this dim are in several parts.
 
-    - `size`, `step`: the dim's size and stride.
+    - `size`, `step`: the size and stride of the dim.
     - `start`: the element number of index 0.
-    - `others`: how many elements further the window's other dims reach.
-    - `bounds`: the element numbers at which parts begin and end.
+    - `others`: the distance, in elements, that the window's other dims cover.
+    - `bounds`: the element numbers at which the parts begin and end.
     """
     found, index = [], 0
     for part, bound in enumerate(bounds[1:]):

@@ -1,1 +1,1 @@
-"""A step's graph as data: its calls, their memory layouts, and the operators that it may contain."""
+"""Converts the graph of a step to data: its calls, their memory layouts, and the operators that it may contain."""

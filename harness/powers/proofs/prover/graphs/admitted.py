@@ -1,14 +1,10 @@
-"""The operators that a proof admits, each with the layouts and dtypes of tensors for which it is admitted.
+"""The operators that a proof admits, each with the tensor layouts and dtypes for which it is admitted.
 
-A scan called each of these operators: the results matched the operator's schema and its fake results. The list is in
-`admitted.txt`. `tests/benchmarks/scan_operators.py` checks it, and writes it with `--write`. Operators that the scan
-could not call are not on it.
+A scan (`tests/benchmarks/scan_operators.py`) called each listed operator. Its results were as its schema and its fake
+results state.
 
-For tensors of several dtypes, many operators have a fake result of a wrong dtype. So each mixture of dtypes has a list
-of its own, and the operator must be on it. The call must also be like those of the scan: two dtypes, and all tensors
-row-major or all with the same layout.
-
-In addition, `untold` refuses a call that writes or shares memory in a way that its schema does not state.
+Many operators have a fake result of a wrong dtype if their tensors have several dtypes. So a list of its own states
+which operators are admitted for such tensors, and `mixes_as_tried` checks each call.
 """
 
 from __future__ import annotations
@@ -30,37 +26,43 @@ from bitproof.harness.torch_compat import OpOverload, tree_leaves
 from bitproof.harness.torch_operators import schema_of, storage_key
 
 ROWS, INNER, ANY, LOOSE = LAYOUTS = ("rows", "inner-rows", "any-layout", "any-strides")
-"""Layouts of an operator's tensor arguments, from strict to loose.
+"""Layouts of tensor arguments, from strict to loose.
 
-`rows`: row-major. `inner-rows`: contiguous in the last dim. `any-layout`: any other strides but the following.
-`any-strides`: also tensors with a dim of size 1 whose stride decides whether torch regards them as channels-last. This
-stride reaches no element, but a convolution chooses its layout by it, and many fakes have another stride there.
+- `rows`: row-major.
+- `inner-rows`: contiguous in the last dim.
+- `any-layout`: any strides, except the next case.
+- `any-strides`: also tensors in which the stride of a dim of size 1 decides whether torch regards them as
+  channels-last. No element depends on this stride, but a convolution chooses its layout by it, and many fakes have
+  another stride there.
 """
 
 SCANNED = ("aten", "prims")
-"""Namespaces whose operators must be on the list."""
+"""Namespaces whose operators are only admitted if they are listed."""
 
 UNKNOWN = {
     *("quantized", "_quantized", "quantization", "quantized_decomposed", "onednn", "mkldnn", "mkldnn_prepacked", "mkl"),
     *("sparse", "static_runtime", "inductor", "inductor_prims", "rngprims", "debugprims", "streams", "profiler"),
     *("_native", "fsdp", "_dtensor", "export", "onnx", "flex_lib", "prim", "debug_mode_ops", "_test"),
 }
-"""torch's other namespaces, which no scan covers: their operators are refused. Operators of any namespace that is not
-in SCANNED and not here are a user's own, and are trusted to follow their schemas."""
+"""Other namespaces of torch. No scan covers them, so their operators are refused.
+
+Operators of any further namespace are a user's own, and are trusted to follow their schemas.
+"""
 
 ALIKE = ""
 FLOATS, KINDS = MIXTURES = ("floats", "kinds")
-"""Mixtures of dtypes among a call's tensors. ALIKE is no mixture: all tensors have the same dtype.
+"""Mixtures of dtypes among a call's tensors.
 
-`floats`: several real dtypes, such as float32 and bfloat16. `kinds`: a real dtype together with integers, complex
-numbers or truth values, or several of those.
+- ALIKE: all tensors have the same dtype.
+- `floats`: several floating-point dtypes, such as float32 and bfloat16.
+- `kinds`: several of floating-point, integer, complex and bool, such as float32 and int64.
 """
 
 NUMBERS = ((bool, torch.SymBool), (int, torch.SymInt), (float, torch.SymFloat), (complex,))
 """Kinds of Python numbers, in torch's order of promotion."""
 
 CHOOSING = (torch.int64, torch.int32, torch.bool)
-"""Dtypes of indices, of offsets and of masks."""
+"""The dtypes of indices, offsets and masks."""
 
 FILES = {
     mixture: Path(__file__).with_name(name)
@@ -70,19 +72,18 @@ FILES = {
 
 @functools.cache
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
-    """Return the admitted operators by name, such as `aten.add.Tensor`, each with the loosest layout admitted for it.
+    """Return the admitted operators, each with the loosest layout admitted for it: {"aten.add.Tensor": "any-layout"}.
 
-    With a `mixture`, only the operators whose tensors may have that mixture of dtypes.
+    With a `mixture`, return only operators whose tensors may have this mixture of dtypes.
     """
     rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
 
 
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
-    """Return how a call mixes dtypes: [], or one or both of MIXTURES.
+    """Return the mixtures of dtypes among a call's tensors: [], or one or both of MIXTURES.
 
-    FLOATS: the call has several real dtypes. KINDS: it has several dtypes even if all real dtypes count as one, such as
-    float32 and int64.
+    For example, float32 with bfloat16 is FLOATS, float32 with int64 is KINDS, and all three together are both.
     """
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
@@ -95,9 +96,10 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes is like the calls that the scan tried.
 
     - In-place calls always are.
-    - There must be two dtypes, and all tensors must be row-major or all of the same shape and strides. Operators of
-      LIES_BY_SHAPE may have any layouts.
-    - Tensors without dims must not occur together with others, except in operators of TAKES_NUMBERS_AS_TENSORS.
+    - There must be two dtypes.
+    - The tensors must be all row-major, or all have the same shape and strides. Operators of LIES_BY_SHAPE may have any
+      layouts.
+    - Scalar tensors must not occur together with other tensors, except in operators of TAKES_NUMBERS_AS_TENSORS.
     """
     name, tensors = str(target), [*_tensors(given)]
     # An in-place call returns its argument, whose dtype and layout are known.
@@ -115,23 +117,17 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
-    """Return the dtypes of a call's tensors.
-
-    Indices, offsets and masks are left out, as their dtypes do not affect the result's dtype.
-    """
+    # Indices, offsets and masks do not affect the result's dtype.
     chosen = known.CHOOSES.get(name, ())
     held = [(key, x) for key, value in given.items() for x in _tensors(value)]
     return {x.dtype for key, x in held if not (key in chosen and x.dtype in CHOOSING)}
 
 
 def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
-    """Write the list of operators for a mixture of dtypes. `found` has each operator's loosest layout.
-
-    A line has a layout, an operator and its overloads, such as `any-layout aten.add Tensor Scalar`.
-    """
     rows: dict[str, list[str]] = {}
     for name, layout in sorted(found.items(), key=lambda item: (LAYOUTS.index(item[1]), item[0])):
         packet, _, overload = name.rpartition(".")
+        # A line has a layout, an operator and its overloads: `any-layout aten.add Tensor Scalar`.
         rows.setdefault(f"{layout} {packet}", []).append(overload)
     lines = [" ".join([row, *overloads]) for row, overloads in rows.items()]
     text = f" --mixture {mixture}" if mixture else ""
@@ -144,10 +140,10 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 def layout_of(given: Mapping[str, Any]) -> str:
     """Return the strictest of LAYOUTS that covers all tensor arguments of a call.
 
-    These count as `any-layout`:
+    The result is at least `any-layout` in two cases:
 
-    - a tensor in which a stride, or a size other than the first, depends on data;
-    - a call whose argument `input_dtype` names a dtype that none of its tensors has.
+    - a tensor's stride, or a size other than the first, depends on data;
+    - the argument `input_dtype` names a dtype that none of the tensors has.
     """
     tensors = [*_tensors(given)]
     if given.get("input_dtype", None) not in {None, *(x.dtype for x in tensors)}:
@@ -195,7 +191,7 @@ def is_channels_last(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
 def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str | None:
     """Return why a proof does not admit a call of operator `target`; None if it does.
 
-    `given` maps the call's arguments to their fake values by name.
+    `given` has the call's arguments by name, with fake tensors.
     """
     if not isinstance(target, OpOverload):
         return None
@@ -215,7 +211,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     if allowed is None:
         return f"{name} is not among the operators seen to do what their schemas and fake values say, and no more"
     # For such a call, some fakes have another dtype than torch's results.
-    if name not in known.TAKES_ANY_NUMBER and _is_outranked(target, given):
+    if name not in known.TAKES_ANY_NUMBER and _depends_on_number(target, given):
         return (
             f"{name} with a number of another kind than its tensors of {_dtypes_text(name, given)} "
             "is not among those tried"
@@ -243,10 +239,10 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
     return f"{name} was seen to do what its schema and fake values say with tensors in {allowed} alone{odd}"
 
 
-def _is_outranked(target: OpOverload, given: Mapping[str, Any]) -> bool:
-    """Whether the dtype of a call's result depends on a Python number among its operands.
+def _depends_on_number(target: OpOverload, given: Mapping[str, Any]) -> bool:
+    """Return whether the dtype of a call's result depends on a Python number among its operands, as for `ints + 0.5`.
 
-    For example, it does for 0.5 with integer tensors. False for in-place calls, which keep their tensor's dtype.
+    False for in-place calls, which keep the dtype of their tensor.
     """
     if written_names(target):
         return False
@@ -271,7 +267,6 @@ def _dtypes_text(name: str, given: Mapping[str, Any]) -> str:
 
 
 def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a dropout that draws a mask. Such a call is admitted although dropout is not on the list."""
     if name != "aten.native_dropout.default" or given.get("train") is not True:
         return False
     # In the scan, dropout differed from its fake only when it drew no mask, or for an input without elements. A drawn
@@ -281,7 +276,7 @@ def _is_drawn_dropout(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is a batch norm in training that is admitted although it writes its running statistics.
+    """Return whether a call is a batch norm in training that is admitted although it writes its running statistics.
 
     - Its tensors must be row-major and have the same dtype.
     - The running statistics must share no memory with other arguments, and have an element per channel.
@@ -303,7 +298,7 @@ def _is_norm_in_training(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _is_update(name: str, given: Mapping[str, Any]) -> bool:
-    """Whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
+    """Return whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
     - Its lists must be equally long and have row-major CPU tensors.
     - At each index, all tensors but the step count must have the same dtype and size.
@@ -328,9 +323,9 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
-    """Return a call's effect on memory that its operator's schema does not state, in words; None if there is none.
+    """Return an effect of a call on memory that its schema does not state, in words; None if there is none.
 
-    `given` has the call's arguments by name, and `results` has its results, all as fake values.
+    `given` has the call's arguments by name, and `results` has its results. All tensors are fake.
     """
     if not isinstance(target, OpOverload):
         return None

@@ -1,13 +1,11 @@
-"""Brings equivalent arguments of a call into one form: `dim=-1` of three dims becomes `dim=2`.
+"""Brings equivalent arguments of a call into the same form: `dim=-1` of three dims becomes `dim=2`.
 
-Needs:    a call's arguments as data, by name, and the calls before it.
-Promises: with the new arguments, the operator computes the same bits in the same layout.
-Leaves:   arguments that are not in `argument_forms.txt`: no scan (`tests/benchmarks/scan_arguments.py`) confirmed them.
+The operator computes the same bits in the same layout with either form. A scan (`tests/benchmarks/scan_arguments.py`)
+confirmed this for the arguments in `argument_forms.txt`. Other arguments stay unchanged.
 
 1. Dims are counted from the start.
 2. Dims whose order does not matter, such as those of a sum, are in ascending order.
-3. An integer becomes a real number if the schema's type is real: `2` becomes `2.0`. For other types, the scan must have
-   found the same bits with both, and all tensors must have the same real dtype.
+3. An integer becomes the equal float, if the operator takes floats: `2` becomes `2.0`.
 4. An argument that equals its default is left out.
 """
 
@@ -24,30 +22,33 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Tensor, nodes
 from bitproof.harness.torch_operators import schema_of
 
 DIM, ORDER, NUMBER = FORMS = ("dim", "order", "number")
-"""Kinds of equivalent arguments: a dim counted from the start or the end, dims in any order, an integer or the equal
-real number."""
+"""The kinds of equivalent arguments.
+
+- "dim": a dim counted from the start or from the end.
+- "order": dims in any order.
+- "number": an integer or the equal float.
+"""
 
 FILE = Path(__file__).with_name("argument_forms.txt")
 
 MOST = 1 << 24
-"""float32 represents all integers up to here exactly."""
+"""float32 represents all integers up to this exactly."""
 
 TRIED = {"float64", "float32", "bfloat16"}
-"""The dtypes of tensors with which the scan compared integers and real numbers."""
+"""The tensor dtypes for which the scan compared integers with equal floats."""
 
 
 @functools.cache
 def listed() -> frozenset[tuple[str, str, str]]:
-    """Return the equivalences that the scan confirmed, as (form, operator, argument).
+    """Return the equivalences that the scan confirmed, as (kind, operator, argument).
 
-    `form` names the kind of equivalence, such as `dim` for a dim that is counted from the start.
+    For example, ("dim", "aten._log_softmax.default", "dim") if this dim may be counted from the start or from the end.
     """
     rows = (line.split() for line in FILE.read_text().splitlines() if line and not line.startswith("#"))
     return frozenset((form, name, argument) for form, name, *arguments in rows for argument in arguments)
 
 
 def write(found: Iterable[tuple[str, str, str]]) -> None:
-    """Write the file of equivalences: a line per form and operator, with its arguments."""
     rows: dict[str, list[str]] = {}
     for form, name, argument in sorted(found, key=lambda x: (FORMS.index(x[0]), *x[1:])):
         rows.setdefault(f"{form} {name}", []).append(argument)
@@ -57,10 +58,10 @@ def write(found: Iterable[tuple[str, str, str]]) -> None:
 
 
 def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Call]) -> list[tuple[str, Any]]:
-    """Return a call's arguments in canonical form, such as `dim=2` for `dim=-1`, without those equal to their defaults.
+    """Return the arguments of a call in canonical form, without arguments that equal their defaults.
 
     - `target`: the operator.
-    - `given`: the arguments as data.
+    - `given`: (name, argument as data).
     - `calls`: the earlier calls, to which an argument may refer by index.
     """
     schema = schema_of(target)
@@ -86,7 +87,8 @@ def _one_form(op: str, tensors: Sequence[Tensor], name: str, kind: str, value: A
         value = _from_start(value, max(len(tensors[0].shape), 1))
         if (ORDER, op, name) in listed() and isinstance(value, tuple) and all(isinstance(n, int) for n in value[1:]):
             value = ("list", *sorted(value[1:]))
-    # A truth value is ("bool", ...) here, so an int is a number.
+    # A truth value is ("bool", ...) here, so an int is a number. If the schema's type is not float, the scan must have
+    # compared both, for the dtype of all tensors.
     if isinstance(value, int) and abs(value) <= MOST and (kind == "float" or _is_real(op, tensors, name)):
         value = ("float", float(value).hex())
     return value
@@ -107,7 +109,6 @@ def _is_real(op: str, tensors: Sequence[Tensor], name: str) -> bool:
 
 
 def _data(value: Any) -> Any:
-    """Return an argument's default as data: `0.5` becomes `("float", "0x1.0000000000000p-1")`; integers stay."""
     match value:
         case bool():
             return ("bool", str(value))

@@ -1,4 +1,4 @@
-"""Digests of the tensors that are part of a graph."""
+"""Digests of tensors that are constants of a graph."""
 
 from __future__ import annotations
 

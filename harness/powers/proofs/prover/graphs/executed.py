@@ -1,4 +1,4 @@
-"""Checks that a graph module runs exactly the calls that its graph lists."""
+"""Checks that a graph module, when called, runs exactly the calls in its graph."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from bitproof.harness.torch_compat import LazyGraphModule, rewrites_code, wraps_
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", "_slow_forward", "_wrapped_call")
-"""Attributes that Python uses to call a module and that a pass may replace on the module."""
+"""Attributes through which Python calls a module. A pass may replace them on a single module."""
 
 
 def runs_otherwise(module: GraphModule) -> str | None:
-    """Return why a graph module would not run exactly its graph, such as `hooks`; None if it does.
+    """Return why a graph module would not run exactly its graph, such as "hooks"; None if it does.
 
-    A user's pass may leave hooks, replace the function or class that runs the graph, or rewrite its code.
+    A user's pass may add hooks, replace the function or class that runs the graph, or rewrite its code.
     """
     if any(getattr(part, hooks) for part in module.modules() for hooks in _HOOKS):
         return "hooks"

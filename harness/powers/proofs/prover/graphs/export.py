@@ -1,10 +1,7 @@
-"""Writes a step's graph as data: every call with its arguments by name and its result's memory layout.
+"""Converts the graph of a step to data: every call with its arguments by name and the memory layout of its result.
 
-The metadata in a graph is not used, since a user's pass may write anything there. Instead, every call runs again on
-fake values: tensors with a layout, but without elements. The layout of each fake result is recorded.
-
-Fake values also show which tensors share memory. For the operators in `admitted`, this is known to be right. A call of
-any other operator is refused.
+The metadata in the graph is not used, because a user's pass may write anything there. Instead, every call runs again on
+fake values, which have a layout but no elements. These also show which tensors share memory.
 """
 
 from __future__ import annotations
@@ -57,7 +54,7 @@ _TRANSPOSES = torch.ops.aten.transpose_.default
 
 
 class CallOrigin(NamedTuple):
-    """The origin of a call, shown to readers: module, `forward` or `backward`, number of its chunk, source line."""
+    """The origin of a call, for readers: module, `forward` or `backward`, number of its chunk, source line."""
 
     module: str | None = None
     direction: str | None = None
@@ -77,12 +74,12 @@ def export_graph(
     groups: GroupTable,
     bounds: SizeBounds | None = None,
 ) -> Graph:
-    """Return a module's graph as data: its calls, and the call that computes each output.
+    """Return the graph of a module as data: its calls, and the call that computes each output.
 
-    - `names`, `inputs`: the names and values of the graph's inputs, in order. Only the values' layouts matter.
+    - `names`, `inputs`: the names and values of the graph's inputs, in order. Only the layouts of the values matter.
     - `outputs`: the names of its outputs, in order.
-    - `groups`: the process groups that its collectives use.
-    - `bounds`: is filled with the bounds of open sizes within which the result is right.
+    - `groups`: the process groups of its collectives.
+    - `bounds`: the bounds of symbolic sizes are added here. The result is only right within these bounds.
 
     Raises RefusedError, which names the node, for a call that proofs do not support.
     """
@@ -107,8 +104,6 @@ def export_graph(
 
 
 class _Exporter:
-    """Runs a graph on fake values, call by call, and records each call."""
-
     def __init__(
         self, module: GraphModule, inputs: Sequence[Any], names: Sequence[str], groups: GroupTable, bounds: SizeBounds
     ) -> None:
@@ -125,7 +120,6 @@ class _Exporter:
         self.storages: dict[Hashable, int] = {}
 
     def run(self) -> None:
-        """Run and record every node, in order."""
         remaining = iter(self.inputs)
         for node in self.module.graph.nodes:
             if node.op == "placeholder":
@@ -142,7 +136,6 @@ class _Exporter:
                 raise _refused(node, f"a node of kind {node.op}")
 
     def _like(self, node: Node, name: str, like: Any) -> Any:
-        """Return a new fake value with the layout of an input, `like`, and with new symbols for its open sizes."""
         try:
             if not isinstance(like, Tensor):
                 return self.open_sizes.size(like, name)
@@ -153,10 +146,10 @@ class _Exporter:
         return torch.empty_strided(shape, strides, dtype=like.dtype, device=like.device)
 
     def place_of(self, returned: Any, name: str) -> int:
-        """Return the index of the call that computes an output, given by its node and name.
+        """Return the index of the call that computes the output `name`; `returned` is the node of the output.
 
-        For a size, a call that returns it is added first. Raises RefusedError if the output is neither a tensor nor a
-        size.
+        If the output is a size, a call that returns it is added first. Raises RefusedError if the output is neither a
+        tensor nor a size.
         """
         if isinstance(returned, Node) and isinstance(self.values[returned], torch.SymInt):
             size = self._size(returned, self.values[returned])
@@ -245,11 +238,8 @@ class _Exporter:
             self.repeats.remember(node, self.values[node])
 
     def _fake(self, node: Node, op: str) -> Any:
-        """Return the fake value of a node, as an argument of the operator `op`.
-
-        `getitem` gets a tuple or list of results as it is stored: it needs the fake value of only one item.
-        """
         value = self.values[node]
+        # `getitem` needs the fake value of only one item, so its tuple or list stays as it is stored.
         return value if op == "getitem" and isinstance(value, list | tuple) else self.repeats.fake(value)
 
     def _update(self, node: Node, op: str, given: Mapping[str, Any]) -> None:
@@ -258,10 +248,6 @@ class _Exporter:
         self.values[node] = [*add_updates(self.calls, call, given, written, functools.partial(self._layout, node))]
 
     def _choose(self, node: Node, arguments: Sequence[tuple[str, Any]]) -> None:
-        """Record a masked fill as a call of `where`.
-
-        An in-place fill is recorded as `where`, followed by a copy of the result into the filled tensor.
-        """
         given, own = dict(arguments), self._layout(node, self.values[node])
         other = given["value"]
         if not (isinstance(other, tuple) and other[0] == "node"):
@@ -275,9 +261,9 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Record an in-place call as a call of the functional operator `op`, and a copy of its result into the tensor.
+        """Record an in-place call as a call of the functional operator `op`, and a copy of its result.
 
-        `own` is the layout of the tensor that is written.
+        The copy writes into the tensor that the in-place call writes. `own` is the layout of this tensor.
         """
         made = replace(own, offset=0, storage=self._storage(("made", len(self.calls))))
         self.calls.append(Call(f"{node.name} made", op, tuple(args), made, place=_place(node)))
@@ -302,7 +288,6 @@ class _Exporter:
         self.calls.append(told_once(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
-        """Return the layout of a result, corrected for waits and `_unsafe_view`."""
         # These two return their argument's memory, although neither their schemas nor their fake values state it.
         if node.op != "call_function" or not (operators.is_wait(node) or node.target is _UNSAFE_VIEW):
             return layout
@@ -400,16 +385,20 @@ class _Exporter:
 
 
 def refuse(call: Call, what: str) -> RefusedError:
-    """Return the error to raise about a refused call, with its module and source line. `what` describes the call."""
+    """Return the error to raise for a refused call, with the call's module and source line.
+
+    `what` describes the call.
+    """
     place = CallOrigin(*call.place)
     where = f"{place.module or 'no module'} ({place.direction})" + (f", {place.source}" if place.source else "")
     return RefusedError(f"{what} (`{call.name}`)", where=where)
 
 
 def _nested(caller: Node, module: GraphModule) -> Any:
-    """Return a nested graph as data. Raises RefusedError for a nested graph that writes, draws or is not admitted.
+    """Return a nested graph as data.
 
-    Nodes have numbers in place of names, so graphs that differ only in names have equal data.
+    Raises RefusedError if it writes, draws random numbers, or has an operator that is not admitted. Nodes have numbers
+    instead of names, so graphs that differ only in names have equal data.
     """
     index: dict[Node, int] = {}
 
@@ -453,7 +442,9 @@ def _by_name(node: Node, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def _target(node: Node) -> Any:
-    """Return the operator under which a node is recorded: that of its call, with two exceptions.
+    """Return the operator under which a node is recorded.
+
+    This is the operator of its call, with two exceptions:
 
     - An unsafe split is recorded as a split.
     - An in-place `transpose_` is recorded as `transpose`, if no other call can notice the difference.

@@ -1,4 +1,4 @@
-"""Converts symbolic sizes from torch's tracer (sympy expressions) to plain tuples."""
+"""Converts symbolic sizes of torch's tracer, which are sympy expressions, to tuples."""
 
 from __future__ import annotations
 

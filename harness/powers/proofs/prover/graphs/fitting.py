@@ -1,11 +1,8 @@
-"""Checks shapes for operators that do not check them, and with mismatching shapes access foreign memory or abort.
+"""Checks shapes for operators that do not check them.
 
-Calls from autograd have matching shapes. A graph from elsewhere may not.
-
-`index` is checked for another reason: its fake result has a wrong layout for some indices.
-
-- If an index has no dims, the fake result has other strides, and too few dims if there is another index.
-- If indices are column-major, the kernel's result is column-major, but the fake result is row-major.
+With mismatched shapes, such an operator reads memory outside its tensors or aborts. Calls from autograd have matching
+shapes, but a graph from elsewhere may not. `index` is checked for another reason: for some indices, its fake result has
+a wrong layout.
 """
 
 from __future__ import annotations
@@ -20,10 +17,10 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 
 
 def misfits(name: str, given: Mapping[str, Any]) -> bool:
-    """Return whether a call's arguments have mismatched shapes that its operator does not reject.
+    """Return whether a call has mismatched shapes that its operator does not reject.
 
-    - For example, `native_layer_norm_backward` needs a `grad_out` of the shape of `input`.
-    - For `index`, the result is whether the fake result may have a wrong layout.
+    For example, `native_layer_norm_backward` needs a `grad_out` with the shape of `input`. For `index`, return whether
+    its fake result may have a wrong layout.
 
     `given` has the arguments by name, with fake tensors.
     """
@@ -49,9 +46,10 @@ def misfits(name: str, given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_index(x: Tensor, indices: Sequence[Tensor | None]) -> bool:
-    """Whether the result of a call of `index` may have another layout than its fake result.
+    """Return whether the fake result of `index` may have a wrong layout.
 
-    The kernel orders the result's dims by the strides of `x` and of the indices, the fake operator only by `x`.
+    The kernel orders the dims of the result by the strides of `x` and of the indices, but the fake operator only by
+    `x`.
     """
     if any(index is not None and (index.dim() == 0 or not _is_in_order(_dims_of(index))) for index in indices):
         return True
@@ -69,9 +67,9 @@ def _dims_of(x: Tensor) -> list[tuple[Any, Any]]:
 
 
 def _is_in_order(dims: Sequence[tuple[Any, Any]]) -> bool:
-    """Whether torch keeps these dims, each (size, stride), in their order.
+    """Return whether torch keeps dims in their order when it allocates a result. Each dim is (size, stride).
 
-    - Each stride must be larger than the strides after it, or equal if the later size is not larger.
+    - Each stride must be larger than all later strides. It may equal a later stride if the size there is not larger.
     - Dims of stride 0 are skipped.
     - False if a stride, or a size other than the first, depends on data.
     """
@@ -92,10 +90,7 @@ def _sizes(x: Tensor) -> tuple[str, ...]:
 
 
 def _misfits_batch_norm(given: Mapping[str, Any]) -> bool:
-    """Whether a batch norm's arguments have mismatched shapes.
-
-    Statistics and weights must have an element per channel, and the gradient must have the input's shape.
-    """
+    # Statistics and weights must have an element per channel, and the gradient must have the input's shape.
     read = ("save_mean", "save_invstd") if given["train"] else known.STATISTICS
     channels = _sizes(given["input"])[1:2]
     statistics = [given.get(x) for x in read]
@@ -111,11 +106,8 @@ def _misfits_layer_norm(given: Mapping[str, Any]) -> bool:
 
 
 def _misfits_attention(given: Mapping[str, Any]) -> bool:
-    """Whether an attention's arguments have mismatched shapes.
-
-    The query is (batch, head, row, feature). Key and value have the same sizes, except for the number of rows. The mask
-    must expand to (batch, head, query row, key row).
-    """
+    # The query is (batch, head, row, feature). Key and value have the same sizes, except for the number of rows. The
+    # mask must expand to (batch, head, query row, key row).
     query, key, mask = _sizes(given["query"]), _sizes(given["key"]), given.get("attn_mask")
     fits = (
         len(query) == len(key) == 4 and (*query[:2], query[3]) == (*key[:2], key[3]) and _alike(given, "key", "value")

@@ -14,10 +14,7 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 
 
 class Layouts:
-    """Compares each node's real results, on every rank, with the layouts in a graph.
-
-    An instance is called with each node in graph order.
-    """
+    """Compares the results of a run with the layouts in a graph. It must be called with each node, in graph order."""
 
     def __init__(self, graph: data.Graph) -> None:
         self._inputs = iter([call for call in graph.calls if call.op == "input"])
@@ -29,7 +26,10 @@ class Layouts:
         self._held: list[Any] = []
 
     def __call__(self, node: Node, values: Sequence[Any]) -> None:
-        """Compare a node's real results, one per rank, with the graph. Raises RefusedError, which names the node."""
+        """Compare the real results of a node, a result per rank, with the graph.
+
+        Raises RefusedError, which names the node.
+        """
         call = next(self._inputs) if node.op == "placeholder" else self._calls.get(node.name)
         if call is None:
             return  # a number, or a check
@@ -47,10 +47,6 @@ class Layouts:
                     )
 
     def _difference(self, rank: int, stated: data.Tensor, real: Tensor) -> str | None:
-        """Return how a real tensor's layout differs from the graph's, such as `offset 4, not 0`; None if it does not.
-
-        `stated` is the layout in the graph.
-        """
         dtype = str(real.dtype).removeprefix("torch.")
         if dtype != stated.dtype:
             return f"dtype {dtype}, not {stated.dtype}"

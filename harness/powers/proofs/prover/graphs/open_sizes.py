@@ -1,9 +1,9 @@
-"""Runs a graph on inputs with open sizes: sizes that have bounds, but no number.
+"""Runs a graph on inputs with open sizes: symbols that have bounds, but no number.
 
-A tracer has an example number for each open size, and a traced call may have depended on this number. Here the graph
-runs without example numbers. A call that needs a number then fails, and is refused.
+A tracer uses an example number for each symbolic size, and a traced call may depend on this number. Here the graph runs
+without example numbers. A call that needs a number then fails, and is refused.
 
-Lower bounds are at least 2. Tensors with a size of 0 or 1 have other layouts, and broadcast.
+Lower bounds are at least 2, because tensors with a size of 0 or 1 have other layouts, and broadcast.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from bitproof.harness.powers.proofs.prover.graphs.expressions import size_of
 from bitproof.harness.torch_compat import promise, range_of
 
 LEAST = 2
-"""The smallest size for which a proof over open sizes holds."""
+"""The smallest number that an open size may stand for."""
 
 
 @dataclass
 class SizeBounds:
-    """The bounds of open sizes of a graph's inputs, such as (2, 64) for `dim 0 of input 1`.
+    """The bounds of the open sizes of a graph's inputs: place -> (least, most), such as `dim 0 of input 1` -> (2, 64).
 
-    A greatest value of None means no limit. A size has the name of its first place.
+    `most` is None if there is no limit. A size that occurs in several places is listed under the first of these.
     """
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def joined(self, other: SizeBounds) -> Iterator[str]:
-        """Yield the bounds that hold for both graphs, a line per place: `dim 0 of input 1: 2 to 64`."""
+        """Yield the bounds within which both graphs' bounds hold, as lines such as `dim 0 of input 1: 2 to 64`."""
         for place in dict.fromkeys([*self.found, *other.found]):
             sides = [x.found[place] for x in (self, other) if place in x.found]
             most = min((end for _, end in sides if end is not None), default=None)
@@ -42,9 +42,9 @@ class SizeBounds:
 
 
 class OpenSizes:
-    """Replaces the tracer's symbols in the sizes of a graph's inputs by new symbols, which have no example number.
+    """Replaces the symbols of a tracer by new symbols without example numbers, in the sizes of a graph's inputs.
 
-    `bounds` is filled with the bounds of the new symbols. Use it within the fake mode of `shape_env`.
+    It adds the bounds of the new symbols to `bounds`. Use it within the fake mode of `shape_env`.
     """
 
     def __init__(self, shape_env: ShapeEnv, bounds: SizeBounds) -> None:
@@ -53,10 +53,10 @@ class OpenSizes:
         self._own: dict[Any, Any] = {}
 
     def size(self, size: Any, place: str) -> Any:
-        """Return a size of an input with new symbols in place of the tracer's.
+        """Return a size of an input with new symbols in place of the tracer's symbols.
 
-        `place` is where the size occurs, such as `dim 0 of input 1`. Raises ValueError unless it is a sum of products
-        of symbols.
+        `place` is where the size occurs, such as `dim 0 of input 1`. Raises ValueError unless the size is a sum of
+        products of symbols.
         """
         if isinstance(size, int):
             return size

@@ -1,13 +1,10 @@
-"""Runs each distinct call on fake values only once: layers of a model repeat each other's calls.
+"""Runs each distinct call on fake values only once, because the layers of a model repeat the same calls.
 
-1. A tensor is stored as a `Lying`: its layout and the number of its memory. Its fake value is created only if a call
-   that runs reads it. Tensors with open sizes are stored unchanged.
-2. A call's key is its operator and its arguments. For a tensor, the key has its layout, and which other arguments share
-   its memory. Calls with equal keys have results of equal layouts.
-3. A call is remembered only if it writes nothing and its results are plain tensors without open sizes. Each result must
-   be in an argument's memory, or alone in new memory.
-4. A later call with a remembered key does not run. It gets results of the same layouts, in its own arguments' memory or
-   in new memory.
+1. A tensor is stored as its layout and the number of its memory. Its fake value is created only if a call needs it.
+2. Two calls are equal if operator and arguments are equal, and their tensors have equal layouts and share memory in the
+   same way. Their results have equal layouts.
+3. So a later call that equals a remembered call does not run. Its results get the same layouts, in the memory of its
+   arguments or in new memory.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from bitproof.harness.torch_operators import storage_key
 
 
 class Lies(NamedTuple):
-    """The dtype, the device and the memory layout of a tensor."""
+    """The dtype, device and memory layout of a tensor."""
 
     dtype: torch.dtype
     device: torch.device
@@ -37,14 +34,14 @@ class Lies(NamedTuple):
 
     @property
     def told(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
-        """The layout as `proof_data.Tensor` has it, without the storage: dtype, device, shape, strides, offset."""
+        """The layout as the fields of `proof_data.Tensor`, without `storage`: dtype, device, shape, strides, offset."""
         return str(self.dtype).removeprefix("torch."), self.device.type, self.shape, self.strides, self.offset
 
 
 class Result(NamedTuple):
-    """A remembered result of a call: its layout, and the memory that it is in.
+    """A remembered result of a call: its layout, and its memory.
 
-    `place` is the index of this memory among the memories that the call reads; None if the result is in new memory.
+    `place` is the index of this memory among the memories that the call reads; None for new memory.
     """
 
     lies: Lies
@@ -61,13 +58,13 @@ class Lying:
 
 
 class _OpenError(Exception):
-    """An argument has no key: it is neither a plain tensor without open sizes nor a constant."""
+    """An argument has no key: it is neither a plain tensor with fixed sizes nor a constant."""
 
 
 class Repeats:
-    """Stores a graph's values, and remembers the results of its calls. Use it within the graph's fake mode.
+    """Stores the values of a graph, and remembers the results of its calls. Use it within the graph's fake mode.
 
-    A plain tensor without open sizes is stored as a `Lying`, any other value as itself.
+    A plain tensor with fixed sizes is stored as a `Lying` (its layout), any other value unchanged.
     """
 
     def __init__(self) -> None:
@@ -79,7 +76,7 @@ class Repeats:
         self._of_fake: dict[int, Lying] = {}  # by id of a fake value; the Lying keeps it alive, so ids stay unique
 
     def told(self, value: Any) -> Any:
-        """Return a call's result as it is stored: a `Lying` in place of each plain tensor without open sizes."""
+        """Return a call's result as it is stored: with a `Lying` for each plain tensor with fixed sizes."""
         if type(value) in (tuple, list):
             return type(value)(map(self.told, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -91,7 +88,6 @@ class Repeats:
         return known
 
     def memory_of(self, value: Any) -> int:
-        """Return the number of the memory that a tensor is in: equal for tensors that share memory."""
         if isinstance(value, Lying):
             return value.memory
         key = storage_key(value)
@@ -100,7 +96,6 @@ class Repeats:
         return self._memories[key]
 
     def fake(self, value: Any) -> Any:
-        """Return the fake value of a stored value. It is created if a `Lying` has none yet."""
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
         if not isinstance(value, Lying):
@@ -122,7 +117,7 @@ class Repeats:
         return value.fake
 
     def again(self, node: Node, values: Mapping[Node, Any]) -> Any:
-        """Return the results of a node's call if it repeats a remembered call; None if it must run."""
+        """Return the results of a node's call if it repeats a remembered call; None if the call must run."""
         if not isinstance(node.target, OpOverload) or operators.written_arguments(node):
             return None
         memories: list[int] = []
@@ -142,7 +137,11 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember the results of a node's call, which has run, if rule 3 of the module's docstring allows it."""
+        """Remember the results of a node's call, which has run.
+
+        All results must be plain tensors with fixed sizes. Each must be in an argument's memory, or alone in new
+        memory.
+        """
         if node not in self._keys:
             return
         key, memories = self._keys.pop(node)
@@ -163,10 +162,7 @@ def _layout(x: Tensor) -> Lies | None:
 
 
 def _is_known(x: Any, memories: list[int]) -> bool:
-    """Whether a result's memory layout is known well enough to remember it.
-
-    The result must be a plain tensor in the memory of an argument, or fill new memory from the start to the end.
-    """
+    # A result in new memory must fill it from the start to the end.
     if not isinstance(x, Lying) or x.fake is None:
         return False
     _, _, shape, strides, offset = x.lies
@@ -176,9 +172,9 @@ def _is_known(x: Any, memories: list[int]) -> bool:
 
 
 def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
-    """Return the key of an argument: equal for arguments of equal layout. Raises _OpenError if it has no key.
+    """Return the key of an argument, which is equal for arguments of equal layout. Raises _OpenError if there is none.
 
-    The key has the index of a tensor's memory in `memories`, to which new memories are appended.
+    The key of a tensor has the index of its memory in `memories`. A memory that is not yet in `memories` is appended.
     """
     match x:
         case Node():

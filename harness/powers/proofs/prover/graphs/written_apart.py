@@ -1,12 +1,8 @@
-"""Replaces calls that write tensors by calls that return the new value, each followed by a copy into its tensor.
+"""Replaces calls that write tensors by calls that return the new value, each followed by a copy into the tensor.
 
-`x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code need not handle these writes:
-
-- A batch norm writes its running statistics, although not every schema states it.
-- An optimizer's kernel writes lists of tensors. On the CPU it processes parameters one by one, so it becomes one call
-  per parameter.
-- A random fill overwrites its tensor without reading it. A call before it fills the tensor with zeros, so that the old
-  content affects no answer.
+`x.masked_fill_(m, 0)` becomes `y = where(m, 0, x); x.copy_(y)`. So other code only handles writes by a copy. The same
+is done for batch norms, which write their running statistics, and for optimizers' kernels, which write lists of
+tensors.
 """
 
 from __future__ import annotations
@@ -24,11 +20,14 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call
 from bitproof.harness.torch_compat import FakeTensor, disable_current_modes
 
 UNCHANGED = "grads"
-"""The argument that an optimizer's kernel only writes if it scales gradients. Proofs do not admit such a call."""
+"""An argument of an optimizer's kernel.
+
+The kernel writes it only if it scales gradients, but proofs do not admit such a call.
+"""
 
 
 def results_of(results: tuple[Any, ...], given: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a batch norm's results and its new running statistics, which are fake values in new memory."""
+    """Return the results of a batch norm, followed by its new running statistics as fake values in new memory."""
     return (*results, *(torch.clone(given[name]) for name in known.STATISTICS))
 
 
@@ -41,9 +40,10 @@ def add_copies(calls: list[Call]) -> None:
 
 
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
-    """Add a call that fills a tensor with zeros, before the call `name` overwrites it.
+    """Add a call that fills a tensor with zeros, before the call `name` overwrites the tensor.
 
-    `written` is the tensor as an argument in data; `place` is the origin of the call `name`.
+    So the tensor's old content affects no answer. `written` is the tensor as an argument in data; `place` is the origin
+    of the call `name`.
     """
     fields = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*fields, writes=("self",), place=place))
@@ -52,7 +52,7 @@ def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
 def is_choice(given: Mapping[str, Any]) -> bool:
     """Return whether a masked fill computes the same bits as `where`.
 
-    It does if the mask is bool, and the value has the tensor's dtype or is a Python number that converts to it.
+    The mask must be bool. The value must have the tensor's dtype, or be a Python number that converts to this dtype.
     """
     x, value = given["self"], given["value"]
     if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
@@ -66,7 +66,8 @@ def is_choice(given: Mapping[str, Any]) -> bool:
 def is_apart(given: Mapping[str, Any]) -> bool:
     """Return whether an in-place division computes the same bits as a division followed by a copy.
 
-    It does for a row-major real CPU tensor divided by a number, or by a tensor of the same dtype and layout.
+    This holds for a row-major floating-point CPU tensor divided by a number, or by a tensor of the same dtype and
+    layout.
     """
     x, other = given["self"], given["other"]
     if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):
@@ -82,7 +83,7 @@ def is_apart(given: Mapping[str, Any]) -> bool:
 def copied_number(node: Node, value: Tensor) -> Any:
     """Return the number in a scalar constant that is only copied, as in a trace of `torch.tensor(1.0)`.
 
-    None for any other constant: a call may write it.
+    None for any other constant, since a call may write it.
     """
     is_real = value.dim() == 0 and not isinstance(value, FakeTensor) and value.dtype in (torch.float32, torch.float64)
     is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
@@ -96,7 +97,7 @@ def copied_number(node: Node, value: Tensor) -> Any:
 def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[tuple[str, Any]]]:
     """Return the operator and arguments under which a Python call on numbers is recorded.
 
-    A product with -1 becomes a negation, which has the same bits; any other call is unchanged.
+    A product with -1 becomes a negation, which has the same bits. Any other call is unchanged.
     """
     if op == f"{known.PYTHON}mul":
         for place, (_, factor) in enumerate(args):
@@ -108,7 +109,7 @@ def of_number(op: str, args: Sequence[tuple[str, Any]]) -> tuple[str, Sequence[t
 def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
     """Return a call that creates a scalar tensor from a Python number.
 
-    It is the same call as in a trace of `torch.where` with a number, so that `masked_fill` and `where` become equal.
+    A trace of `torch.where` with a number has the same call. So `masked_fill` and `where` become equal.
     """
     options = (
         ("dtype", ("dtype", value.dtype)),
@@ -119,10 +120,7 @@ def number_of(name: str, number: Any, value: Any, place: Any) -> Call:
 
 
 def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> None:
-    """Add calls that copy results of the last call into tensors, and clear the last call's `writes`.
-
-    `written` maps the index of a result to the argument that the result is copied into, as (name, tensor as data).
-    """
+    # `written` maps the index of a result to (name, tensor) of the argument into which the result is copied.
     index = len(calls) - 1
     # As recorded, the call returns the new values, and the copies below write them.
     several = calls[index] = replace(calls[index], writes=())
@@ -137,7 +135,9 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add a call of an optimizer's kernel as one call per parameter. Yields each parameter's new fake values.
+    """Add a call of an optimizer's kernel as a call per parameter, since the CPU kernel processes them one by one.
+
+    Yields the new fake values of each parameter.
 
     - `call`: the call of the kernel, whose arguments are lists.
     - `given`: its arguments by name, as fake values.

@@ -1,1 +1,1 @@
-"""A user's objects as programs for a proof: functions, modules, graphs, exported files, graphs around a pass."""
+"""Converts a user's objects to programs for a proof: functions, modules, graphs and exported files."""

@@ -1,19 +1,10 @@
 """Reads a program saved by torch.export, without running anything in the file.
 
 torch.export.load is only for trusted files: it imports modules that the file names, evaluates expressions, and
-unpickles. Instead:
+unpickles. Here the zip and the JSON are read field by field, and unknown fields are refused. Operators are looked up by
+name among torch's own. Tensors must not reach outside the bytes of the file.
 
-1. `plain_archive` reads the zip, and refuses an archive that two readers could see differently.
-2. `json_fields` reads the model's JSON, and refuses unknown fields and values of a wrong type.
-3. Operators are looked up by name among torch's own. They are called only if a proof admits them (`graphs/admitted`).
-4. Names must be plain identifiers, because torch writes them into code.
-5. A weight is a tensor over bytes of the file. Its sizes and strides must not reach outside these bytes.
-6. `sample_inputs` reads sample inputs without unpickling them.
-
-Parts that are not needed, such as names of modules and guards, are never read.
-
-Files of torch 2.11 and later can be read (schema version 8). A file that uses a newer feature is refused, with an error
-that names the field.
+Files of torch 2.11 and later can be read (schema version 8).
 """
 
 from __future__ import annotations
@@ -56,10 +47,10 @@ from bitproof.harness.torch_compat import FakeTensorMode, OpOverload, flattened
 from bitproof.harness.torch_operators import schema_of
 
 LARGEST = (1 << 32) - 1
-"""Maximum bytes of a file: in larger archives, sizes have a second form, zip64."""
+"""The maximum size of a file in bytes. Larger archives write sizes in a second form, zip64."""
 
 LARGEST_MODEL = 1 << 27
-"""Maximum bytes of the model's JSON: about 80,000 calls."""
+"""The maximum size of the model's JSON in bytes, about 80,000 calls."""
 
 SCHEMA = 8
 """The supported major version of torch's schema (torch/_export/serde/schema.py)."""
@@ -86,7 +77,7 @@ _ON_NUMBERS: Mapping[str, Callable[..., Any]] = {
     **{f"torch.fx.experimental.sym_node.{name}": getattr(torch, name) for name in ("sym_max", "sym_min")},
     "math.trunc": math.trunc,
 }
-"""Functions on sizes, by their names in torch's files."""
+"""Functions on sizes, by their names in the file."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ class SavedProgram:
     constants: Mapping[str, Tensor]
     example_inputs: Any
     returns: str
-    """The nesting of the outputs, as text from the file. It is only compared, never parsed."""
+    """How the outputs are nested, as text from the file. It is only compared, never parsed."""
 
 
 def read_exported(file: Path) -> SavedProgram:
@@ -137,8 +128,6 @@ def _refused(file: Path, what: str) -> UsageError:
 
 
 class _Reader:
-    """Reads a program from an archive, whose files it gets by name."""
-
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
         if len(roots) != 1:
@@ -205,15 +194,6 @@ class _Reader:
         return self.files[name]
 
     def _tensors(self, kind: str, prefix: str, model: str, known: set[str]) -> dict[str, Tensor]:
-        """Return the weights or the constants of the program, by name. Tensors over the same file share memory.
-
-        - `kind`: "weights" or "constants".
-        - `prefix`: a tensor's file has this name, followed by a number.
-        - `model`: the model's name in the archive.
-        - `known`: the paths of all files that are read are added to it.
-
-        Raises FieldError, ArchiveError or TensorError for an invalid archive.
-        """
         config = f"data/{kind}/{model}_{kind}_config.json"
         known.add(config)
         if f"data/{kind}/{model}.pt" in self.files:
@@ -256,10 +236,6 @@ class _Reader:
         return memory
 
     def _samples(self, file: str, signature: _Signature, inputs: Sequence[Any]) -> Any:
-        """Return the inputs with which the program was exported, in order; None if the file has none.
-
-        Raises SampleError if they do not fit `inputs`, the layouts of the program's inputs.
-        """
         if not self._file(file, LARGEST):
             return None
         leaves = flattened(sample_inputs.read(self.files[file]))[0]
@@ -278,7 +254,6 @@ class _Reader:
     # -- the graph --------------------------------------------------------------------------------
 
     def _graph(self, graph: Field, ranges: Field) -> list[Any]:
-        """Build the graph's nodes. Returns a value for each input: a fake tensor, a size, or a constant."""
         parts = graph.object(
             ("inputs", "outputs", "nodes", "tensor_values", "sym_int_values", "sym_bool_values"),
             ("is_single_tensor_return", "custom_obj_values", "sym_float_values"),
@@ -355,10 +330,6 @@ class _Reader:
                 self._define(_identifier(own), one, content)
 
     def _arguments(self, target: Any, field: Field) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return a call's positional and named arguments.
-
-        Raises FieldError unless they match the schema of operator `target` in name and order.
-        """
         given = []
         for argument in field.list():
             parts = argument.object(("name", "arg"), ("kind",))
@@ -519,15 +490,14 @@ def _unproved(what: str, field: Field) -> RefusedError:
 
 
 def _identifier(field: Field) -> str:
-    """Return the text of a field that must be a plain identifier, because torch writes it into code."""
     name = field.text()
+    # torch writes names into code.
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise field.wrong("a plain identifier")
     return name
 
 
 def _target(field: Field) -> Any:
-    """Return the operator, or the function on sizes, that a field names. Nothing is run to find it."""
     name = field.text()
     if name in _ON_NUMBERS:
         return _ON_NUMBERS[name]
@@ -598,10 +568,7 @@ def _closed(field: Field) -> int:
 
 
 def _check_number(field: Field) -> None:
-    """Raise an error unless a field is a number that a call may compute, in a known form: a size, bool or real number.
-
-    The number itself is not used.
-    """
+    # Only the form is checked. The number itself is not used.
     kind, content = field.one_of(("as_int", "as_bool", "as_float", "as_expr"))
     if kind == "as_expr":
         parts = content.object(("expr_str",), ("hint",))
@@ -634,7 +601,7 @@ def _on_device(value: Tensor, device: torch.device, payload: Field | None) -> Te
 
 
 def _fits(value: Tensor, like: Tensor) -> bool:
-    """Whether a sample has the dtype and sizes of an input of the program. An open size of the input fits any size."""
+    # A size of the input that is a symbol fits any size.
     return value.dtype == like.dtype and value.dim() == like.dim() and all(map(_is_size, value.shape, like.shape))
 
 
@@ -643,7 +610,6 @@ def _is_size(own: Any, expected: Any) -> bool:
 
 
 def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
-    """Raise FieldError unless each parameter, buffer and constant of the graph is stored, in its declared layout."""
     for spec, like in zip(found.graph_signature.input_specs, inputs, strict=True):
         if spec.target is None:
             continue
@@ -656,7 +622,6 @@ def _check_state(found: SavedProgram, inputs: Sequence[Any]) -> None:
 
 
 def _returns(field: Field) -> str:
-    """Return how the outputs are nested in tuples and dicts, as text from the file; "" if the file has no such text."""
     for entry in field.list():
         parts = entry.object(("fqn",), ("signature",))
         # The entry without a name is the program itself; the others are its modules.

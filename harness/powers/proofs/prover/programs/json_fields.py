@@ -1,10 +1,10 @@
-"""Reads untrusted JSON field by field: each read states the expected type, and an error names the field's path.
+"""Reads untrusted JSON field by field. Each read states the expected type, and an error names the path of the field:
 
     version = field_of(content, "model").object(("major", "minor"))
     version["major"].integer()       raises FieldError("model.major is 'x': expected an integer")
 
 An unknown field is refused unless it is null, false or empty. So a file of a newer version can be read if it does not
-use the version's new fields.
+use that version's new fields.
 """
 
 from __future__ import annotations
@@ -32,13 +32,12 @@ class Field:
         self.path = path
 
     def wrong(self, expected: str) -> FieldError:
-        """Return the error to raise about this value: its path, the value, and the expectation."""
         return FieldError(f"{self.path} is {_shown(self.value)}: expected {expected}")
 
     def object(self, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, Field]:
         """Return the fields of a JSON object by name. A missing `optional` field has the value None.
 
-        Raises FieldError for a missing `required` field, or an unknown field that is not null, false or empty.
+        Raises FieldError for a missing `required` field, and for an unknown field that is not null, false or empty.
         """
         if not isinstance(self.value, dict):
             raise self.wrong("an object")
@@ -52,7 +51,6 @@ class Field:
         return {name: Field(self.value.get(name), f"{self.path}.{name}") for name in known}
 
     def items(self) -> Iterator[tuple[str, Field]]:
-        """Yield the items of an object with arbitrary keys; none for null."""
         if self.value is None:
             return
         if not isinstance(self.value, dict):
@@ -61,44 +59,37 @@ class Field:
             yield name, Field(value, f"{self.path}.{name[:80]}")
 
     def list(self) -> list[Field]:
-        """Return the items of an array."""
         if not isinstance(self.value, list):
             raise self.wrong("an array")
         return [Field(value, f"{self.path}[{place}]") for place, value in enumerate(self.value)]
 
     def one_of(self, kinds: Any) -> tuple[str, Field]:
-        """Return the name and value of an object's only field, such as `as_int` and 3 for `{"as_int": 3}`.
+        """Return the name and value of an object's only field: `as_int` and 3 for `{"as_int": 3}`.
 
-        Raises FieldError unless the object has one field, whose name is in `kinds`.
+        Raises FieldError unless the object has a single field, whose name is in `kinds`.
         """
         if not isinstance(self.value, dict) or len(self.value) != 1 or (kind := next(iter(self.value))) not in kinds:
             raise self.wrong(f"an object with one of these fields: {', '.join(kinds)}")
         return kind, Field(self.value[kind], f"{self.path}.{kind}")
 
     def text(self) -> str:
-        """Return the string. Raises FieldError for a value of another type."""
         if not isinstance(self.value, str):
             raise self.wrong("a text")
         return self.value
 
     def truth(self) -> bool:
-        """Return the boolean. Raises FieldError for a value of another type."""
         if not isinstance(self.value, bool):
             raise self.wrong("true or false")
         return self.value
 
     def integer(self) -> int:
-        """Return the integer. Raises FieldError unless it is an integer that fits into 64 bits with a sign."""
         # `isinstance` would accept true and false.
         if type(self.value) is not int or not -LARGEST_INTEGER - 1 <= self.value <= LARGEST_INTEGER:
             raise self.wrong("an integer of 64 bits")
         return self.value
 
     def real(self) -> float:
-        """Return the float; torch writes infinities and NaN as "Infinity", "-Infinity" and "NaN".
-
-        Raises FieldError for a value of another type.
-        """
+        # torch writes infinities and NaN as texts.
         if isinstance(self.value, str) and self.value in _REALS:
             return _REALS[self.value]
         if type(self.value) not in (int, float) or not math.isfinite(float(self.value)):
@@ -107,9 +98,9 @@ class Field:
 
 
 def field_of(content: bytes | memoryview, name: str) -> Field:
-    """Parse a JSON text. `name` is the first part of its paths in errors.
+    """Parse a JSON text. `name` begins the paths in errors.
 
-    Raises FieldError if the text is damaged, nested too deep, or ambiguous, such as an object that has a key twice.
+    Raises FieldError if the text is damaged, nested too deep or ambiguous, such as an object with a key twice.
     """
     try:
         return Field(validate.parse(bytes(content)), name)

@@ -1,4 +1,4 @@
-"""`keeps_bits`: proves each graph after a pass equal to the graph before it.
+"""`keeps_bits` proves that the graph after a pass computes the same bits as the graph before it.
 
     @bitproof.keeps_bits                            a pass on a graph or a graph module, in place or not
     def fold(graph): ...
@@ -8,10 +8,8 @@
     with bitproof.keeps_bits() as kept:             all of Inductor's own passes, by name
         torch.compile(model)(x)
 
-Both graphs are proved with the same layouts of inputs. These come from `inputs`, or else from the placeholders'
-metadata before the pass. Constant tensors are part of a graph.
-
-If Inductor finds a graph in its cache, no pass runs, and nothing is proved.
+Both graphs are proved with the same layouts of inputs, which come from `inputs` or from the metadata of placeholders
+before the pass. If Inductor finds a graph in its cache, no pass runs, and nothing is proved.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from bitproof.harness.torch_compat import disable_current_modes
 from bitproof.harness.torch_inductor import passes_watched, takes_as_hook
 
 SHOWN = 3
-"""Maximum number of outputs in the error about a pass."""
+"""The maximum number of outputs in the error about a pass."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,7 @@ class KeptPasses:
     proofs: list[PassProof] = field(default_factory=list)
 
     def check(self) -> None:
-        """Raise PassError for the first pass, if any, that is not proved to keep every bit."""
+        """Raise PassError for the first pass that is not proved to keep every bit, if there is any."""
         for each in self.proofs:
             if each.proof.verdict != PROVED:
                 raise _failure(each)
@@ -79,10 +77,10 @@ def keeps_bits(
 ) -> Any:
     """Wrap a pass so that it raises PassError, naming the node, unless its result is proved equal to its input.
 
-    Without a pass, return a context that proves Inductor's own passes, and yields KeptPasses.
+    Without a pass, return a context that proves Inductor's own passes. It yields KeptPasses.
 
-    - `inputs`: the graph's inputs. By default, their layouts come from the graph's placeholders.
-    - `check`: the context raises PassError at its end for the first pass that is not proved.
+    - `inputs`: the inputs of the graph. By default, their layouts come from the graph's placeholders.
+    - `check`: at its end, the context raises PassError for the first pass that is not proved.
     """
     if a_pass is None:
         return _watching(check)
@@ -91,9 +89,9 @@ def keeps_bits(
 
 
 class KeptPass:
-    """A wrapped pass: each time it runs, its result is proved equal to its input.
+    """A wrapped pass. Each time it runs, its result is proved equal to its input.
 
-    A wrapped pass can be a hook for Inductor, whose cache identifies it by `uuid`.
+    It can be a hook for Inductor, whose cache identifies it by `uuid`.
     """
 
     def __init__(self, a_pass: Callable[..., Any], inputs: Sequence[Any] | None = None) -> None:
@@ -104,7 +102,10 @@ class KeptPass:
         self.__doc__ = a_pass.__doc__
 
     def __call__(self, graph: Graph | GraphModule, *args: Any, **kwargs: Any) -> Any:
-        """Run the pass on a graph and return its result. Raises PassError unless it is proved to keep every bit."""
+        """Run the pass on a graph, and return its result.
+
+        Raises PassError unless the pass is proved to keep every bit.
+        """
         before = _Snapshot(graph, self._inputs)
         with keeping_switches(f"pass {self.__name__}"):
             found = self._pass(graph, *args, **kwargs)
@@ -117,9 +118,10 @@ class KeptPass:
         return found
 
     def uuid(self) -> Any:
-        """Return the identity of the pass for Inductor's cache: a digest of the pass and of bitproof's own source.
+        """Return a digest that identifies the pass for Inductor's cache.
 
-        None if neither the pass's own `uuid()` nor its source determines it. Inductor then caches no graph.
+        It covers bitproof's source and the pass's own `uuid()`, or its source if it has none. None if these do not
+        determine the pass: Inductor then caches no graph.
         """
         own = getattr(self._pass, "uuid", None)
         try:
@@ -131,14 +133,14 @@ class KeptPass:
 
 
 def _has_state(a_pass: Any) -> bool:
-    """Whether a pass without a `uuid` may have state that its source does not show: it is a closure or an object."""
+    # A closure or an object may have state that its source does not show.
     return not hasattr(a_pass, "uuid") and bool(getattr(a_pass, "__closure__", None) or not inspect.isfunction(a_pass))
 
 
 class _Snapshot:
     """A graph before a pass, with the process's switches, such as torch's number of threads.
 
-    `_before` is the graph as a program, or the error if it is refused.
+    `_before` is the graph as a program, or the error if the graph is refused.
     """
 
     def __init__(self, graph: Graph | GraphModule, inputs: Sequence[Any] | None) -> None:
@@ -150,10 +152,6 @@ class _Snapshot:
             self._switches = Switches.now()
 
     def proof(self, name: str, graph: Graph | GraphModule) -> PassProof:
-        """Prove that `graph`, the result of the pass `name`, computes the same bits as the graph before.
-
-        REFUSED if the pass changed values of a parameter or buffer, or a switch such as torch's number of threads.
-        """
         with disable_current_modes():
             switched = self._switches.changes()
             # Both graphs are proved under the switches from before the pass.
@@ -199,10 +197,6 @@ class _Snapshot:
 
 
 def _digests(found: Held | RefusedError) -> dict[str, str]:
-    """Return a digest of each parameter's and buffer's values, by name.
-
-    If digests from before and after a pass differ, the pass changed values.
-    """
     values = {} if isinstance(found, RefusedError) else found.values
     with disable_current_modes():
         kept = {name: x for name, x in values.items() if name.startswith((PARAMETER, BUFFER)) and has_values(x)}
@@ -250,7 +244,6 @@ def _watching(check: bool) -> Iterator[KeptPasses]:
 
 
 def _failure(found: PassProof) -> PassError:
-    """Return the error about a pass that is not proved: its first unproved outputs, with the calls that differ."""
     lines = [] if found.proof.reason is None else [found.proof.reason]
     others = [answer for answer in found.proof.answers if answer.verdict != PROVED]
     for answer in others[:SHOWN]:

@@ -1,4 +1,4 @@
-"""Traces operators over lists of tensors as a loop over single tensors, as torch's CPU implementation runs them.
+"""Traces operators over lists of tensors as loops over single tensors, as torch's CPU implementation runs them.
 
 For example, `torch._foreach_add_(xs, ys)` becomes `x.add_(y)` for each pair. On other devices it stays unchanged.
 """
@@ -21,10 +21,16 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for name in (stem, f"{stem}_")
 }
 FUNCTIONS |= {"zero_": torch.Tensor.zero_, "copy_": torch.Tensor.copy_, "norm": torch.linalg.vector_norm}
-"""The function to call for each tensor, by an operator's name without PREFIX. Other operators over lists stay."""
+"""Maps the name of an operator over lists, without PREFIX, to the function to call for each tensor.
+
+Other operators over lists stay unchanged.
+"""
 
 _BY_KEYWORD = {"addcmul": "value", "addcdiv": "value", "addcmul_": "value", "addcdiv_": "value"}
-"""Functions that take their number by keyword, and the keyword; operators over lists take it as the last argument."""
+"""Maps a function that takes its number by keyword to this keyword.
+
+The operator over lists takes it as last argument.
+"""
 
 
 class _OneByOne(TorchDispatchMode):
@@ -51,12 +57,11 @@ class _OneByOne(TorchDispatchMode):
 
 
 def one_by_one() -> AbstractContextManager[Any]:
-    """Return a context in which operators over lists of CPU tensors run as a loop over single tensors."""
     return _OneByOne()  # type: ignore[no-untyped-call]
 
 
 def without_regions(module: GraphModule) -> GraphModule:
-    """Remove the profiler ranges of optimizers from a traced graph, in place, and return the graph.
+    """Remove the profiler ranges of optimizers from a traced graph, in place. Returns the graph.
 
     The ranges compute nothing.
     """

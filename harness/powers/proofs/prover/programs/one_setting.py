@@ -1,9 +1,9 @@
-"""Refuses a program that changes a switch, such as the number of threads, between its operators.
+"""Refuses a program that changes a process-wide switch between its operators, such as the number of threads.
 
     torch.set_num_threads(1); y = x.sum(); torch.set_num_threads(4)        refused at `aten.sum`
 
-A graph does not record switches. Some are exempt, since the traced operators show them: autocast, grad mode, the
-default dtype and the choice of an attention kernel.
+A graph does not record switches. Some are exempt, because they only decide which operators are called: autocast, grad
+mode, the default dtype, and the choice of an attention kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TRACED = {
     *("grad_enabled", "inference_mode", "autocast_cpu", "default_device", "default_dtype", "autograd_multithreading"),
     *("flash_sdp", "mem_efficient_sdp", "math_sdp", "cudnn_sdp", "sdp_priority", "math_sdp_in_half"),
 }
-"""Switches that only decide which operators are called, and so show in a trace."""
+"""Switches that only decide which operators are called. So a trace shows their effect."""
 
 
 class _OneSetting(TorchDispatchMode):
@@ -47,8 +47,8 @@ def _kernels_switches() -> dict[str, Any]:
 
 
 def under_one_setting() -> AbstractContextManager[Any]:
-    """Return a context in which all operators must run under the switches that are set when it is created.
+    """Return a context in which all operators must run under the switches that are set when the context is created.
 
-    RefusedError is raised at the first operator that runs under other switches.
+    The first operator that runs under other switches raises RefusedError.
     """
     return _OneSetting()

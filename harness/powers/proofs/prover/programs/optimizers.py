@@ -1,9 +1,11 @@
-"""Optimizers among a program's inputs. Their state tensors are inputs and outputs of the program, like parameters.
+"""Handles optimizers among a program's inputs.
+
+Their state tensors are inputs and outputs of the program, like parameters:
 
     optimizer NAME.KEY              state tensor KEY of parameter NAME
     written optimizer NAME.KEY      its value after a step
 
-Other state, and settings such as `lr`, are part of the program. If a step changes them, only a single step is proved.
+Other state, and settings such as `lr`, are part of the program. If a step changes these, only a single step is proved.
 """
 
 from __future__ import annotations
@@ -21,9 +23,9 @@ OPTIMIZER = "optimizer "
 
 
 class HeldOptimizers:
-    """The optimizers among a program's inputs. `names` maps the ids of the modules' parameters to their names.
+    """The optimizers among a program's inputs. `names` maps the id of a parameter to its name.
 
-    Raises RefusedError for an optimizer of a parameter that is not in `names`.
+    Raises RefusedError if an optimizer has a parameter that is not in `names`.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], names: Mapping[int, str]) -> None:
@@ -42,14 +44,13 @@ class HeldOptimizers:
 
     @property
     def state(self) -> dict[str, Tensor]:
-        """The state tensors of all optimizers, by name: `optimizer NAME.KEY`."""
         return {name: optimizer.state[parameter][key] for name, (optimizer, parameter, key) in self._slots.items()}
 
     @contextmanager
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which the optimizers update the tensors in `parameters`, with the state tensors in `given`.
+        """Context in which the optimizers have other tensors: `parameters` to update, and `given` as state.
 
-        The keys of both are the tensors' names. Afterwards the optimizers have their own tensors again.
+        Both map the names of tensors to tensors. Afterwards the optimizers have their own tensors again.
         """
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:

@@ -1,17 +1,11 @@
-"""Refuses effects of a program outside of its own objects: on files, processes, the environment.
+"""Refuses effects of a program outside of its own objects: on files, processes or the environment.
 
-A program runs on copies of its objects, so changes of objects show when copies are compared (`reachable`). Files and
-other processes have no copy. But Python announces effects on them to audit hooks before they happen (PEP 578). While a
-program is traced or run, such an event raises RefusedError, so the effect never happens.
+A program runs on copies of its objects, but files and other processes have no copy. Python announces effects on them to
+audit hooks before they happen (PEP 578). Such an event raises RefusedError: a step that counts its calls in a file is
+refused at `open(path, "w")`.
 
-Example: a step that counts its calls in a file is refused at `open(path, "w")`.
-
-- Inspecting callers is refused as well: a program could use it to do something else while it is proved.
-- Files that imports and compilers write for the program are allowed.
-- Writes to files that are already open are not announced, so sizes and offsets of open files are compared. Files of the
-  standard streams, and files that a parent process has open as well, are exempt.
-- `torch.save` and safetensors write files without an event. Their writers are patched while a program runs.
-- A file that another library, such as Arrow, opens outside of Python is not noticed.
+Effects without an event are found by comparing the state of the process, such as sizes of open files, or by patching
+functions. A file that another library, such as Arrow, opens outside of Python is not noticed.
 """
 
 from __future__ import annotations
@@ -51,7 +45,7 @@ _OUTWARD = (
     *("os", "subprocess", "socket", "shutil", "sqlite3", "mmap", "pty", "fcntl", "resource", "syslog", "signal"),
     *("atexit", "random"),
 )
-"""Families of audit events with effects outside of the program's objects. Those of _READING only read."""
+"""Families of audit events with effects outside of the program's objects. The events in _READING only read."""
 
 _READING = {"os.listdir", "os.scandir", "os.walk", "os.fwalk", "os.getxattr", "os.listxattr", "socket.gethostname"}
 
@@ -60,35 +54,37 @@ _REFLECTIVE = {
     *("sys.addaudithook", "gc.get_objects", "gc.get_referrers", "gc.get_referents", "exec", "compile"),
     *("object.__setattr__", "object.__delattr__", "code.__new__"),
 }
-"""Events with which a user's own code may read or change state that is not compared. A library may cause them."""
+"""Events through which code may read or change state that is not compared. They are refused in a user's code only."""
 
 _LOOKING = (inspect.__file__, traceback.__file__)
-"""Files of functions that read the stack on behalf of their caller."""
+"""Files of library functions that read the stack for their caller."""
 
 _NOT_THE_PROGRAMS = (
     "<frozen importlib",
     *(os.path.join(os.path.dirname(torch.__file__), name) for name in ("_inductor", "_dynamo", "_logging")),
 )
-"""Prefixes of files of code that writes files by itself: bytecode, compiled code, logs."""
+"""Prefixes of the files of code that writes files by itself: bytecode, compiled code, logs."""
 
 _hearing: set[int] = set()
 """The identifiers of threads that are in `_heard` now."""
 
 _watches: list[tuple[set[int], Callable[[str], bool]]] = []
-"""For each program that runs: the threads that existed before it, and a function: whether a file is a user's code."""
+"""For each program that runs: (threads that existed before it, `is_users_file` of `refusing_outside`)."""
 
 
 @contextmanager
 def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
     """Context in which a program may only change objects that it can reach. Any other effect raises RefusedError.
 
-    If the program catches the error, the context raises it again. `is_users_file` returns whether a file is a user's.
+    If the program catches the error, the context raises it again. `is_users_file` returns whether a file is a user's
+    code.
     """
     _hook()
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)
     _watches.append(watch)
     try:
+        # torch.save and safetensors write files without an event, so their writers are patched.
         with refusals_raised(), file_writers_told(_refuse_file), _safetensors_checked(), _silent_announced():
             yield
     finally:
@@ -96,10 +92,7 @@ def refusing_outside(is_users_file: Callable[[str], bool]) -> Iterator[None]:
 
 
 def _refuse_file(file: object) -> None:
-    """Raise RefusedError if `file`, which is about to be written, is a path.
-
-    Writes to an open file object are noticed afterwards, by its size and position.
-    """
+    # Only a path is refused. Writes to an open file object are noticed afterwards, by its size and position.
     if isinstance(file, str | os.PathLike):
         raise refused(RefusedError(f"it opens {str(file)!r} to write, which nothing compares", where="the program"))
 
@@ -120,7 +113,10 @@ def _safetensors_checked() -> Iterator[None]:
 
 
 _SILENT = ((os, "urandom"), (random, "_urandom"), (atexit, "register"), (atexit, "unregister"))
-"""Functions without an audit event that read numbers from outside, or leave a function in the process."""
+"""Functions that cause no audit event.
+
+They read random numbers from the system, or register a function in the process.
+"""
 
 
 @contextmanager
@@ -169,7 +165,7 @@ def _concerns(event: str) -> bool:
 def _effect_of(event: str, args: tuple[Any, ...], frame: FrameType, is_users_file: Callable[[str], bool]) -> str | None:
     """Return the effect of an audit event in words. None if it only reads, or if an import or a compiler causes it.
 
-    Inspecting callers only counts if a user's code does it. `frame` caused the event.
+    `frame` caused the event. Inspecting the stack only counts if a user's code does it.
     """
     if event in _REFLECTIVE or event.startswith("ctypes."):
         caller: FrameType | None = frame
@@ -200,9 +196,9 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 
 def process_state() -> Mapping[str, Any]:
-    """Return the state of the process that a call may change without any audit event.
+    """Return the state of the process that a call may change without an audit event.
 
-    The keys describe the state ("the environment variables"), and equal values mean unchanged state.
+    The keys describe the state, such as "the environment variables". Equal values mean unchanged state.
     """
     # A program may keep a count in an attribute of a thread.
     threads = [(x.ident, x.name, len(vars(x))) for x in threading.enumerate()]
@@ -233,9 +229,9 @@ def _open_files() -> dict[int, Any]:
     """Return the state of each open file by its descriptor; {} if the system is not Linux.
 
     - For a regular file: its device, inode, size and offset.
-    - For a pipe whose two ends this process has: its device, inode and number of unread bytes.
+    - For a pipe with both ends in this process: its device, inode and number of unread bytes.
 
-    Files of the standard streams are left out, and so are files that an ancestor of this process has open.
+    Standard streams are left out, and so are files that an ancestor of this process has open.
     """
     found: dict[int, Any] = {}
     pipes: dict[int, tuple[int, int]] = {}
@@ -258,10 +254,7 @@ def _open_files() -> dict[int, Any]:
 
 
 def _files_of_ancestors() -> set[tuple[int, int]]:
-    """Return the device and inode of each file that an ancestor of this process has open.
-
-    An ancestor, such as a shell that writes a log, may write to such a file at any time.
-    """
+    # An ancestor, such as a shell that writes a log, may write to its open files at any time.
     found: set[tuple[int, int]] = set()
     process = os.getppid()
     while process > 0:
@@ -279,15 +272,15 @@ def _files_of_ancestors() -> set[tuple[int, int]]:
 
 
 def _mask_of_new_files() -> str | None:
-    """Return the process's umask as Linux shows it. None on other systems, where reading the umask means setting it."""
     with suppress(OSError):
+        # On other systems than Linux, reading the umask means setting it.
         lines = Path("/proc/self/status").read_text().splitlines()
         return next((line for line in lines if line.startswith("Umask")), None)
     return None
 
 
 def of_file(address: int) -> tuple[object, int]:
-    """Return an identity for the byte at a memory address, equal for two addresses of the same byte.
+    """Return an identity for the byte at a memory address. Two addresses of the same byte have equal identities.
 
     For a byte of a mapped file, it is (file, position in the file), otherwise ("memory", address).
     """
@@ -299,7 +292,7 @@ def of_file(address: int) -> tuple[object, int]:
 class _Mapping:
     """A shared mapping of a file: the addresses from `start` up to `end` are the file's bytes from `offset` on.
 
-    `file` is the file's (device, inode).
+    `file` is (device, inode).
     """
 
     start: int

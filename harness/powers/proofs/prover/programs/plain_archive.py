@@ -1,16 +1,9 @@
 """Reads a zip archive, and refuses it unless all readers would see the same files in it.
 
 A zip file describes its contents in three places: a header before each file, a directory, and a record at the end.
-Readers may trust different places. So here all three must agree, and every byte must belong to one of these parts:
+Readers may trust different places. So all three must agree, and every byte must belong to one of these parts:
 
     headers and files | directory | zip64 record and locator, if any | end record
-
-Also refused are:
-
-- a comment, compression or encryption;
-- two names that are equal or differ only in case;
-- a name that leads out of the archive;
-- a wrong checksum.
 """
 
 from __future__ import annotations
@@ -35,9 +28,9 @@ class ArchiveError(ValueError):
 
 
 class _Facts(NamedTuple):
-    """The facts about a file in the archive. `stored` is its compressed size, `size` its real size, both in bytes.
+    """What a file's header and its entry in the directory both state. They must agree.
 
-    The file's header and its entry in the directory both state the facts, and must agree.
+    `stored` is the compressed size and `size` the real size, both in bytes.
     """
 
     name: str
@@ -49,7 +42,6 @@ class _Facts(NamedTuple):
 
 
 def files_of(content: bytes) -> Mapping[str, memoryview]:
-    """Return an archive's files by name. Raises ArchiveError if it is damaged or ambiguous."""
     try:
         return _files_of(memoryview(content))
     except struct.error:
@@ -106,9 +98,9 @@ def _end_of(content: memoryview) -> tuple[int, int, int]:
 
 
 def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
-    """Read the entry of the directory that begins at position `at`.
+    """Read the directory's entry at position `at`.
 
-    Returns the file's facts, the position of its header, and the position after the entry.
+    Returns (facts of the file, position of its header, end of the entry).
     """
     if bytes(content[at : at + 4]) != _ENTRY:
         raise ArchiveError("its directory has fewer entries than the end record says")
@@ -127,10 +119,6 @@ def _entry(content: memoryview, at: int) -> tuple[_Facts, int, int]:
 
 
 def _file(content: memoryview, at: int, facts: _Facts) -> tuple[memoryview, int]:
-    """Return the bytes of the file whose header is at position `at`, and the position after the file.
-
-    Raises ArchiveError unless the header and the bytes agree with `facts`, the file's entry in the archive's directory.
-    """
     if bytes(content[at : at + 4]) != _LOCAL:
         raise ArchiveError(f"{facts.name} has no header where the directory says")
     # The fixed part has 30 bytes. The name and extra data follow, then the file.

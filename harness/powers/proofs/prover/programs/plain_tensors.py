@@ -1,4 +1,4 @@
-"""Builds tensors over the bytes of an untrusted file; refuses a tensor that would reach outside these bytes."""
+"""Builds tensors over the bytes of an untrusted file. A tensor that would reach outside these bytes is refused."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 LARGEST = 1 << 48
-"""Maximum number of elements that sizes and strides may span: more than any memory has, and small enough to multiply
-safely."""
+"""The maximum number of elements that sizes and strides may span. No memory has as many.
+
+It is small enough that products of such numbers do not overflow.
+"""
 
 MOST_DIMS = 64
 
@@ -47,7 +49,7 @@ class TensorError(ValueError):
 def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, where: str) -> None:
     """Raise TensorError for a layout that no tensor has, such as a negative stride. `where` names the tensor in errors.
 
-    A size that is not an int is open, and may be any number from 0 on.
+    A size that is not an int is a symbol for any number from 0 on.
     """
     numbers = [x for x in (*sizes, *strides, offset) if isinstance(x, int)]
     if len(sizes) != len(strides) or len(sizes) > MOST_DIMS or any(not 0 <= x <= LARGEST for x in numbers):
@@ -61,7 +63,7 @@ def refuse_layout(sizes: Sequence[Any], strides: Sequence[Any], offset: Any, whe
 
 
 def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Tensor:
-    """Return a 1-d tensor over a copy of these bytes. Raises TensorError if they are not valid elements."""
+    """Return a 1-d tensor over a copy of these bytes. Raises TensorError if the bytes are not valid elements."""
     if len(content) % dtype.itemsize:
         raise TensorError(f"{where} has {len(content)} bytes, which are no elements of {dtype}")
     # Kernels may assume that the byte of a truth value is 0 or 1.
@@ -74,7 +76,10 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
 
 
 def laid_out(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
-    """Return a view of `memory` with these sizes and strides. Raises TensorError if it would reach past the end."""
+    """Return a view of `memory` with these sizes and strides.
+
+    Raises TensorError if the view would reach past the end.
+    """
     refuse_layout(sizes, strides, offset, where)
     is_empty = 0 in sizes
     last = offset + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))

@@ -1,17 +1,11 @@
-"""A user's object as a program for a proof: a function, a module, a graph, or an exported program.
+"""Converts a user's object to a program for a proof.
 
     function, module    traced as it runs on the given inputs, including backward and in-place writes
     graph module        its own nodes, if these are operators; otherwise traced, node by node
     exported program    its own nodes, run only on fake values, operator by operator
 
-The inputs of a traced program are:
-
-- the tensors anywhere among the arguments, by position;
-- the parameters and buffers of modules, by name: of the program itself and of modules among its arguments;
-- the state tensors of optimizers among its arguments.
-
-Everything else is part of the program. Only an exported program has open sizes. To prove a function or a module with
-open sizes, it is exported first.
+The inputs of a traced program are the tensors anywhere among its arguments, the parameters and buffers of modules, and
+the state tensors of optimizers. Everything else is part of the program.
 """
 
 from __future__ import annotations
@@ -79,23 +73,25 @@ OUTPUT, WRITTEN, LOSS = "output ", "written ", "loss"
 
 @dataclass(frozen=True)
 class Held:
-    """A program, and the original values of its inputs, by name."""
+    """A program, and the original values of its inputs by name."""
 
     program: Provable
     values: Mapping[str, Any]
     keeps_less: str | None = NO_STEP
-    """The reason why the next call may depend on more of this call than its outputs; None if it does not."""
+    """Why the next call may depend on more of this call than its outputs; None if it does not."""
     subject: Any = None
     """The object to call with `inputs` in a real run; None if the program is only a graph."""
     inputs: Sequence[Any] = ()
     effects: Mapping[str, Any] = field(default_factory=dict)
-    """The changes that a call makes, by path, such as a counter or a list's length. Changed tensors are outputs."""
+    """The changes that a call makes to values that are not tensors, by path, such as a counter or the length of a list.
+
+    Changed tensors are outputs instead.
+    """
     keys: Sequence[tuple[Any, ...]] | None = None
     """For each output, the dictionary keys and fields that lead to it in the returned value; None if unknown."""
 
     @property
     def called(self) -> str:
-        """The program's name, for messages."""
         return str(getattr(self.subject, "__qualname__", type(self.subject).__name__))
 
 
@@ -178,7 +174,6 @@ class _Function(nn.Module):
         self.function = function
 
     def forward(self, *args: Any) -> Any:
-        """Call the function."""
         return self.function(*args)
 
 
@@ -255,14 +250,6 @@ def _input_names(signature: Any) -> Iterator[str]:
 
 
 def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
-    """Return the name of a graph's output. `spec` is its output spec in torch.export, and `place` its position.
-
-    - A returned value has the name OUTPUT, to which the caller adds a number. A loss has the name LOSS.
-    - The final value of an input has the name `written`, followed by the input's name.
-    - A gradient has the name `gradient of`, followed by the name of its parameter or input.
-
-    `inputs` maps names of placeholders to names of inputs. Raises RefusedError for any other kind of output.
-    """
     match spec.kind.name:
         case "USER_OUTPUT":
             return OUTPUT
@@ -287,8 +274,8 @@ def _output_name(spec: Any, place: int, inputs: Mapping[str, str]) -> str:
 def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
     """Return the modules of a program, by the prefix of their parameters' names.
 
-    - The program itself, if it is a module, has the prefix "".
-    - A module among the inputs has its number, such as `0.`, or "" if it is the only module.
+    - If the program itself is a module, its prefix is "".
+    - The prefix of a module among the inputs is its number, such as "0.", or "" if it is the only module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -304,9 +291,9 @@ def _state(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 
 def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the objects from which a program can reach all others, by name: itself, and its inputs.
+    """Return the objects from which a program can reach all others, by name: the program and its inputs.
 
-    Modules and optimizers come first, so the paths to their contents start with the module's or optimizer's name.
+    Modules and optimizers come first, so the paths to their contents start with the name of the module or optimizer.
     """
     # Otherwise the paths would differ for two programs that take the same module at different positions.
     leaves = flattened(tuple(inputs))[0]
@@ -321,10 +308,6 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
 
 
 def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
-    """Trace a copy of a function on a copy of its inputs.
-
-    Raises RefusedError if the function cannot be traced, or if a tensor among its inputs does not allow a proof.
-    """
     # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])
@@ -403,12 +386,6 @@ def why_not_run(values: Mapping[str, Any]) -> str | None:
 
 
 def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
-    """Context for tracing a program that may be impossible to run.
-
-    `not_run` is the reason why the program cannot be run. A call of torch that fails during the trace is then recorded
-    as a RefusedError, which refuses the program even if the program catches the failure. If `not_run` is None, the
-    context has no effect.
-    """
     # Some calls fail only while they are traced, such as reading a tensor's element, so the trace may take another
     # branch than a run. A run would show the difference, but without a run nothing does.
 
@@ -426,9 +403,9 @@ def _line_of(error: BaseException) -> str:
 class _Tracing:
     """Runs a function while it is traced, and collects its outputs and effects.
 
-    - `leaves`: the function's arguments as a flat list. `rebuilt` makes the arguments from such a list.
-    - `modules`: the program's modules, by the prefix of their parameters' names.
-    - `values`: the program's inputs, by name.
+    - `leaves`: the arguments of the function as a flat list. `rebuilt` makes the arguments from such a list.
+    - `modules`: the modules of the program, by the prefix of their parameters' names.
+    - `values`: the inputs of the program, by name.
     - `where`: the node that runs now, if the function is a graph.
     """
 
@@ -456,9 +433,9 @@ class _Tracing:
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
-        """Run the function with `given` as its input tensors, and return the tensors and sizes among its outputs.
+        """Run the function with `given` as its input tensors. Returns the tensors and sizes among its outputs.
 
-        Outputs are the returned values and the tensors that the function changed. `self.outputs` has all of them by
+        Outputs are the returned values and the tensors that the function changed. `self.outputs` has all outputs by
         name.
         """
         by_name = self._given_by_name(given)
@@ -503,10 +480,6 @@ class _Tracing:
         return [x for _, x in self.outputs if isinstance(x, Tensor | torch.SymInt)]
 
     def _given_by_name(self, given: Sequence[Tensor]) -> dict[str, Tensor]:
-        """Return the given tensors by name. A given gradient becomes the `.grad` of its given tensor.
-
-        Two names of the same original tensor, as with tied weights, get the same tensor.
-        """
         first: dict[int, Tensor] = {}
         by_name = {
             name: first.setdefault(id(x), own) for (name, x), own in zip(self.values.items(), given, strict=True)
@@ -517,10 +490,6 @@ class _Tracing:
         return by_name
 
     def _refuse_replaced(self, given: Mapping[str, Tensor]) -> None:
-        """Raise RefusedError if the program replaced a parameter by another tensor.
-
-        The next step would use that tensor, but the proof only knows the parameter.
-        """
         for prefix, module in self.modules.items():
             for name, x in module.named_parameters(remove_duplicate=False):
                 if given.get(f"{PARAMETER}{prefix}{name}", x) is not x:
@@ -528,10 +497,6 @@ class _Tracing:
                     raise RefusedError(what, where="the program")
 
     def _why_keeps_less(self, changes: Mapping[str, Any]) -> str | None:
-        """Return why the next call would depend on more than the new values of inputs, such as a changed counter.
-
-        None if it would not. `changes` has the changes of this call by path.
-        """
         tensors = {place: x for place, x in changes.items() if isinstance(x, Tensor)}
         optimizers = {place: x for place, x in tensors.items() if place.startswith(OPTIMIZER)}
         left = [place for place in tensors if place.startswith(f"{GRADIENT}{PARAMETER}")]
@@ -558,7 +523,7 @@ def _own_state(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tens
 class _Named(Interpreter):
     """Runs a graph node by node, while it is traced.
 
-    If a traced call has no source line, the name of the node that made the call takes its place.
+    If a traced call has no source line, the name of the node that made the call is recorded instead.
     """
 
     def __init__(self, module: GraphModule, tracing: _Tracing, tracer: Any) -> None:
@@ -566,7 +531,6 @@ class _Named(Interpreter):
         self._tracing, self._tracer = tracing, tracer
 
     def run_node(self, n: Node) -> Any:
-        """Run a node. A call that is traced meanwhile gets the node's name as its source if it has no source line."""
         self._tracing.where = f"`{n.name}`"
         create_node = self._tracer.create_node
 

@@ -1,12 +1,12 @@
-"""Finds every object that a call can reach, copies these objects, and finds the changes that the call makes to them.
+"""Finds all objects that a call can reach, copies them, and finds the changes that a call makes to them.
 
     function, inputs ─► modules, optimizers, containers, objects, closures ─► tensors, plain values
 
-A path leads from a root to an object: `module kept[0]`, `input 1['mask']`. Two runs of equal programs must leave the
-same content at every path: the same tensors and numbers, in the same containers. The same objects must be shared.
+Each object has a path, which leads to it from the function or an input: `module kept[0]`, `input 1['mask']`. Two
+programs are only equal if they leave the same content at every path.
 
-The state of an object is its attributes, if its classes are written in Python. For other objects, such as an iterator,
-it is the state that pickle keeps. An object without either, such as an open file, is refused.
+The content of an object is its attributes if its classes are written in Python, otherwise what pickle keeps. An object
+without either, such as an open file, is refused.
 """
 
 from __future__ import annotations
@@ -57,22 +57,25 @@ from bitproof.harness.torch_operators import is_view, storage_key
 GRADIENT = "gradient of "
 
 MOST_BYTES = 80_000_000
-"""Maximum bytes of the values that are drawn for tensors without values."""
+"""The maximum size in bytes of the values that are drawn for tensors without values."""
 
 Token = Any
-"""An object's content as comparable data: exact numbers and texts, the kind and length of a container."""
+"""The content of an object as data that can be compared.
+
+These are exact numbers and texts; for a container, its kind and length.
+"""
 
 _CachedFunction = type(functools.lru_cache(len))
 """The class of functions that `functools.lru_cache` makes."""
 
 
 class Reached:
-    """The objects that can be reached from `roots`, in a fixed order. Each has a path, such as `input 1['mask']`.
+    """All objects that can be reached from `roots`, in a fixed order. Each has a path, such as `input 1['mask']`.
 
     - `tokens`: the content at each path, as data that can be compared.
     - `tensors`: the tensors, by path.
     - `objects`: every object once.
-    - `known`: the names of some tensors, by id. A name is then used as the tensor's path.
+    - `known`: names of tensors, by id. The path of such a tensor is its name.
     """
 
     def __init__(self, roots: Mapping[str, Any], known: Mapping[int, str] | None = None) -> None:
@@ -88,10 +91,6 @@ class Reached:
             stack += reversed([*self._visit(place.replace(" .", " "), x)])
 
     def _visit(self, place: str, x: Any) -> Iterator[tuple[str, Any]]:
-        """Record the object `x`, which is at a path. Yields (path, object) for each object directly inside it.
-
-        Raises RefusedError for a generator, which only one run could read.
-        """
         if (token := plain_token(x)) is not None:
             self.tokens[place] = token
             return
@@ -106,6 +105,7 @@ class Reached:
             return
         self.objects.append(x)  # keeps it alive; otherwise another object could get its id
         if isinstance(x, types.GeneratorType | types.CoroutineType | types.AsyncGeneratorType):
+            # Reading a generator empties it.
             raise RefusedError(f"{place} is a {type(x).__name__}, which no two runs can read", where="the inputs")
         self.tokens[place] = _token(x)
         self.tensors |= {place: x} if isinstance(x, Tensor) else {}
@@ -113,9 +113,9 @@ class Reached:
 
 
 def changed(before: Reached, after: Reached, *, without: str | None = None) -> dict[str, Token | Tensor]:
-    """Return the changes from `before` to `after` as new contents by path, without paths below the root `without`.
+    """Return the paths whose content differs between `before` and `after`, each with its new content.
 
-    The new content is:
+    Paths below the root `without` are left out. The new content is:
 
     - a tensor, if the path now has another tensor;
     - None, if the path now has nothing;
@@ -191,7 +191,7 @@ def _token(x: Any) -> Token:
 
 
 def _is_atom(x: Any) -> bool:
-    """Whether an object is neither copied nor inspected, such as code, the standard streams, modules and classes."""
+    """Return whether an object is neither copied nor inspected, such as code, standard streams, modules and classes."""
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
     if isinstance(x, _CachedFunction):
@@ -222,8 +222,8 @@ _ATOMS = (
 def _children(place: str, x: Any, known: Mapping[int, str]) -> Iterator[tuple[str, Any]]:
     """Yield (path, object) for each object directly inside `x`, which is at the path `place`.
 
-    Raises RefusedError if `x` has hidden state that even pickle does not store. `known` maps ids of tensors to their
-    names.
+    `known` maps ids of tensors to their names. Raises RefusedError if `x` has hidden state that even pickle does not
+    store.
     """
     if _is_atom(x) or isinstance(x, torch.Generator):
         return
@@ -299,7 +299,7 @@ _LOOKED_INTO = (
 
 
 def _has_more(kind: type) -> bool:
-    """Whether objects of a class have hidden state, such as fields written in C.
+    """Return whether objects of a class have hidden state, such as fields written in C.
 
     Attributes and the state of the base class do not count.
     """
@@ -314,7 +314,6 @@ _POINTER = type("_", (), {"__slots__": ("x",)}).__basicsize__ - object.__basicsi
 
 
 def _cached_objects(cached: Any) -> Iterator[Any]:
-    """Yield the objects in a cached function's cache, except tensors and plain values."""
     # Only the garbage collector can find them.
     for x in gc.get_referents(cached):
         for y in x.values() if isinstance(x, dict) and x is not vars(cached) else ():
@@ -338,7 +337,6 @@ def _slots(kind: type) -> Sequence[str]:
 
 
 def _pickled_parts(x: Any) -> tuple[Any, ...] | None:
-    """Return the parts of an object that pickle would store; None if pickle refuses it, such as a lock."""
     try:
         reducer = copyreg.dispatch_table.get(type(x))
         found = x.__reduce_ex__(4) if reducer is None else reducer(x)
@@ -414,7 +412,7 @@ def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict
 
 
 def _refuse_shared(objects: Sequence[Any]) -> None:
-    """Raise RefusedError if an array or a buffer shares memory with another object, since their copies would not."""
+    # The copies of two objects that share memory would not share it. `Memories` keeps the sharing of tensors only.
     spans: dict[int, tuple[Any, object, int, int]] = {}
     for x in objects:
         try:
@@ -457,10 +455,6 @@ def _copy_function(x: types.FunctionType, memo: dict[int, Any], later: list[Call
 
 
 def _copy_object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
-    """Return a copy of `x` that has no attributes yet.
-
-    Appends to `later` a function that copies the attributes. `memo` maps ids of originals to their copies.
-    """
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
     return made
@@ -475,7 +469,7 @@ def _copy_attributes(x: Tensor, memo: dict[int, Any]) -> None:
 
 
 class Memories:
-    """Copies tensors. Tensors that share memory get copies that share memory, with the same layouts.
+    """Copies tensors. If tensors share memory, their copies share memory, with the same layouts.
 
     `made` maps the id of an original tensor to its copy.
     """
@@ -485,7 +479,6 @@ class Memories:
         self.made: dict[int, Tensor] = {}
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the copy of a tensor. Raises RefusedError if it is not plain memory, or has hooks on its gradient."""
         name = f"a {type(x).__name__} of shape {list(x.shape)}"
         if hooks_of_gradients(x):
             raise RefusedError(f"{name} has hooks on its gradient, which no graph shows", where="the inputs")
@@ -507,7 +500,7 @@ class Memories:
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a copy of the objects in `roots`, with CPU tensors of zeros in place of tensors without values.
 
-    None if all tensors have values, or the zeros would be too large. Raises RefusedError if copying fails.
+    None if all tensors have values, or if the zeros would be too large. Raises RefusedError if copying fails.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:
@@ -538,15 +531,10 @@ def has_values(x: Any) -> bool:
 
 
 class Around:
-    """A snapshot of the global state that a program may change. `refuse_changes` raises RefusedError if it has changed.
+    """A snapshot of global state that a program may change: variables, class attributes, loggers, the process.
 
-    The state consists of:
-
-    - variables and class attributes that the user's code names;
-    - loggers;
-    - the state of the process.
-
-    `in_place` is False while a program is traced: the elements of tensors are then not compared.
+    Only variables and attributes that the user's code names are included. `in_place` is False while a program is
+    traced: the elements of tensors are then not compared.
     """
 
     def __init__(self, reached: Reached, *, in_place: bool = True) -> None:
@@ -562,7 +550,6 @@ class Around:
         self._bits = {place: x.detach().clone() for place, x in real.items() if x.device.type != "meta"}
 
     def refuse_changes(self) -> None:
-        """Raise RefusedError for the first part of the state that has changed since the snapshot."""
         # A variable is compared by identity here; the content of the user's own variables is in `now`, below.
         added = (
             f"the variable {name}{key}"
@@ -589,7 +576,6 @@ class Around:
 
 
 def _loggers() -> dict[str, Token]:
-    """Return the state of each logger by name, without those of installed packages."""
     # Any code can find a logger by name, and keep a count in its handlers.
     known = [logging.root, *logging.Logger.manager.loggerDict.values()]
     loggers = {x.name: x for x in known if isinstance(x, logging.Logger)}
@@ -613,11 +599,11 @@ _PYTHONS = ("__annotations__", "__builtins__", "__warningregistry__", "__abstrac
 
 
 def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """Return the variables that the user's code reachable from `objects` names, and namespaces that this code may use.
+    """Find the global state that the user's code among `objects` may use. Returns (variables, namespaces).
 
-    - The variables are a dict by name.
-    - The namespaces are pairs of a name and a dict: of the objects' classes, and of objects in installed packages that
-      the code names. Their entries are only compared by identity.
+    - Variables: name -> value, for each variable that the code names.
+    - Namespaces: (name, dict) for each class of an object, and for each object of an installed package that the code
+      names. Only the identities of their entries are compared.
     """
     found: dict[str, Any] = {}
     spaces: dict[int, tuple[str, Mapping[str, Any]]] = {}
@@ -670,7 +656,6 @@ def _around(objects: Sequence[Any]) -> tuple[dict[str, Any], list[tuple[str, Map
 
 
 def _refuse_unreadable(function: types.FunctionType) -> None:
-    """Raise RefusedError if a user's function uses a name of _UNREADABLE: it may read state that is not compared."""
     names = {*function.__code__.co_names}
     for word, beside in _UNREADABLE.items():
         if word in names and (not beside or beside & names):
@@ -679,8 +664,11 @@ def _refuse_unreadable(function: types.FunctionType) -> None:
 
 
 _UNREADABLE = {"__subclasses__": set[str](), "metadata": {"grad_fn", "next_functions", "get_gradient_edge"}}
-"""Attributes that give access to such state. If names are listed, the function must use one of them as well: `metadata`
-only counts together with `grad_fn` and the like, as an attribute of an autograd node."""
+"""Attributes that give access to state that is not compared.
+
+If names are listed for an attribute, it only counts together with one of them: `metadata` together with `grad_fn`, as
+an attribute of an autograd node.
+"""
 
 
 def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:

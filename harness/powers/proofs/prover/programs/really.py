@@ -1,15 +1,13 @@
-"""Runs a program, and compares it with its own graph.
+"""Runs a program, and compares the run with the program's graph.
 
 A proof is about a graph. It does not show that the graph does the same as the program, so this is tested. Both run on
-copies of the given inputs, and on random inputs. They start from the same state of the random generators, with the
-caller's settings, such as threads and precision. Afterwards these must agree:
+copies of the same inputs, from the same state of the random generators. Afterwards these must agree:
 
 1. the returned values, and the bits of every input;
-2. all changes of reachable objects: gradients, attributes, containers, optimizer state;
+2. all changes of objects: gradients, attributes, containers, optimizer state;
 3. the random generators and the switches of the process.
 
-Any difference refuses the proof. Its cause may be a hook, or a fast path that tracing turns off. If the proof also
-claims further steps, a second step follows the first.
+A difference may come from a hook, or from a fast path that tracing turns off.
 """
 
 from __future__ import annotations
@@ -40,21 +38,24 @@ from bitproof.harness.powers.proofs.prover.programs.reachable import (
 from bitproof.harness.torch_compat import flattened
 
 SEED = 0x5EED_0FB1_7500_F00D
-"""Seed of the random generators before a run. It is unusual, so a program that sets a seed of its own ends in another
-generator state than its graph."""
+"""The seed of the random generators before a run.
+
+It is unusual: if a program sets a seed itself, it ends in another generator state than its graph.
+"""
 
 
 def not_run(held: Held) -> str | None:
-    """Return why a program cannot be run, such as missing values; None if it can, or if it is only a graph."""
+    """Return why a program cannot be run, such as missing values. None if it can, or if it is only a graph."""
     if held.subject is None:
         return None
     return why_not_run(held.values)
 
 
 def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph for some steps, and raise RefusedError if they differ.
+    """Run a program and its graph for some steps. Raises RefusedError if they differ.
 
-    - `drawn`: inputs by name; by default the program's own. If both fail on drawn inputs, no error is raised.
+    - `drawn`: random inputs by name, instead of the program's own. If program and graph both fail on these, no error is
+      raised.
     - `num_steps`: the number of steps.
 
     Raises NotEvaluatedError if the graph cannot be computed.
@@ -77,7 +78,7 @@ def check_run(held: Held, drawn: Mapping[str, Any] | None = None, *, num_steps: 
 
 @dataclass
 class _Call:
-    """The results of a run: outputs by name, changes by path, and the random generator's state afterwards."""
+    """The results of a run: outputs by name, changes by path, and the state of the random generator afterwards."""
 
     outputs: dict[str, Any]
     changes: dict[str, Any]
@@ -85,9 +86,9 @@ class _Call:
 
 
 def _difference(held: Held, drawn: Mapping[str, Any] | None, num_steps: int) -> tuple[str | None, list[Any]]:
-    """Run a program and its graph, and return (first difference in words or None, all computed values).
+    """Run a program and its graph. Returns (first difference in words or None, all computed values).
 
-    The values are outputs and final values of inputs, for a comparison with another run. `drawn` has input values by
+    The values are outputs and final values of inputs, so that two runs can be compared. `drawn` has input values by
     name.
     """
     memories = Memories()
@@ -167,7 +168,8 @@ def fill(named: Mapping[str, Tensor], drawn: Mapping[str, Any]) -> None:
 class _Real:
     """A copy of a program and its inputs, which runs step by step.
 
-    `world` has the copies of the program and its inputs, `named` the copies of the input tensors by name.
+    - `world`: the copies of the program and its inputs.
+    - `named`: the copies of the input tensors by name.
     """
 
     def __init__(self, world: dict[str, Any], named: Mapping[str, Tensor]) -> None:
@@ -180,11 +182,10 @@ class _Real:
         return Reached(roots_of(self._subject, self._inputs) | more, self._known)
 
     def now(self, name: str) -> Tensor | None:
-        """Return the tensor that is now in the place of an input: a step may have replaced the original by another."""
+        """Return the tensor that is now the input `name`, since a step may replace the original tensor."""
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:
-        """Run the program once. Raises RefusedError if it fails, or changes something outside of the copies."""
         switches, surroundings = Switches.now(), Around(self._last)
         try:
             with refusing_outside(is_users_file):
@@ -208,13 +209,10 @@ class _Real:
         return _Call(outputs, changes, generator)
 
     def _refuse_attributes(self, outputs: Mapping[str, Any]) -> None:
-        """Raise RefusedError if an output tensor that the run created has a gradient, or an attribute such as `y.aux`.
-
-        Such a value is not an output, so nothing would compare it.
-        """
         for name, x in outputs.items():
             if not isinstance(x, Tensor) or id(x) in self._known:
                 continue
+            # An attribute such as `y.aux` is not an output, so nothing would compare it.
             carried = [*vars(x), *(["grad"] if x.is_leaf and x.grad is not None else [])]
             if carried:
                 what = f"{name} carries {carried[0]}, which is compared with nothing: return it as an output"
@@ -224,13 +222,13 @@ class _Real:
 def _unlike(
     held: Held, real: _Call, outputs: Mapping[str, Any], memory: Mapping[str, Any], generator: Tensor, runs: _Real
 ) -> str | None:
-    """Return the first difference between a program's run and its graph's run, in words; None if there is none.
+    """Return the first difference between the runs of a program and of its graph, in words; None if there is none.
 
     - `real`: the result of the program's run.
     - `runs`: the copy of the program that ran.
     - `outputs`: the graph's outputs, by name.
     - `memory`: the final values of the graph's inputs, by name.
-    - `generator`: the random generator's state after the graph's run.
+    - `generator`: the state of the random generator after the graph's run.
     """
     # Returned values: the same number, equal numbers and texts, and then equal tensors.
     stated = {name for name, _ in held.program.others} | {*outputs}

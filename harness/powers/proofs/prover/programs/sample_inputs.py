@@ -1,11 +1,8 @@
 """Reads the inputs with which a program was exported, without unpickling them.
 
-torch.save writes a zip: it contains the tensors' bytes, and a pickle that describes how the tensors are nested. A
-pickle is a program. Here only its instructions for tuples, lists, dictionaries, numbers, texts and tensors are
-followed. No class or function is looked up or called: `_rebuild_tensor_v2` and an empty OrderedDict are recognized by
-name.
-
-A container that is used twice is refused: it could contain itself, or grow exponentially when it is walked.
+torch.save writes a zip with the bytes of tensors, and a pickle that describes how the tensors are nested. A pickle is a
+program. Only its instructions for containers, numbers, texts and tensors are followed here. No class or function is
+looked up or called.
 """
 
 from __future__ import annotations
@@ -23,10 +20,10 @@ from bitproof.harness.powers.proofs.prover.programs.plain_archive import Archive
 from bitproof.harness.powers.proofs.prover.programs.plain_tensors import TensorError, laid_out, memory_of
 
 LARGEST = 1 << 24
-"""Maximum bytes of the pickle."""
+"""The maximum size of the pickle in bytes."""
 
 DEEPEST = 100
-"""Maximum nesting of containers."""
+"""The maximum nesting of containers."""
 
 _STORAGES = {
     "torch FloatStorage": torch.float32,
@@ -51,7 +48,7 @@ _GETS = ("BINGET", "LONG_BINGET")
 
 
 class SampleError(ValueError):
-    """Sample inputs contain something other than tensors, numbers and texts."""
+    """The sample inputs contain something other than tensors, numbers and texts."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +59,11 @@ class _Global:
 
 
 class _Mark:
-    """A mark on the pickle's stack. Everything above it will become the items of one container."""
+    """A mark on the pickle's stack. Everything above it becomes the items of a container."""
 
 
 def read(content: memoryview) -> tuple[Any, Any]:
-    """Return (positional inputs, named inputs) from a file's content.
+    """Return (positional inputs, named inputs) from the content of a file.
 
     Raises SampleError if they are not plain data, and ArchiveError if the file is damaged.
     """
@@ -80,7 +77,7 @@ def read(content: memoryview) -> tuple[Any, Any]:
 
 
 class _Machine:
-    """Interprets a pickle without running any of its code: it only builds containers and tensors."""
+    """Interprets a pickle without running any code. It only builds containers and tensors."""
 
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         self.files = files
@@ -162,7 +159,7 @@ class _Machine:
         - `inner`: a list of the items.
         - `holder`: the container to which they are added; None if `items` itself is the container.
 
-        Raises SampleError if an item is a mark, which shows a damaged file, or if the container is nested too deep.
+        Raises SampleError if an item is a mark (the file is damaged), or if the container is nested too deep.
         """
         if any(isinstance(x, _Mark) for x in inner):
             raise SampleError("its sample inputs are damaged: a container without items")
@@ -176,16 +173,13 @@ class _Machine:
 
     def _reused(self, value: Any) -> Any:
         # Several tensors may have the same tuple as their sizes or strides.
+        # Any other container that is used twice could contain itself, or grow exponentially when it is walked.
         is_numbers = type(value) is tuple and all(type(x) is int for x in value)
         if isinstance(value, tuple | list | dict) and not is_numbers:
             raise SampleError("its sample inputs use a container twice")
         return value
 
     def _memory(self, persistent_id: Any) -> Tensor:
-        """Return a tensor's memory, as a tensor of one dim. `persistent_id` is the pickle's reference to it.
-
-        Raises SampleError if the file does not have this memory.
-        """
         kind, storage, key, _, num = persistent_id
         if kind != "storage" or not isinstance(storage, _Global) or storage.name not in _STORAGES:
             raise SampleError("its sample inputs have a tensor of another kind of memory")

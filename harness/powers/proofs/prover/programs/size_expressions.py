@@ -1,7 +1,7 @@
-"""Reads sizes in a file, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`, without eval.
+"""Reads sizes from a file without `eval`, such as `Add(Mul(Integer(2), Symbol('s77', integer=True)), Integer(1))`.
 
-A size of an input must be a sum of products of symbols and numbers. Sizes that the graph's calls compute may be more
-complex: they are checked, but not used.
+The size of an input must be a sum of products of symbols and numbers. Other sizes may be more complex: they are
+checked, but not used, since the graph's calls compute them.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def check_expression(text: str) -> None:
 class OpenSizesOfFile:
     """Converts sizes in a file to sizes of `shape_env`.
 
-    Each symbol of the file becomes a new symbol with the bounds that the file states in `ranges`.
+    Each symbol in the file becomes a new symbol, with the bounds that the file states in `ranges`.
     """
 
     def __init__(self, shape_env: ShapeEnv, ranges: Field) -> None:
@@ -55,7 +55,6 @@ class OpenSizesOfFile:
             self._bounds(bounds)
 
     def size(self, field: Field) -> Any:
-        """Return a size in the file as a number, or as a sum of products of the new symbols."""
         kind, content = field.one_of(("as_int", "as_expr"))
         if kind == "as_int":
             return content.integer()
@@ -119,7 +118,7 @@ def _name_and_arguments(node: ast.expr, text: str, known: set[str]) -> tuple[str
     - `known`: the accepted functions.
     - `text`: the whole expression, for the error.
 
-    The arguments of a symbol are its name, those of a number its value. Raises ExpressionError for any other syntax.
+    A symbol has its name as argument, a number its value. Raises ExpressionError for any other syntax.
     """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)

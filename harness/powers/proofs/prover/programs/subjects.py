@@ -4,12 +4,8 @@
     assert found.verdict == "PROVED", found
     found.answers            for each output: verdict, reason or first differing calls, witness
 
-Parameters and buffers of the two programs are paired by name, inputs and outputs by position. A value written into an
-input is an output as well.
-
-A proof holds for all values of inputs, parameters and buffers of these shapes, or of all sizes within the stated
-bounds. The two programs must have equal parameters and buffers. If they have different bits, the proof is refused: the
-programs would differ, and the proof would not show it.
+Parameters and buffers of the two programs are paired by name, inputs and outputs by position. A proof holds for all
+values of inputs, parameters and buffers with these shapes.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ from bitproof.harness.torch_compat import has_open_sizes
 from bitproof.harness.torch_operators import storage_key
 
 NUM_SETS = 2
-"""Number of sets of random inputs on which both programs are computed, in addition to the given inputs."""
+"""The number of sets of random inputs on which both programs are computed, in addition to the given inputs."""
 
 
 def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> PairProof:
@@ -51,10 +47,10 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
       inputs.
     - `inputs`: may be nested tuples, lists and dictionaries. Tensors, modules and optimizers in them are inputs of the
       proof. Any other object becomes part of the program.
-    - `dynamic_shapes`: as in `torch.export.export`. Both programs are exported with these sizes open.
+    - `dynamic_shapes`: as in `torch.export.export`. Both programs are exported with these sizes as symbols.
 
-    An output's answer also has the reason if it is not proved, or how the two programs were seen to differ. No error is
-    raised if a proof is impossible: the verdict is REFUSED, with the node and the reason.
+    The answer for an unproved output has the reason, or how the two programs were seen to differ. No error is raised if
+    a proof is impossible: the verdict is REFUSED, with the node and the reason.
     """
     try:
         if (drawn := _with_values(f, g, inputs) if dynamic_shapes is None else None) is not None:
@@ -68,7 +64,7 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 
 
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
-    """Prove two programs with tensors that have no values, such as on the meta device, by drawing values.
+    """Prove two programs whose tensors have no values, such as tensors on the meta device, by drawing values.
 
     None if all tensors have values, if the values would be too large, or if tracing fails.
     """
@@ -102,9 +98,9 @@ def _unforeseen(error: Exception) -> str:
 
 
 def prove_held(one: Held, other: Held) -> PairProof:
-    """Prove two programs, and compute their graphs on the programs' own inputs and on random inputs.
+    """Prove two programs equal, and compute their graphs on the programs' own inputs and on random inputs.
 
-    Unless the graphs were refused as a whole, the programs themselves are run as well, and compared with the graphs.
+    Unless the graphs are refused as a whole, the programs themselves are run as well, and compared with their graphs.
     """
     found = prove_programs(one.program, other.program, lambda: _sets(one), must_read=())
     if found.proof is None or found.graphs is None:
@@ -117,9 +113,10 @@ def prove_held(one: Held, other: Held) -> PairProof:
 
 
 def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
-    """Run both programs, and return their proof `found`, REFUSED if a program does not do the same as its graph.
+    """Run both programs.
 
-    If a program could not be run, the proof is returned with the reason in `not_run`.
+    Returns their proof `found`, changed to REFUSED if a program does not do the same as its graph. If a program cannot
+    be run, the proof has the reason in `not_run`.
     """
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
@@ -155,14 +152,10 @@ def _check_keys(one: Held, other: Held) -> None:
 
 
 def _check_effects(one: Held, other: Held) -> None:
-    """Raise RefusedError unless both programs have the same side effects, at the same paths.
-
-    New values that are not tensors must be equal. Writes to inputs are not compared here: they are outputs of the
-    proof.
-    """
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
+    # Writes to inputs are not compared here, because they are outputs of the proof.
     written = [{x.removeprefix(WRITTEN) for x in side.program.names} for side in (one, other)]
     for place in dict.fromkeys([*lefts[0], *lefts[1]]):
         name = place.removeprefix(WRITTEN)
@@ -195,8 +188,7 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
     """Return why a proof does not hold for inputs at their addresses in memory; None if it does.
 
     - An input must be aligned to `line_of` bytes.
-    - Two inputs must not share memory that a program writes. If a file is mapped twice, both addresses count as the
-      same memory.
+    - Two inputs must not share memory that a program writes. This includes two mappings of the same file.
 
     Tensors over NumPy arrays may violate both.
     """
@@ -223,7 +215,6 @@ def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None
 
 
 def _written_inputs(graph: Graph) -> set[str]:
-    """Return the names of the inputs whose memory a call writes, or whose final value is an output."""
     memories = {x.storage for call in graph.calls if call.writes for x in call.results}
     inputs = [(call.name, x) for call in graph.calls if call.op == "input" for x in call.results]
     returned = {name.removeprefix(WRITTEN) for name, _ in graph.outputs if name.startswith(WRITTEN)}
@@ -244,9 +235,9 @@ def _all_closed(like: Mapping[str, Any]) -> bool:
 
 
 def _span(x: Any) -> int:
-    """Return the number of elements from a tensor's first to its last in memory: 9 for shape (2,) and stride (8,)."""
     if not isinstance(x, Tensor) or not _is_closed(x) or 0 in x.shape:
         return 0
+    # The elements from the first to the last in memory: 9 for shape (2,) and stride (8,).
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
 
 
@@ -257,7 +248,8 @@ def _is_closed(x: Tensor) -> bool:
 def random(like: Mapping[str, Tensor], values: Mapping[str, Any], seed: int) -> Sequence[Any]:
     """Return random inputs with the layouts of `like`, in the order of `like`.
 
-    Integers keep their values from `values`, since they may be indices. So do optimizer states, which may be counts.
+    Integers keep their values from `values`, because they may be indices. Optimizer state keeps its values, because it
+    may be a count.
     """
     generator = torch.Generator().manual_seed(seed)
     found = []

@@ -1,4 +1,4 @@
-"""Faults in the update's call of fused AdamW, in every system that uses it."""
+"""Faults in the call of fused AdamW, in every system that uses it."""
 
 from __future__ import annotations
 

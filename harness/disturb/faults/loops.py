@@ -280,8 +280,7 @@ def schedule_not_restored(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def mean_of_means(loop: Loop) -> None:
-    """each micro-batch's mean has the same weight in the loss, even if micro-batches differ in their number of
-    tokens."""
+    """the means of micro-batches have equal weights in the loss, although their numbers of tokens differ."""
     own = loop.mean
     loop.mean = lambda rows, tokens: own(rows, loop.count(rows) * loop.micro * loop.world)
 

@@ -54,8 +54,7 @@ def scattered_parts_not_summed(g: GraphEditor) -> list[Site]:
 
 @row("TTrace's kind: a split in place of a reduce-scatter, in backward", needs=(SPLIT, SEQUENCE), kinds=("grad",))
 def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor-parallel rank keeps its positions of its own partial gradient of an input, without the sum over
-    ranks."""
+    """each tensor-parallel rank keeps its positions of its own partial gradient, without the sum over ranks."""
     return _scattered_not_summed(g, r".*attention", "backward")
 
 

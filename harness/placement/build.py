@@ -1,21 +1,21 @@
-"""Build the placement problem of a traced step: which layers are split, which parameters sharded, and at which cost.
+"""Build the placement problem of a traced step: which layers are split, which parameters are sharded, at which cost.
 
 The ranks form a mesh with two axes:
 
-- Data axis: every rank reads its own batch, so activations have no choice. A parameter is sharded or replicated.
-- Tensor axis: a layer is either whole on each rank or split. Each operator in a split layer has DTensor's strategies.
+- Data axis: each rank reads its own batch, so activations have no choice. A parameter is sharded or replicated.
+- Tensor axis: a layer is whole on each rank, or split. Each operator in a split layer has DTensor's strategies.
 
-Layers of the same kind are traced once, count as often as the model has them, and get the same placement. The problem
-has:
+Layers of the same kind are traced once and get the same placement. Their costs are multiplied by their number in the
+model. The problem has:
 
-1. A node for each layer, with the choices whole and split.
-2. A node for each parameter: sharded or replicated on the data axis, placed like its layer on the tensor axis. It costs
-   its all-gather and the sum of its gradient. A rank stores its value, gradient and AdamW's two states in float32, and
-   a copy in the compute dtype, kept for backward.
-3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. A node
-   costs its FLOPs and the bytes it moves. A rank stores the results of operators in forward that are not views: all of
-   them count as saved for backward. A sum of gradients from several layers, which is in no layer, has the placement of
-   its summands.
+1. A node for each layer: whole or split.
+2. A node for each parameter: sharded or replicated on the data axis, and placed like its layer on the tensor axis. It
+   costs its all-gather and the sum of its gradient. A rank stores its value, its gradient and AdamW's two states in
+   float32, and a copy in the compute dtype, which is kept for backward.
+3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. An
+   operator costs its FLOPs and the bytes it moves. A rank stores the results of all forward operators that are not
+   views, as if all were saved for backward. A sum of gradients from several layers belongs to no layer, and has the
+   placement of its summands.
 4. An edge for each tensor that a node passes to another, with DTensor's redistribute costs. A tensor with two readers
    counts twice. A parameter is read in its own placement, and its gradient is converted to this placement.
 
@@ -54,7 +54,7 @@ FLOPS_PER_US = 400e6
 BYTES_PER_US = 2e6
 """A device's work per microsecond: 400 TFLOP/s and 2 TB/s, about an H100.
 
-DTensor's costs of collectives are for Ampere and Hopper, too.
+DTensor's costs of collectives are also for Ampere and Hopper.
 """
 
 STATE_BYTES = 16
@@ -66,9 +66,9 @@ SHARDED = "S0"
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedLayer:
-    """A layer, and its possible placements on the tensor axis (`may_be`): whole or split.
+    """A layer, and its possible placements on the tensor axis (`may_be`): "whole" or "split".
 
-    `is_opaque`: the layer has experts. Its operators have no strategies to choose from; their work counts as evenly
+    `is_opaque`: the layer has experts. Its operators have no strategies to choose from, and their work counts as evenly
     shared between ranks.
     """
 
@@ -81,11 +81,11 @@ class PlacedLayer:
 class PlacedParameter:
     """A parameter to place on the ranks.
 
-    - `shape`: its whole shape.
-    - `layer`: the layer that decides its placement on the tensor axis, if any.
-    - `split_dim`: the dim along which a split layer splits it, if any.
-    - `parts`: into how many parts expert parallelism divides dim 0.
-    - `data_ranks`: over how many ranks a part's rows may be sharded.
+    - `shape`: the shape of the whole parameter.
+    - `layer`: the layer that decides the placement on the tensor axis; None if there is none.
+    - `split_dim`: the dim along which a split layer splits the parameter; None if it does not.
+    - `data_ranks`: the number of ranks over which rows may be sharded.
+    - `parts`: the number of parts into which expert parallelism divides dim 0.
     """
 
     name: str
@@ -98,9 +98,11 @@ class PlacedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementInputs:
-    """Facts that a traced step does not have: its layers and parameters, and how often each layer counts.
+    """Facts that a traced step does not have: its layers and parameters, and how often the model has each layer.
 
-    `times` is the number of layers that a traced layer stands for, as in {"layers.0": 12}. Other modules count once.
+    - `times`: the number of the model's layers for which a traced layer stands, as in {"layers.0": 12}. Other modules
+      count once.
+    - `compute`, `reduce`: the dtypes of computation and of sums over ranks.
     """
 
     layers: Sequence[PlacedLayer]
@@ -111,19 +113,20 @@ class PlacementInputs:
     reduce: torch.dtype
 
     def times_of(self, module: str | None) -> int:
-        """The number of the model's modules for which a module of the traced step stands."""
+        """Return the number of the model's modules for which a module of the traced step stands."""
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:
-        """The layer that contains a module, or is the module; None if there is none."""
+        """Return the layer that is `module` or contains it; None if there is none."""
         name = f"{module}."
         return next((layer for layer in self.layers if name.startswith(f"{layer.name}.")), None)
 
 
 class _Source(NamedTuple):
-    """The source of a tensor: a node of the problem, and the index of the node's output.
+    """The node of the problem that makes a tensor, and the index of the tensor among that node's outputs.
 
-    `is_parameter`: it is made only of parameters, as a weight's cast is. Such a tensor cannot be converted.
+    `is_parameter`: the tensor is computed from parameters only, as the cast of a weight is. It cannot be converted to
+    another placement.
     """
 
     node: str
@@ -132,10 +135,8 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
-    """Build the placement problem of a step.
-
-    The step was traced with whole parameters, in the compute dtype, with one rank's batch.
-    """
+    """Build the placement problem of a step, traced with whole parameters in the compute dtype, and one rank's
+    batch."""
     # An edge needs both of its nodes, so nodes are added in the order in which they are read.
     builder = _Builder(scene)
     for layer in scene.layers:
@@ -162,10 +163,10 @@ class _Builder:
         self._size = scene.tensor_ranks
         self._sources: dict[Node, dict[int, _Source]] = {}
         self._placements: dict[str, list[tuple[str, ...]]] = {}
-        """For each node and choice, the placements of its outputs on the tensor axis."""
+        """For each node: the placements of its outputs on the tensor axis, a tuple for each choice."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Add a node for a parameter, and an edge to its layer: step 2 at the file's top."""
+        """Add a node for a parameter, and an edge to its layer: point 2 at the top of this file."""
         times = self._scene.times_of(parameter.name)
         layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
         # A parameter is whole if its layer may be, or if splitting the layer does not split it.
@@ -207,7 +208,8 @@ class _Builder:
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Add a node for an operator, and an edge for each tensor that it reads: steps 3 and 4 at the file's top."""
+        """Add a node for an operator, and an edge for each tensor that it reads: points 3 and 4 at the top of this
+        file."""
         result = node.meta.get("val")
         # The call only selects an output of another node, so it needs no node of its own.
         if getattr(node.target, "__name__", "") == "getitem":
@@ -264,7 +266,7 @@ class _Builder:
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
         """Add an edge that converts a gradient, in the reduce dtype, to its parameter's placement on the tensor axis.
 
-        If the parameter is whole, the conversion may be a sum over the tensor axis.
+        If the parameter is whole, this conversion may be a sum over the tensor axis.
         """
         layer = self._scene.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
@@ -280,8 +282,8 @@ class _Builder:
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
     def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
-        """The cost of converting a tensor from each placement that it may have (rows) to each of the wanted ones
-        (columns)."""
+        """Return the cost of converting a tensor: a row for each placement that it may have, a column for each of
+        `wanted`."""
         shape = tuple(x.shape)
 
         def cost(before: str, after: str) -> float:
@@ -302,7 +304,7 @@ def _value(node: Node) -> Any:
 
 
 def _tensor_arguments(node: Node) -> list[Node]:
-    """The nodes of a call's tensor arguments, in order. A node that is several arguments is listed several times."""
+    """Return the nodes of a call's tensor arguments, in order. A node that is two arguments is listed twice."""
     found: list[Node] = []
 
     def note(argument: Node) -> Node:
@@ -315,7 +317,8 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """The estimated time of a call on whole tensors: for its FLOPs, and for the bytes that it reads and returns."""
+    """Estimate the time of a call on whole tensors, from its FLOPs and the bytes that it reads and returns; 0 for a
+    view."""
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

@@ -1,15 +1,17 @@
 """Find the optimum of a placement problem with HiGHS, through `scipy.optimize.milp`.
 
-Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
-Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
-          equally expensive choices the first is preferred, so the optimum does not depend on the solver's internals.
-Refuses:  a bound on memory that no choices meet, naming the least bound; a machine without scipy (MachineError).
+Needs:    a problem with at least one feasible solution; scipy, the extra `placement`.
+Promises: the solution is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
+          equal costs the first choice is taken, so the optimum does not depend on the solver's internals.
+Refuses:  a memory limit that no solution meets; the error has the least possible limit. A machine without scipy
+          (MachineError).
 
-1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
+1. Fix nodes with a single choice. Their edges become costs of the other node, and choices that are not allowed with
+   them are removed.
 2. Make a binary variable for each remaining choice. The variables of a node add up to 1.
-3. Make a variable for each compatible pair of an edge. For each choice, the variables of its pairs add up to its own
+3. Make a variable for each allowed pair of an edge. For each choice, the variables of its pairs add up to its own
    variable.
-4. Minimize the sum of costs, with the bytes within the bound.
+4. Minimize the sum of costs, with the bytes within the limit.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from bitproof.harness.errors import MachineError, PlacementError
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 
 TIE = 1e-6
-"""Additional cost, in microseconds, of each choice over the choice listed before it."""
+"""The cost, in microseconds, that each choice has in addition to the choice before it. Among equal costs the first
+choice is then the cheapest."""
 
 GAP = 1e-6
-"""The largest accepted relative gap between the found and the proved optimum."""
+"""The largest accepted relative difference between the cost found and the solver's proven lower limit."""
 
 MIB = 2.0**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The optimal choices, the size of the integer program that was solved, and the optimality gap that the solver
-    proved."""
+    """An optimal solution, the size of the linear program, and the gap that the solver proved."""
 
     taken: Taken
     num_variables: int
@@ -44,9 +46,9 @@ class Optimum:
 
 
 def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
-    """The cheapest choices that need at most `bound` bytes per rank.
+    """Return the cheapest solution that needs at most `bound` bytes per rank.
 
-    Raises PlacementError if no choices meet the bound, and MachineError without scipy.
+    Raises PlacementError if there is none, and MachineError without scipy.
     """
     found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
     if found is None:
@@ -61,7 +63,7 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
 
 
 def least_bytes(program: PlacementProblem) -> float:
-    """The least number of bytes per rank for which there are compatible choices."""
+    """Return the least number of bytes per rank that any solution needs."""
     free = PlacementProblem(
         program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
     )
@@ -71,7 +73,10 @@ def least_bytes(program: PlacementProblem) -> float:
 
 
 def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
-    """The choices with the least sum of `costs` and the edges' costs; None if no choices meet the bound."""
+    """Return the solution with the least sum of `costs` and the edges' costs; None if none meets the bound.
+
+    `costs` has a list for each node, with a cost for each choice.
+    """
     forced, kept, base = _fix_single_choices(program, costs)
     choices = {name: kept[name] for name in program.nodes if name not in forced}
     lines = _linear_program(program, choices, base)
@@ -96,11 +101,13 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 @dataclass
 class _Lines:
-    """The linear program: variables are columns, and each row is an equation.
+    """A linear program: variables are columns, and each row is an equation.
 
-    - `equals`: for each row, the result of its weighted sum of columns.
     - `first`: for each node, the column of its first choice.
     - `num_choices`: the number of columns for choices. Columns for pairs follow.
+    - `objective`: the cost of each column.
+    - `rows`, `columns`, `values`: the nonzero entries of the matrix.
+    - `equals`: the right side of each row.
     """
 
     first: dict[str, int]
@@ -112,8 +119,7 @@ class _Lines:
     equals: list[float] = field(default_factory=list)
 
     def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
-        """Add a row. `terms` has pairs of a column and its factor: the sum of the columns times their factors is
-        `right`."""
+        """Add a row: the sum of `terms`, pairs of a column and its factor, equals `right`."""
         for column, value in terms:
             self.rows.append(len(self.equals))
             self.columns.append(column)
@@ -122,7 +128,10 @@ class _Lines:
 
 
 def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
-    """The linear program for the remaining `choices` and their own costs: steps 2 and 3 at the top of this file."""
+    """Return the linear program for the remaining `choices`. `base` has the costs of all choices, by node.
+
+    Steps 2 and 3 at the top of this file.
+    """
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
@@ -149,9 +158,9 @@ def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], ba
 
 
 def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """The values of all variables at the optimum, and the optimality gap; None if no choices meet the bound.
+    """Return the values of all variables at the optimum, and the optimality gap; None if no solution meets the bound.
 
-    Step 4 at the top of this file. `sizes` and `bound` are in MiB.
+    Step 4 at the top of this file. `sizes` are the bytes of the choices. They and `bound` are in MiB.
     """
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
@@ -178,9 +187,10 @@ def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarr
 def _fix_single_choices(
     program: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Fix nodes that have a single choice, including nodes that get a single choice by this.
+    """Fix each node that has a single choice, also if only fixing other nodes leaves a single one.
 
-    Returns fixed choices, remaining choices, and costs of choices, by node. Costs include edges to fixed nodes.
+    Returns, by node: the index of the fixed choice, the indices of remaining choices, and the costs of all choices.
+    These costs include edges to fixed nodes.
     """
     kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
     base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))

@@ -134,15 +134,15 @@ class _Source(NamedTuple):
     is_parameter: bool
 
 
-def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
+def build(step: StepGraph, facts: PlacementInputs) -> PlacementProblem:
     """Build the placement problem of a step, traced with whole parameters in the compute dtype, and one rank's
     batch."""
     # An edge needs both of its nodes, so nodes are added in the order in which they are read.
-    builder = _Builder(scene)
-    for layer in scene.layers:
+    builder = _Builder(facts)
+    for layer in facts.layers:
         builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])
     inputs = list(step.module.graph.find_nodes(op="placeholder"))
-    parameters = {parameter.name: parameter for parameter in scene.parameters}
+    parameters = {parameter.name: parameter for parameter in facts.parameters}
     for name, node in zip(step.parameter_names, inputs, strict=False):
         builder.add_parameter(parameters[name], node)
     for node in inputs[len(step.parameter_names) :]:
@@ -157,18 +157,18 @@ def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
 
 
 class _Builder:
-    def __init__(self, scene: PlacementInputs) -> None:
+    def __init__(self, facts: PlacementInputs) -> None:
         self.program = PlacementProblem()
-        self._scene = scene
-        self._size = scene.tensor_ranks
+        self._facts = facts
+        self._size = facts.tensor_ranks
         self._sources: dict[Node, dict[int, _Source]] = {}
         self._placements: dict[str, list[tuple[str, ...]]] = {}
         """For each node: the placements of its outputs on the tensor axis, a tuple for each choice."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
         """Add a node for a parameter, and an edge to its layer: point 2 at the top of this file."""
-        times = self._scene.times_of(parameter.name)
-        layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
+        times = self._facts.times_of(parameter.name)
+        layer = next((x for x in self._facts.layers if x.name == parameter.layer), None)
         # A parameter is whole if its layer may be, or if splitting the layer does not split it.
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
         if layer is not None and SPLIT in layer.may_be and parameter.split_dim is not None:
@@ -188,17 +188,17 @@ class _Builder:
         shape[0] //= parameter.parts
         if on_tensor != REPLICATED:
             shape[int(on_tensor[1:])] //= self._size
-        ranks, scene = parameter.data_ranks, self._scene
+        ranks, facts = parameter.data_ranks, self._facts
         # FSDP pads dim 0 to a multiple of the ranks, and collectives carry the padding.
         rows = -(-shape[0] // ranks) if on_data == SHARDED else shape[0]
         padded = (-(-shape[0] // ranks) * ranks, *shape[1:])
         if on_data == SHARDED:
-            cost = redistribute_cost(padded, scene.compute, ranks, SHARDED, REPLICATED)
-            cost += redistribute_cost(padded, scene.reduce, ranks, PARTIAL, SHARDED)
+            cost = redistribute_cost(padded, facts.compute, ranks, SHARDED, REPLICATED)
+            cost += redistribute_cost(padded, facts.reduce, ranks, PARTIAL, SHARDED)
         else:
-            cost = redistribute_cost(tuple(shape), scene.reduce, ranks, PARTIAL, REPLICATED)
+            cost = redistribute_cost(tuple(shape), facts.reduce, ranks, PARTIAL, REPLICATED)
         # A rank keeps the state of its own rows, and the whole parameter in the compute dtype.
-        held = STATE_BYTES * rows * math.prod(shape[1:]) + scene.compute.itemsize * math.prod(shape)
+        held = STATE_BYTES * rows * math.prod(shape[1:]) + facts.compute.itemsize * math.prod(shape)
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
     def add_input(self, node: Node) -> None:
@@ -220,8 +220,8 @@ class _Builder:
         outputs = tensors_of(result)
         if not outputs:
             return
-        origin, scene = origin_of(node), self._scene
-        layer, times = scene.layer_of(origin.module), scene.times_of(origin.module)
+        origin, facts = origin_of(node), self._facts
+        layer, times = facts.layer_of(origin.module), facts.times_of(origin.module)
         given = [(x, source) for x in _tensor_arguments(node) if (source := self._sources.get(x, {}).get(0))]
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
         strategies = [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
@@ -251,8 +251,8 @@ class _Builder:
         self._placements[node.name] = [strategy.outputs for strategy in strategies]
         # A call that reads only parameters, such as a cast of a weight, keeps their placement: its result cannot be
         # converted either.
-        lies_as_it_is = bool(given) and all(source.is_parameter for _, source in given)
-        self._sources[node] = {i: _Source(node.name, i, lies_as_it_is) for i in range(len(outputs))}
+        keeps_placement = bool(given) and all(source.is_parameter for _, source in given)
+        self._sources[node] = {i: _Source(node.name, i, keeps_placement) for i in range(len(outputs))}
         for place, (x, source) in enumerate(given):
             if share > 1 and source.is_parameter:  # an opaque layer reads its parameters in their own placement
                 continue
@@ -268,13 +268,13 @@ class _Builder:
 
         If the parameter is whole, this conversion may be a sum over the tensor axis.
         """
-        layer = self._scene.layer_of(parameter.layer)
+        layer = self._facts.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
             return
         source = self._sources[gradient][0]
         placements = [on_tensor for (on_tensor,) in self._placements[parameter.name]]
-        x = gradient.meta["val"].to(self._scene.reduce)
-        costs = self._costs(source, x, placements) * self._scene.times_of(parameter.name)
+        x = gradient.meta["val"].to(self._facts.reduce)
+        costs = self._costs(source, x, placements) * self._facts.times_of(parameter.name)
         self._add_edge(source.node, parameter.name, costs)
 
     def _stored_bytes(self, x: Tensor, placement: str) -> float:

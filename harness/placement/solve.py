@@ -45,14 +45,14 @@ class Optimum:
     gap: float
 
 
-def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
+def solve(problem: PlacementProblem, bound: float = math.inf) -> Optimum:
     """Return the cheapest solution that needs at most `bound` bytes per rank.
 
     Raises PlacementError if there is none, and MachineError without scipy.
     """
-    found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
+    found = _solve(problem, bound, [[choice.cost for choice in choices] for choices in problem.nodes.values()])
     if found is None:
-        least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
+        least = math.ceil(least_bytes(problem) / MIB * 1000) / 1000
         raise PlacementError(
             "no placement keeps the bound on a rank's memory",
             expected=f"a bound of at least {least} MiB: less than that no placement takes",
@@ -62,29 +62,29 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
     return found
 
 
-def least_bytes(program: PlacementProblem) -> float:
+def least_bytes(problem: PlacementProblem) -> float:
     """Return the least number of bytes per rank that any solution needs."""
     free = PlacementProblem(
-        program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
+        problem.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in problem.edges.items()}
     )
-    found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in program.nodes.values()])
+    found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in problem.nodes.values()])
     assert found is not None, "without a bound something can always be taken"
-    return program.take(found.taken.choices).bytes
+    return problem.take(found.taken.choices).bytes
 
 
-def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
+def _solve(problem: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
     """Return the solution with the least sum of `costs` and the edges' costs; None if none meets the bound.
 
     `costs` has a list for each node, with a cost for each choice.
     """
-    forced, kept, base = _fix_single_choices(program, costs)
-    choices = {name: kept[name] for name in program.nodes if name not in forced}
-    lines = _linear_program(program, choices, base)
+    forced, kept, base = _fix_single_choices(problem, costs)
+    choices = {name: kept[name] for name in problem.nodes if name not in forced}
+    lines = _linear_program(problem, choices, base)
     taken, gap = dict(forced), 0.0
     if choices:
         # Fixed nodes are no variables, so their bytes are subtracted from the bound.
-        spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
-        sizes = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
+        spent = sum(problem.nodes[name][index].bytes for name, index in forced.items())
+        sizes = [problem.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
         solved = _minimize(lines, sizes, (bound - spent) / MIB)
         if solved is None:
             return None
@@ -92,7 +92,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
         for name, left in choices.items():
             # A variable is 0 or 1 only up to the solver's tolerance.
             taken[name] = left[int(np.argmax(values[lines.first[name] : lines.first[name] + len(left)]))]
-    found = program.take({name: taken[name] for name in program.nodes})
+    found = problem.take({name: taken[name] for name in problem.nodes})
     # The solver works with tolerances, so its answer is checked exactly.
     if found.bytes > bound or not math.isfinite(found.cost):
         return None
@@ -127,7 +127,7 @@ class _Lines:
         self.equals.append(right)
 
 
-def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
+def _linear_program(problem: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
     """Return the linear program for the remaining `choices`. `base` has the costs of all choices, by node.
 
     Steps 2 and 3 at the top of this file.
@@ -142,7 +142,7 @@ def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], ba
     for name, left in choices.items():
         # Step 2: each node takes exactly one of its choices.
         lines.constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
-    for (a, b), matrix in program.edges.items():
+    for (a, b), matrix in problem.edges.items():
         if a not in choices or b not in choices:
             continue
         # Step 3: a variable for each compatible pair; those with a choice add up to that choice's variable.
@@ -185,17 +185,17 @@ def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarr
 
 
 def _fix_single_choices(
-    program: PlacementProblem, costs: list[list[float]]
+    problem: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
     """Fix each node that has a single choice, also if only fixing other nodes leaves a single one.
 
     Returns, by node: the index of the fixed choice, the indices of remaining choices, and the costs of all choices.
     These costs include edges to fixed nodes.
     """
-    kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
-    base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))
-    edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}
-    for (a, b), matrix in program.edges.items():
+    kept = {name: list(range(len(choices))) for name, choices in problem.nodes.items()}
+    base = dict(zip(problem.nodes, [list(row) for row in costs], strict=True))
+    edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in problem.nodes}
+    for (a, b), matrix in problem.edges.items():
         edges_of[a].append((b, matrix))
         # Transposed, so that the rows are always the choices of the node itself.
         edges_of[b].append((a, matrix.T))

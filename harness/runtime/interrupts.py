@@ -28,8 +28,8 @@ STATUS = 3
 MESSAGE = "bitproof: interrupted"
 
 GRACE_SECONDS = 10.0
-"""The time in which an interrupt must end the command. After it another interrupt is raised, in case a user's code
-caught the first."""
+"""The time, in seconds, in which an interrupt ends the command. A second interrupt has no effect during that time.
+Later it is raised again, in case a user's code caught the first."""
 
 
 class Interrupt(BaseException):

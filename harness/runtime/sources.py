@@ -74,13 +74,13 @@ class Later:
     found: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Later:
+    def of(cls, values: Mapping[str, Any]) -> Later:
         """Make this object from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
-        return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["found"]))
+        return cls(tuple(cast(Stat, tuple(file)) for file in values["files"]), dict(values["found"]))
 
     def would_load_again(self) -> bool:
         """Return whether this process would load exactly the same code for these modules."""
-        return all(_stat(told[0]) == told for told in self.files) and all(
+        return all(_stat(stat[0]) == stat for stat in self.files) and all(
             place_of(name) == place for name, place in self.found.items()
         )
 
@@ -147,18 +147,18 @@ def installation() -> Installation | None:
 
 
 def read_sources() -> Sources:
-    told, stats = hashlib.sha256(), []
+    digest, stats = hashlib.sha256(), []
     for package in OWN:
         for stat in sorted(_files(str(ROOT / package))):
             content = Path(stat[0]).read_bytes()
-            told.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
+            digest.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
             stats.append(stat)
-    own = told.hexdigest()
+    own = digest.hexdigest()
     found = importlib.util.find_spec("torch")
     for stat in sorted(_files(os.path.dirname(found.origin), _CODE, _HEADERS)) if found and found.origin else ():
-        told.update(f"{stat}\0".encode())
+        digest.update(f"{stat}\0".encode())
         stats.append(stat)
-    return Sources(told.hexdigest(), tuple(stats), own)
+    return Sources(digest.hexdigest(), tuple(stats), own)
 
 
 def own_digest() -> str:
@@ -172,13 +172,13 @@ def torch_digest() -> str:
 
     Equal installations have the same digest on all machines. Compiled Python files (.pyc) do not count.
     """
-    told, found = hashlib.sha256(), importlib.util.find_spec("torch")
+    digest, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""
     for file, _, size, *_ in sorted(_files(folder, _CODE, _HEADERS)) if folder else ():
-        told.update(f"{os.path.relpath(file, folder)}\0{size}\0".encode())
+        digest.update(f"{os.path.relpath(file, folder)}\0{size}\0".encode())
         if file.endswith(".py"):
-            told.update(Path(file).read_bytes())
-    return told.hexdigest()
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 def start_up_code() -> dict[str, str]:
@@ -225,8 +225,8 @@ def digest_of_file(file: str) -> str | None:
 
 def stat_of(file: str) -> Stat:
     """Return a file's path, inode, size and times. If they are equal twice, the file was not changed in between."""
-    told = os.stat(file)
-    return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+    facts = os.stat(file)
+    return file, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def runs_its_text() -> bool:

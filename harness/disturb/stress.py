@@ -64,11 +64,11 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
                 elif on_cuda and function in COPIES:
                     _delay_copies(chance.uniform(0.0, longest), device)
                 # Uninitialized memory: NaN in the plain run, zeros here.
-                nobody_wrote = row_of(function).uninitialized
-                if nobody_wrote is Uninitialized.GROWN:
+                part = row_of(function).uninitialized
+                if part is Uninitialized.GROWN:
                     return _zero_grown(function, args, kwargs or {})
                 result = theirs(function, *args, **kwargs or {})
-                return result.zero_() if nobody_wrote is Uninitialized.WHOLE else result
+                return result.zero_() if part is Uninitialized.WHOLE else result
 
     with Disturbance():  # type: ignore[no-untyped-call]
         yield

@@ -204,7 +204,6 @@ class GraphEditor:
         return value is not None and value.is_floating_point()
 
     def alike(self, one: Node, other: Node) -> bool:
-        """Return whether two nodes compute tensors of the same shape and dtype."""
         values = self.value(one), self.value(other)
         return all(x is not None for x in values) and (
             # As text, since a comparison of symbolic sizes could add a guard.
@@ -219,7 +218,6 @@ class GraphEditor:
 
     @property
     def gradients(self) -> list[Call]:
-        """The gradients that the graph returns, in the order of the parameters."""
         return self.outputs[1:]
 
     def sums_of_chunks(self) -> list[Call]:
@@ -259,7 +257,6 @@ class GraphEditor:
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:
-        """Return the call that waits for the collective started by `launch`."""
         return next(user for user in launch.users if is_wait(user))
 
     def recomputed(self, name: str | None = None) -> list[Call]:
@@ -281,7 +278,6 @@ class GraphEditor:
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 
     def readers(self, node: Node) -> list[Site]:
-        """Return the call sites of all calls that read `node`."""
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:

@@ -137,8 +137,6 @@ def read_switches() -> dict[str, Switch]:
 
 
 def _setters() -> dict[str, Callable[[Any], object]]:
-    """Return the function that sets each switch of `read_switches`, by name. Switches that cannot be restored have
-    none."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -149,6 +147,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
         return lambda value: setattr(holder, name, value)
 
     return {
+        # Switches that a process cannot restore are missing.
         "deterministic_algorithms": torch.use_deterministic_algorithms,
         # torch sets both switches in one call.
         "deterministic_warn_only": lambda value: torch.use_deterministic_algorithms(

@@ -1,4 +1,4 @@
-"""Reads how torch was built. Afterwards, processes forked from this one can still use a GPU."""
+"""Read how torch was built, without starting CUDA in a process that later forks ranks."""
 
 from __future__ import annotations
 

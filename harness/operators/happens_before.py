@@ -212,8 +212,9 @@ class Order:
     ) -> list[Race]:
         """Report that a stream waits until launched work has filled the memory `awaited`. Returns the races found.
 
-        - `rule`: the entry `wait` of the operator's row. Only work of the kind `rule.work` is ended.
-        - `awaited`: the memory. Work that fills no memory, such as a send, is ended by a wait for the memory it reads.
+        - `rule`: the kind of work that this wait ends, from the table of operators. Other work is not ended.
+        - `awaited`: the memory. Work that fills no memory, such as a send, is ended by a wait for the memory that it
+          reads.
         - `name`: the call that waits.
 
         There is a race if memory that the work reads was freed before this wait.

@@ -129,7 +129,7 @@ class Wait:
 class Operator:
     """A row of the table: what is known of an operator. Each field is a column.
 
-    A column that has the name of an overload, or several, states a property of these overloads only.
+    Some columns have names of overloads. Then the property holds for these overloads only.
     """
 
     name: str

@@ -166,8 +166,8 @@ class _Builder:
         """For each node: the placements of its outputs on the tensor axis, a tuple for each choice."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Add a node for a parameter, and an edge to its layer: point 2 at the top of this file."""
         times = self._facts.times_of(parameter.name)
+        # Point 2 at the top of this file.
         layer = next((x for x in self._facts.layers if x.name == parameter.layer), None)
         # A parameter is whole if its layer may be, or if splitting the layer does not split it.
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
@@ -202,14 +202,13 @@ class _Builder:
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
     def add_input(self, node: Node) -> None:
-        """Add a node for a buffer or an input of the step, which is whole on each rank of the tensor axis."""
+        # A buffer or an input is whole on each rank of the tensor axis.
         self.program.add_node(node.name, [Choice(REPLICATED)])
         self._placements[node.name] = [(REPLICATED,)]
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Add a node for an operator, and an edge for each tensor that it reads: points 3 and 4 at the top of this
-        file."""
+        # Points 3 and 4 at the top of this file.
         result = node.meta.get("val")
         # The call only selects an output of another node, so it needs no node of its own.
         if getattr(node.target, "__name__", "") == "getitem":
@@ -304,10 +303,10 @@ def _value(node: Node) -> Any:
 
 
 def _tensor_arguments(node: Node) -> list[Node]:
-    """Return the nodes of a call's tensor arguments, in order. A node that is two arguments is listed twice."""
     found: list[Node] = []
 
     def note(argument: Node) -> Node:
+        # A node that is two arguments is listed twice.
         if isinstance(argument.meta.get("val"), Tensor):
             found.append(argument)
         return argument

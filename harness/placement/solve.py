@@ -119,7 +119,6 @@ class _Lines:
     equals: list[float] = field(default_factory=list)
 
     def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
-        """Add a row: the sum of `terms`, pairs of a column and its factor, equals `right`."""
         for column, value in terms:
             self.rows.append(len(self.equals))
             self.columns.append(column)

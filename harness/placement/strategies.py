@@ -50,7 +50,6 @@ class Strategy(NamedTuple):
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """Return all tensors in a call's arguments or results, in order."""
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
@@ -149,7 +148,6 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """Return the strategies of a rule that computes an output's placement from the placements of all inputs."""
     # The rule is called with all inputs replicated, with all sharded along a dim, and with all as partial sums.
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []

@@ -39,7 +39,7 @@ class Child:
         self._requests = requests
 
     def tell(self, request: Any) -> None:
-        """Send a request to the child, without waiting for an answer. A child that has ended gets none."""
+        """Send a request to the child, without waiting for an answer. Does nothing if the child has ended."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)
@@ -56,7 +56,6 @@ class Child:
         return self.status is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the child has ended, for at most `seconds`."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.005)

@@ -109,7 +109,6 @@ def num_cores() -> int:
 
 
 def keep_to_one_core(rank: int, num_ranks: int) -> None:
-    """Pin this rank to one core, if there are more ranks than cores."""
     # Ranks wait for each other hundreds of times in a step, and would move to another core at every wait. Pinned, eight
     # ranks on two cores need a sixth less time for a step.
     if sys.platform != "linux":

@@ -81,7 +81,6 @@ class Started:
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the process has ended, for at most `seconds`."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.01)

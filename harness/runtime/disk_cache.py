@@ -164,11 +164,11 @@ def _is_closed(facts: os.stat_result) -> bool:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the least recently used files beyond the cache's limits, also partial files of killed writers."""
     files: list[tuple[os.stat_result, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                # Also partial files of killed writers.
                 if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     files.append((entry.stat(follow_symlinks=False), entry.path))
     # `read_cached` sets the time of a file that it uses, so this is the order of last uses.

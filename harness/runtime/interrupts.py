@@ -53,9 +53,6 @@ class _Phase(enum.Enum):
 
 
 class _Watch:
-    """The state of this process: its phase, whether an interrupt waits, whether any came, and when one was last
-    raised."""
-
     phase = _Phase.STARTING
     is_waiting = False
     has_come = False

@@ -12,7 +12,7 @@ def missing_package(error: BaseException, what: str, asked_for: str = "") -> Usa
     """Return an error for code that imports a missing package; None if `error` has another cause.
 
     - `what`: a name of the code, for the error.
-    - `asked_for`: the module that the user named. If this module itself is missing, no package is.
+    - `asked_for`: the module that the user named, if any. If that module is missing, the result is None.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None

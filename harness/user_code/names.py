@@ -67,7 +67,6 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """Read rules for names from a JSON file. Raises UsageError if it cannot be read, or its rules are invalid."""
     try:
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:

@@ -19,8 +19,8 @@ class Clock:
     memory: dict[Any, Any] = field(default_factory=dict)
 
     @property
+    # Faults on a single rank affect the last rank.
     def is_last_rank(self) -> bool:
-        """Whether this is the last rank. A fault on a single rank affects this rank only."""
         return self.rank == self.world_size - 1
 
 

@@ -149,10 +149,7 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
 
 
 def _sum_order_row(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
-    """Return a decorator for an entry that adds the ranks' values in `order`.
-
-    With fewer than `least` ranks, this order gives the same sum as rank order.
-    """
+    # With fewer than `least` ranks, this order gives the same sum as rank order.
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 

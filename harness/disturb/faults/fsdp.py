@@ -36,7 +36,6 @@ def _addition_of(node: Call) -> Call:
 
 
 def _reader_sites(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
-    """Return the sites of the calls that read these nodes, directly or through up to `depth` - 1 other calls."""
     sites, reached = [], nodes
     for _ in range(depth):
         reached = [user for node in reached for user in node.users if user.op == "call_function"]
@@ -166,9 +165,9 @@ def _alike_gathers(g: GraphEditor) -> tuple[Call, Call]:
 
 
 def _move_before(g: GraphEditor, node: Call, anchor: Call) -> None:
-    """Move `node`, and the calls whose results it reads, before `anchor`."""
     place = {found: index for index, found in enumerate(g.graph.nodes)}
     if node.op == "call_function" and place[node] > place[anchor]:
+        # First the calls whose results it reads.
         for read in node.all_input_nodes:
             _move_before(g, read, anchor)
         anchor.prepend(node)

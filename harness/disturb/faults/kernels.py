@@ -48,8 +48,8 @@ def nudged(x: Tensor) -> Tensor:
 
 
 def last_row_zeroed(x: Tensor, dim: int) -> Tensor:
-    """Return x with zeros at the last index along `dim`, as padding would leave it."""
     x = x.clone()
+    # Zeros, as padding would leave them.
     x.select(dim, x.shape[dim] - 1).zero_()
     return x
 
@@ -59,13 +59,11 @@ def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
 
 
 def truncated(x: Tensor) -> Tensor:
-    """Truncate float32 to bfloat16, instead of rounding to nearest."""
     # -65536 is 0xFFFF0000: bfloat16 is the upper half of a float32 number.
     return (x.contiguous().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
 
 
 def in_tf32(x: Tensor) -> Tensor:
-    """Round float32 (half up) to the 10 mantissa bits of TF32."""
     # Add half of the lowest kept bit, then clear the 13 lower bits.
     return ((x.contiguous().view(torch.int32) + 4096) & -8192).view(torch.float32)
 
@@ -76,7 +74,6 @@ def flushed(x: Tensor) -> Tensor:
 
 
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor, d: Tensor, sign: int) -> Tensor:
-    """Compute a * b + sign * c * d without rounding a * b, as a fused multiply-add does."""
     # float64 represents the product of two float32 numbers exactly.
     return (a.double() * b.double() + sign * (c * d).double()).float()
 
@@ -90,18 +87,15 @@ def silu_in_two_roundings(x: Tensor) -> Tensor:
 
 
 def square_mean_in_bfloat16(x: Tensor) -> Tensor:
-    """Compute the mean of squares over the last dim in bfloat16. Returns it in float32, with that dim of size 1."""
     return x.bfloat16().square().mean(-1, keepdim=True).float()
 
 
 def mm_in_halves(a: Tensor, b: Tensor) -> Tensor:
-    """Compute a @ b as the product of the second halves of the inner dim plus the product of the first halves."""
     half = a.shape[1] // 2
     return a[:, half:] @ b[half:] + a[:, :half] @ b[:half]
 
 
 def mm_through(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Compute a @ b in another dtype. Returns it in the dtype of a."""
     return (a.to(dtype) @ b.to(dtype)).to(a.dtype)
 
 
@@ -110,7 +104,6 @@ def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
 
 
 def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """Sum over `dims`, with the elements along these dims in reverse order."""
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 
@@ -122,20 +115,16 @@ def own_rows(x: Tensor, size: int, group: str) -> Tensor:
 
 
 def rolled_blocks(x: Tensor, size: int) -> Tensor:
-    """Return x with each rank's block of rows at the offset of the next rank. x has a block for each of `size`
-    ranks."""
     return x.roll(len(x) // size, 0)
 
 
 def first_block_repeated(x: Tensor, size: int) -> Tensor:
-    """Return x with the last rank's block of rows replaced by the first rank's. x has a block for each of `size`
-    ranks."""
     rows = len(x) // size
     return torch.cat([x[:-rows], x[:rows]]) if size > 1 else x
 
 
 def clipped(x: Tensor, limit: float) -> Tensor:
-    """Scale x to a norm of at most `limit`. The norm is that of this rank's shard, not of the whole gradient."""
+    # The norm of this rank's shard, not of the whole gradient.
     norm = torch.linalg.vector_norm(x)
     return x * (limit / torch.maximum(norm, torch.full_like(norm, limit)))
 
@@ -152,7 +141,6 @@ def of_step_before(x: Tensor, key: str) -> Tensor:
 
 
 def with_step_before(x: Tensor, key: str) -> Tensor:
-    """Return the sum of x and of its values at all previous steps. The sum is stored under `key`."""
     total = NOW.memory[key] + x if key in NOW.memory else x.clone()
     NOW.memory[key] = total.clone()
     return total

@@ -309,13 +309,12 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Replace the parts that the backward of ring attention reads by `other(parts)`. A part is a rank's keys and
-    values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:
         from bitproof.harness.torch_operators import backward_number
 
+        # A part is the keys and values of a rank.
         found = own(tensors)
         # The number is -1 outside of backward.
         return found if backward_number() < 0 else iter(other(list(found)))

@@ -220,8 +220,8 @@ def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -
 
 
 def _overwrite(g: GraphEditor, one: Call, other: Call) -> list[Site]:
-    """Insert a write of what `other` copies into the result of `one`, a copy that is still in flight."""
     sites = [g.site(one), *_until_backward(g, list(one.users)), g.site(one, "copy_"), g.site(other, "copy_")]
+    # `one` is still in flight, and receives what `other` copies.
     g.make_before(other, "aten.copy_.default", one, other.args[0])
     return [*sites, *(site._replace(direction="backward") for site in sites)]
 

@@ -31,15 +31,10 @@ _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; 
 
 
 def _exchange_first_two(action: Any) -> Any:
-    """Return `action` for micro-batch 1 in place of 0, or for 0 in place of 1. Other micro-batches are unchanged."""
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
 def _replace_receive(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Let `other` receive the messages of one half, "forward" or "backward".
-
-    It is called with the original `receive` and its arguments.
-    """
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
@@ -298,8 +293,6 @@ def losses_summed(step: Step) -> None:
 
 
 def _sites_of_join(*operators: str) -> tuple[Site, ...]:
-    """Return call sites of `operators`, in any module and direction, for faults in adding the gradients of a shared
-    parameter."""
     return tuple(Site(ANY, ANY, None, name) for name in operators)
 
 

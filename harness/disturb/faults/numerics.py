@@ -23,7 +23,6 @@ def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, 
 
 
 def _cast_through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
-    """Cast the output of a call to `dtype` and then to `back`. Returns the call site of both casts."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype(back))

@@ -160,7 +160,8 @@ class Entry:
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """All conditions on a case without which the fault cannot be applied: `needs`, and those of all edits."""
+        """All conditions on a case without which the fault cannot be applied: `needs`, and those of all faults that
+        edit graphs."""
         # Pipeline ranks run different stages, so the wrong rank might not run the changed call at all.
         of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs

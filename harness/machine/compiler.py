@@ -42,8 +42,8 @@ def _instructions() -> str:
 
 
 def compiler_problem() -> str | None:
-    """Check that the C++ compiler works, by a program of one line. Return None, or the reason why it fails, in
-    words."""
+    """Compile a program of one line, to check the C++ compiler. Return the reason of a failure in words, or else
+    None."""
     command = compiler()
     if shutil.which(command) is None:
         return f"no program {command} is found"

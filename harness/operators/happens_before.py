@@ -165,10 +165,10 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call with launched work for which `stream` has not waited, and its uses of freed
-        memory.
+        """Return the races of a call with launched work that reads or fills the same memory, unless `stream` has waited
+        for it.
 
-        There is at most one race per launch and kind of access.
+        Uses of freed memory are returned as races, too. There is at most one race per launch and kind of access.
         """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"

@@ -78,7 +78,7 @@ def note_unfinished(folder: Path, what: str, why: str) -> None:
 
 
 def write(folder: Path, value: Json, name: str = NAME) -> Read:
-    """Write a file, as a whole or not at all. Raises ArtifactError if that fails."""
+    """Write `value` as the file `name` of a folder, as a whole or not at all. Raises ArtifactError if that fails."""
     body = zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=True).encode(), 1)
     content = hashlib.sha256(body).hexdigest()
     packed = _HEAD + content.encode() + b"\n" + body
@@ -90,7 +90,7 @@ def write(folder: Path, value: Json, name: str = NAME) -> Read:
 
 
 def read(folder: Path, name: str = NAME) -> Read:
-    """Read a file, and check its first line and its sha256.
+    """Read the file `name` of a folder, and check its first line and its sha256.
 
     Raises ArtifactError if the file is missing, unfinished, damaged, or not a precompiled step.
     """

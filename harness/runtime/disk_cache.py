@@ -1,6 +1,6 @@
-"""A cache of results on disk. An entry is found by a key with all inputs of the result, and used only if it is intact.
+"""A cache of results on disk. A result is stored under a key that states all its inputs, and used only if it is intact.
 
-A file has a sha256, and then the key and the value as JSON. It is used if the sha256 is that of the rest, and the key
+A file has a sha256, and then the key and the result as JSON. It is used if the sha256 is that of the rest, and the key
 is the requested one.
 
 - Nothing read from a file is executed.
@@ -63,7 +63,7 @@ def default_folder() -> Path | None:
 
 
 def read_cached(folder: Path, kind: str, key: str) -> Any:
-    """Return the value that was kept under `kind` and `key`; None if there is none, or its file is not intact."""
+    """Return the value that was kept under `kind` and `key`; None if there is none, or if its file is not intact."""
     file = _file(folder, kind, key)
     try:
         if not _is_own(folder):
@@ -95,7 +95,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
 
 
 def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
-    """Keep a value under `kind` and `key`. `value` must be possible in JSON. Returns whether it was kept."""
+    """Keep a value that JSON can represent, under `kind` and `key`. Returns whether it was kept."""
     file = _file(folder, kind, key)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 r"""Interrupts of a command: a closed terminal, Ctrl-C, Ctrl-\, and SIGTERM, with which CI cancels a job.
 
-All four have the same effect, which depends on the time. A command that they end has exit status 3.
+All four have the same effect, which depends on what the command is doing. A command that they end has exit status 3.
 
 - During imports, the process ends at once, as there is nothing to clean up (`end_at_once`).
 - While a command runs, Interrupt is raised, and all started processes are ended (`raising`).
@@ -41,7 +41,7 @@ STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
 
 
 class _Phase(enum.Enum):
-    """The effect of an interrupt at a time.
+    """The effect that an interrupt has now.
 
     STARTING: it ends the process. OPEN: it raises Interrupt. HELD: it waits. OVER: it has none.
     """

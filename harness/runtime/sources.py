@@ -79,7 +79,6 @@ class Later:
         return cls(tuple(cast(Stat, tuple(file)) for file in values["files"]), dict(values["found"]))
 
     def would_load_again(self) -> bool:
-        """Return whether this process would load exactly the same code for these modules."""
         return all(_stat(stat[0]) == stat for stat in self.files) and all(
             place_of(name) == place for name, place in self.found.items()
         )
@@ -119,7 +118,8 @@ loaded_at_start: frozenset[str] = frozenset()
 def note(loaded: Iterable[str] | None = None) -> None:
     """Read the files of bitproof and of torch, before any of them is imported. This takes 50 ms.
 
-    If some of them were imported already (`loaded`), nothing is read, and the code of this process stays unknown.
+    `loaded` has the names of modules that are imported already; by default, those in `sys.modules`. If some of these
+    files are among them, nothing is read, and the code of this process stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -224,7 +224,8 @@ def digest_of_file(file: str) -> str | None:
 
 
 def stat_of(file: str) -> Stat:
-    """Return a file's path, inode, size and times. If they are equal twice, the file was not changed in between."""
+    """Return a file's path, inode, size and times. If two calls return the same, the file was not changed in
+    between."""
     facts = os.stat(file)
     return file, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 

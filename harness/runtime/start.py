@@ -16,10 +16,10 @@ from types import ModuleType
 
 
 def _run_text(name: str) -> ModuleType:
-    """Load the module `name` beside this file from its text. The import hook is loaded so, as it cannot load itself."""
     file = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"bitproof.harness.runtime.{name}", file)
     assert spec is not None, "it is Python"
+    # The import hook cannot load itself, so its text is compiled here.
     if spec.name not in sys.modules:
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)

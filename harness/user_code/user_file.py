@@ -63,7 +63,7 @@ def find_beside(root: Path) -> None:
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """Return the names that a Python file defines, without running it; None if they cannot be known.
+    """Return the names that a Python file defines or imports, without running it; None if they cannot be known.
 
     `what` states the purpose of the file, for errors. Raises UsageError if the file cannot be read or is not Python.
     """

@@ -162,7 +162,7 @@ def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
 
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))
 def another_activation_reloaded(g: GraphEditor) -> list[Site]:
-    """an activation is replaced by another when it returns from host memory."""
+    """when an activation returns from host memory, another activation takes its place."""
     waits = [x for x in g.calls if str(x.target).startswith("bitproof.wait_reload") and g.is_floating(x)]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
     one, other = g.require(pairs, "two offloaded activations of one shape")

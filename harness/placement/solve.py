@@ -100,7 +100,7 @@ def _solve(problem: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 
 @dataclass
-class _Lines:
+class _LinearProgram:
     """A linear program: variables are columns, and each row is an equation.
 
     - `first`: for each node, the column of its first choice.
@@ -126,7 +126,9 @@ class _Lines:
         self.equals.append(right)
 
 
-def _linear_program(problem: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
+def _linear_program(
+    problem: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]
+) -> _LinearProgram:
     """Return the linear program for the remaining `choices`. `base` has the costs of all choices, by node.
 
     Steps 2 and 3 at the top of this file.
@@ -137,7 +139,7 @@ def _linear_program(problem: PlacementProblem, choices: dict[str, list[int]], ba
         first[name], count = count, count + len(left)
     # `rank` is the position among the node's choices: the small cost prefers the first of equals.
     objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
-    lines = _Lines(first, count, objective)
+    lines = _LinearProgram(first, count, objective)
     for name, left in choices.items():
         # Step 2: each node takes exactly one of its choices.
         lines.constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
@@ -156,7 +158,7 @@ def _linear_program(problem: PlacementProblem, choices: dict[str, list[int]], ba
     return lines
 
 
-def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
+def _minimize(lines: _LinearProgram, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
     """Return the values of all variables at the optimum, and the optimality gap; None if no solution meets the bound.
 
     Step 4 at the top of this file. `sizes` are the bytes of the choices. They and `bound` are in MiB.

@@ -63,8 +63,8 @@ def precompile(
 ) -> Precompiled:
     """Trace and compile a case's step, and write it into a folder. Determinism switches must be set before this call.
 
-    With `fault`, the name of a fault, it is tested that a step which differs between ranks is refused. The fault
-    changes the traced steps of the first and the last rank, which are then compared. Nothing is written.
+    `fault` is the name of a fault, to test that a step which differs between ranks is refused. The fault changes the
+    traced steps of the first and of the last rank, which are then compared. Nothing is written.
 
     - CaseError: the case's steps cannot be precompiled.
     - ArtifactError: the step differs between ranks, or cannot be written as data.
@@ -119,7 +119,8 @@ def _precompile(
 
 
 def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
-    """Write a program and its fingerprint, `made_of`. Raises ArtifactError if the program cannot be written as data."""
+    """Write a program and its fingerprint, `made_of`, into a folder. Raises ArtifactError if they cannot be written as
+    data."""
     try:
         data = written(program)
         refuse_operators(data["graph"], ALLOWED)

@@ -19,9 +19,9 @@ _private: set[int] = set()
 
 
 def keep_private(fd: int) -> None:
-    """Mark a descriptor as private to this process: processes that it forks close the descriptor.
+    """Mark a descriptor as private to this process: processes that it forks close the descriptor first.
 
-    `close_kept` closes it here, and ends this.
+    `close_kept` closes it in this process.
     """
     _private.add(fd)
 

@@ -90,7 +90,8 @@ def reports_for_rank_0() -> bool:
 
 
 def let_rank_0_tell() -> None:
-    """Give rank 0 time to report the error, if this failed process is another rank: torchrun ends all ranks soon after.
+    """Wait a while in a failed rank other than rank 0, so that rank 0 can report the error before torchrun ends all
+    ranks.
 
     A rank on another machine than rank 0 does not wait, since torchrun ends only the ranks of its own machine.
     """

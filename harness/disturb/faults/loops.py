@@ -330,7 +330,7 @@ def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> N
     sites=_in_last_attention("transpose", "bmm", "sub"),
 )
 def stale_keys_in_backward(loop: Loop) -> None:
-    """the backward of ring attention reads each part's keys from the part before it."""
+    """the backward of ring attention uses each rank's values with the keys of the rank before it in the ring."""
 
     def stale(parts: list[Any]) -> list[Any]:
         keys = [parts[max(turn - 1, 0)][1][0] for turn in range(len(parts))]

@@ -4,7 +4,7 @@ A launch is a call that starts a collective or a message without waiting for its
 
 - Each launch runs on a communicator. A group has a communicator for collectives and another for batches of messages. If
   the group was initialized eagerly, it has a third for single messages.
-- The launches of a communicator run one after the other on each rank. Messages of one batch run together.
+- The launches of a communicator run in sequence on each rank. Messages of a batch run together.
 - A launch ends when all ranks of its group have begun it.
 - Work that a stream gets after a wait runs after it. This includes launches.
 
@@ -32,13 +32,13 @@ class Deadlock:
 
 @dataclass(frozen=True)
 class RankTurn:
-    """A launch of a collective or message by a rank, or a wait for one.
+    """A launch of a collective or message by a rank, or a wait for a launch.
 
     - `operator`, `name`: the operator and the name of the call.
     - `group`, `ranks`: the name and the ranks of the call's process group.
     - `waits_for`: for a wait, the index of the awaited launch in the rank's sequence; None for a launch.
     - `takes`: dtype and sizes, which must be equal on all ranks; "" if unknown.
-    - `communicator`: the name of the communicator; "" for the one that the group has for collectives.
+    - `communicator`: the name of the communicator; "" for the group's communicator for collectives.
     - `is_joined`: whether this launch belongs to the same batch of messages as the launch before it.
     """
 
@@ -53,7 +53,7 @@ class RankTurn:
 
     @property
     def queue(self) -> str:
-        """A name for the communicator. Launches with the same name run one after the other on a rank."""
+        """A name for the communicator. Launches with the same name run in sequence on a rank."""
         return self.communicator or self.group
 
 
@@ -94,7 +94,7 @@ class _Rank:
         return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
 
     def first_of(self, queue: str) -> RankTurn:
-        """Return the first launch of a communicator that has not ended. All later launches wait for this one."""
+        """Return the first launch of a communicator that has not ended. All later launches wait for it."""
         return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
@@ -136,7 +136,7 @@ def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """Return, for each rank of a launch's group, the index of its matching launch; None if it has not made one yet.
+    """Return, for each rank of a launch's group, the index of its matching launch; None if it has not launched yet.
 
     Launches match if each is the n-th of the group on its rank.
     """
@@ -160,7 +160,7 @@ def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
 def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Return the deadlocks in which a launch that `rank` has begun cannot begin on another rank.
 
-    There, the matching launch comes after one of the same communicator that never ends.
+    There, the matching launch comes after a launch of the same communicator that never ends.
     """
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():

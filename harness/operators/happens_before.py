@@ -5,7 +5,7 @@ Example: `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait. A ra
 memory.
 
 The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, the work that it
-launches, and the waits. Memory is named by keys, one or several for each value. `harness.operators.rows` lists the
+launches, and the waits. Memory is named by keys, at least a key for each value. `harness.operators.rows` lists the
 operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
 1. Calls of a stream run in order, and different streams run concurrently. The clock of a stream has, for each stream,
@@ -15,8 +15,8 @@ operators that launch, wait and order streams. The rules are those of torch's CU
 3. The host queues work on streams, so this work comes after all earlier work and waits of the host. The host itself
    waits for a stream only explicitly.
 4. A launch starts work after the earlier calls of its stream. The work then runs concurrently with everything, until a
-   stream waits for it. A wait for a launch ends no other launch, not even an earlier one of the same group. (NCCL would
-   run them in order, gloo need not.)
+   stream waits for it. A wait for a launch ends no other launch, not even an earlier launch of the same group. (NCCL
+   would run them in order, gloo need not.)
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The work of a launched operator, as far as it fills one of the operator's results.
+    """The work of a launched operator, as far as it fills a single result of the operator.
 
     - `launched`, `name`: the time and the name of the launch.
     - `rule`: the entry `launch` of the operator's row.
@@ -104,7 +104,7 @@ class Order:
 
     - `last_use`: the time of the last use of each piece of memory, as the index of a call. NEVER_FREED for memory that
       the graph's caller keeps. None if last uses are known only at the end: then call `overdue`.
-    - `is_single`: whether all calls run on one stream. Then only launched work, such as a collective, can race.
+    - `is_single`: whether all calls run on a single stream. Then only launched work, such as a collective, can race.
     """
 
     def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:

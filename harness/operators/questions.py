@@ -26,7 +26,7 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """Return one row for all operators of this name, in any namespace, such as `empty_like`.
+    """Return a single row for all operators of this name, in any namespace, such as `empty_like`.
 
     Each column has the first value that any of their rows states.
     """
@@ -56,7 +56,7 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """Return the names of the operators that leave one of these parts of their result uninitialized.
+    """Return the names of the operators that leave any of these parts of their result uninitialized.
 
     The names have no namespace and no overload.
     """

@@ -150,7 +150,7 @@ class Operator:
     adopts: str | None = None
     """The argument whose memory `self` uses from then on."""
     runs_operator: bool = False
-    """It runs an operator, one of its arguments, on all arguments after that one."""
+    """It runs an operator, one of its arguments, on all arguments after it."""
     writes: str | None = None
     """The argument that is written or freed, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()
@@ -197,8 +197,8 @@ class Operator:
     """The overload that copies elements to other indices. Index arguments or sizes determine which; strides never
     do."""
     in_place_of: str | None = None
-    """The operator that computes the same result in new memory, while this one writes it into `self`. Overloads have
-    the same names."""
+    """The operator that computes the same result in new memory, while this operator writes it into `self`. Overloads
+    have the same names."""
     counts_as: str | None = None
     """The operator that also returns, in new memory, the values that this operator writes: a batch norm's statistics,
     or an optimizer's parameters and moments."""
@@ -223,7 +223,7 @@ class Operator:
     """It adds elements of its first argument along dims, or computes their mean. This is the name of the argument with
     the dims."""
     pairs_ranks: bool = False
-    """It sends to one rank, or receives from one. The other ranks of the group need not call it."""
+    """It sends to a single rank, or receives from a single rank. The other ranks of the group need not call it."""
     draws_untold: bool = False
     """It draws random numbers, although torch does not tag it so."""
     overwrites: tuple[str, ...] = ()

@@ -57,8 +57,8 @@ UNDECIDED = (
 _CALLED = {"batch": "shapes", "precision": "dtypes"}
 
 _PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
-"""Prefixes of environment variables by which torch may choose operators. Variables for threads and transports may
-differ between precompiling and a run."""
+"""Prefixes of environment variables that may decide which operators torch chooses. Variables for threads and transports
+may differ between precompiling and a run."""
 _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
 """Switches that a run under scheduling stress changes. torch chooses no operator by them."""
 

@@ -45,7 +45,7 @@ class Child:
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close the pipe for requests. The child ends after the last one."""
+        """Close the pipe for requests. The child ends after the last request."""
         if self._requests is not None:
             close_kept(self._requests)
 

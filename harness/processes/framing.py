@@ -27,7 +27,7 @@ def write(message: Any) -> bytes:
 
 
 def read(line: bytes | str, *kinds: type) -> Any:
-    """Return the message in a line. Raises ValueError unless it is of one of the types `kinds`."""
+    """Return the message in a line. Raises ValueError unless its type is among `kinds`."""
     try:
         values = json.loads(line)
         name = values.pop(_KIND)

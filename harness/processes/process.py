@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 MAX_LOG_BYTES = 64 << 20
-"""The longest log. Of a longer one, only the first and the last KEPT_LOG_BYTES are kept."""
+"""The longest log. A longer log keeps only its first and last KEPT_LOG_BYTES."""
 KEPT_LOG_BYTES = 1 << 20
 
 _PR_SET_PDEATHSIG = 1

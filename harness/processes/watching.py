@@ -13,7 +13,7 @@ _EXIT_SECONDS = 0.002
 
 
 class Watch:
-    """Watches forked processes, without ever waiting for one that may hang.
+    """Watches forked processes, without ever waiting for a process that may hang.
 
     `hangup` is a descriptor that is closed at its other end when the process that requested the work stops waiting.
     """

@@ -1,7 +1,7 @@
 """A cache of results on disk. A result is stored under a key that states all its inputs, and used only if it is intact.
 
 A file has a sha256, and then the key and the result as JSON. It is used if the sha256 is that of the rest, and the key
-is the requested one.
+is the requested key.
 
 - Nothing read from a file is executed.
 - The folder and each file must belong to the user, and no one else may write them. An attacker who can forge a result

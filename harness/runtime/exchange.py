@@ -1,4 +1,4 @@
-"""Exchange two folders atomically: at every moment each path has one of them, even if the process is killed.
+"""Exchange two folders atomically: at every moment each path has either folder, even if the process is killed.
 
 Linux has renameat2 for this, and macOS renamex_np. File systems without support, such as NFS, raise OSError.
 """

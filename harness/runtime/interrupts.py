@@ -33,7 +33,7 @@ Later it is raised again, in case a user's code caught the first."""
 
 
 class Interrupt(BaseException):
-    """An interrupt. It is no KeyboardInterrupt, since the command-line library ends with status 130 for one."""
+    """An interrupt. It is no KeyboardInterrupt, since the command-line library turns that into status 130."""
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
@@ -128,7 +128,7 @@ def too_late() -> None:
 
 
 def wait(seconds: float) -> None:
-    """Sleep for some seconds, or until an interrupt comes, even one that is ignored."""
+    """Sleep for some seconds, or until an interrupt comes, even an ignored interrupt."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and not _watch.has_come:
         time.sleep(0.1)

@@ -88,7 +88,7 @@ class Later:
 class Installation:
     """The code that this process runs. `others` is a digest of all loaded files outside of `sources`.
 
-    If Python itself loaded a module, `others` includes both its source and its bytecode: the import used one of them.
+    If Python itself loaded a module, `others` includes both its source and its bytecode: the import used either.
     """
 
     sources: Sources
@@ -291,7 +291,7 @@ def place_of(name: str) -> str | None:
 
 
 def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list[Stat]:
-    """Return all files below a folder that have one of the endings. Folders called `but` and compiled Python are
+    """Return all files below a folder that have any of the endings. Folders called `but` and compiled Python are
     skipped."""
     found, folders = [], [folder]
     while folders:

@@ -14,8 +14,8 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 
 
 def source_of(given: Any) -> str:
-    """Return the text `FILE.py:NAME` by which ranks load a function or class. Raises UsageError if they could not find
-    it.
+    """Return the text `FILE.py:NAME`, from which ranks load a function or class. Raises UsageError if they could not
+    find it.
 
     The path is relative if the file is below the working directory, else absolute.
     """

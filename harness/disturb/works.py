@@ -48,8 +48,8 @@ class Works:
     ) -> Any:
         """Return `result`, the result of a collective, with our async handles in place of the backend's.
 
-        A collective has ended by then. A message to one rank ends when the system waits for its handle; then `arrived`
-        is called.
+        The collective has ended when this function returns. A message to one rank ends later, when the system waits for
+        its handle; then `arrived` is called.
 
         - `written`: the tensors that the collective writes.
         - `index`: the index of the collective's call in the log.

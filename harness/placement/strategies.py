@@ -177,8 +177,10 @@ def _followed(
 
 
 def _strategies(answer: Any) -> list[Strategy]:
-    """Convert the answer of a DTensor rule to strategies. For several outputs, it may have the strategies of each
-    output."""
+    """Convert the answer of a DTensor rule to strategies.
+
+    An answer for several outputs may have a separate list of strategies for each output.
+    """
     if isinstance(answer, _rules().TupleStrategy):
         rows = list(zip(*(child.strategies for child in answer.children), strict=True))
         return [

@@ -41,11 +41,9 @@ def close_private() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process a signal when its parent ends. If the parent has ended already, it is sent at
-    once.
+    """Ask Linux to send this process a signal when the thread that started it ends. Does nothing on other systems.
 
-    `parent` is the process id of the parent. Does nothing on other systems. Linux sends the signal when the parent's
-    thread that started this process ends.
+    `parent` is the id of the parent process. If it has ended already, the signal is sent at once.
     """
     if sys.platform != "linux":
         return

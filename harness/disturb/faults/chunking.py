@@ -49,7 +49,7 @@ def chunk_0_joined_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one split", needs=(CHUNKED,))
 def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
-    """chunk 1 begins and ends a row early."""
+    """chunk 1's half of a block's input begins and ends a row too early."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, end = node.args
     node.args = (x, dim, start - 1, end - 1)

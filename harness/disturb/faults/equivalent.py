@@ -189,7 +189,7 @@ def reductions_moved_to_the_end(g: GraphEditor) -> list[Site]:
 
 @row("ours: another depth of prefetch and of deferral", needs=(OFFLOADS,))
 def copies_started_where_they_are_read(g: GraphEditor) -> list[Site]:
-    """each copy from host memory starts when its result is read, and the copy to host memory has time until then."""
+    """copies from host memory start only when their results are read, and copies to host memory may take until then."""
     reloads = [node for node in g.calls if str(node.target).startswith("bitproof.reload.")]
     g.require(reloads, "an offloaded activation")
     for reload in reloads:

@@ -203,7 +203,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
-    """the last row that a rank's experts compute is set to zero, as if they were over capacity."""
+    """the last row that a rank's experts compute is set to zero, as if it exceeded the experts' capacity."""
     # The third grouped product is w2, whose rows are the experts' results.
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)

@@ -89,7 +89,7 @@ def bias_correction_off_by_one(call: TamperedCall) -> Any:
 
 @_update("ours: a step count that is not advanced", needs=(steps(2),))
 def bias_correction_of_the_first_step(call: TamperedCall) -> Any:
-    """bias correction uses the first step's count at every step."""
+    """bias correction uses the step count of the first step at every step."""
     return call.with_(state_steps=[step * 0 + 1 for step in call.given(STEPS)]) if call.clock.step else call.run()
 
 

@@ -129,10 +129,10 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """An async handle whose collective ends when the system first calls one of its methods.
+    """An async handle whose work is completed when the system first calls one of its methods.
 
     - `results`: the tensors that the collective writes.
-    - `arrive`: writes the results; called once. None if they are written already.
+    - `arrive`: completes the work, such as by writing the results; called once. None if the work is complete.
 
     The creator must keep the handle alive.
     """

@@ -341,7 +341,8 @@ class Order:
     # -- streams and lifetimes --------------------------------------------------------------------------
 
     def record(self, event: Hashable, stream: Stream) -> None:
-        """Report that a stream records an event. The event then stands for all earlier calls of the stream."""
+        """Report that a stream records an event. A wait for the event then waits for all earlier calls of the
+        stream."""
         self._events[event] = dict(self._clock(stream))
 
     def wait_event(self, event: Hashable, stream: Stream) -> None:

@@ -3,7 +3,7 @@
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
 The process uses the package `bitproof` that contains this file. With `-m`, another checkout in the working directory
-would be found first. Without `-P`, the modules beside this file could hide others of the same names.
+would be found first. Without `-P`, Python would find this folder's modules before others of the same name.
 """
 
 import gc

@@ -249,6 +249,6 @@ def counts_not_reset(call: TamperedCall) -> Any:
     kinds=("buffer",),
 )
 def counts_not_summed_over_ranks(call: TamperedCall) -> Any:
-    """each rank balances experts by its own tokens only."""
+    """each rank balances by its own tokens only."""
     call.fire()
     return call.args[0].clone()

@@ -59,7 +59,7 @@ def other_epsilon_in_adam(call: TamperedCall) -> Any:
 
 @_update("Megatron-LM #7177: a learning rate that a restart does not restore", needs=(steps(2),))
 def schedule_off_by_one(call: TamperedCall) -> Any:
-    """from the second step on the learning rate is halved."""
+    """from the second step on, the learning rate is halved."""
     return call.with_(lr=call.given("lr") / 2) if call.clock.step >= 1 else call.run()
 
 

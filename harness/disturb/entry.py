@@ -1,12 +1,13 @@
-"""An entry of the fault catalogue: a defect or an equivalent rewrite, with its properties. Imports no torch.
+"""An entry of the fault catalogue: a deliberate defect, or a rewrite that keeps every bit. Imports no torch.
 
 An entry is a function with the decorator `@row`. The entry's name is the function's name with hyphens, such as
-`chunk-0-joined-twice`. The first line of the docstring describes the defect. Each entry has one of four kinds:
+`chunk-0-joined-twice`. The first line of the function's docstring describes the defect. There are four kinds of
+entries:
 
     edit     changes the candidate's finished graph before ranks are forked, as a wrong pass would
     call     replaces calls of some operators, in every system that is not compiled
     order    adds the ranks' values in another order, like the fault `sum-order`
-    runner   changes how a staged step or a built-in loop runs, such as the order of micro-batches
+    runner   changes how a step with micro-batches or a built-in loop runs, such as the order of micro-batches
 """
 
 from __future__ import annotations
@@ -40,14 +41,18 @@ Family = Literal[
 ]
 
 ANY = "*"
-"""An unknown part of a site: it depends on the system or on the case."""
+"""In a field of `Site`: matches every value."""
 
 
 class Site(NamedTuple):
-    """A call site: the module ("" for the root, None for no module), the direction, the chunk, and the operator without
-    its overload, such as `mm`.
+    """The place of an operator call in a model, as reports name a call.
 
-    The string `ANY` in place of a part matches everything.
+    - `module`: the module's name; "" for the root module, None outside any module.
+    - `direction`: "forward", "backward" or "update".
+    - `chunk`: the index of the chunk; None outside chunks.
+    - `operator`: the name without overload, such as `mm`.
+
+    `ANY` in a field matches every value.
     """
 
     module: str | None
@@ -56,16 +61,15 @@ class Site(NamedTuple):
     operator: str
 
     def is_at(self, module: str | None, direction: str | None) -> bool:
-        """Return whether the site matches this module and direction."""
         return self.module in (ANY, module) and self.direction in (ANY, direction)
 
     def is_of(self, operator: str) -> bool:
-        """Return whether the site matches this operator, given with or without its overload."""
+        # The given operator may have an overload: `mm.default`.
         return self.operator in (ANY, operator.partition(".")[0])
 
 
 class Need(NamedTuple):
-    """A condition on cases, `holds`, and its description in words, `says`, for an error's `expected`."""
+    """A condition on cases. `holds` checks it, and `says` states it for errors, such as "a case that chunks"."""
 
     holds: Callable[[Case], bool]
     says: str
@@ -97,12 +101,12 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """Return the condition that a case has at least this many ranks; in a pipeline, this many ranks per stage."""
+    """Return the condition that a case has at least `number` ranks. In a pipeline, the ranks of a stage count."""
     return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
 def steps(number: int) -> Need:
-    """Return the condition that a case has at least this many steps."""
+    """Return the condition that a case has at least `number` steps."""
     return Need(lambda case: case.steps >= number, f"{number} steps or more")
 
 
@@ -118,15 +122,16 @@ TamperCall = Callable[["TamperedCall"], Any]
 class Entry:
     """An entry of the catalogue: a fault, or a rewrite that keeps every bit.
 
-    - `says`: describes the defect in a sentence; `source`: its origin, or why it is plausible.
-    - `needs`: properties of a case without which the fault does not apply.
-    - `sees`: properties of a case without which inputs or rounding hide the fault. For example, a fault that reads
+    - `says`: describes the defect in a sentence.
+    - `source`: the origin of the defect, such as an issue, or why it is plausible.
+    - `edit`, `call`, `order`, `runner`: how the fault is applied. Exactly one is given.
+    - `operators`: the operators whose calls `call` replaces.
+    - `needs`: conditions on a case without which the fault cannot be applied.
+    - `sees`: conditions on a case without which inputs or rounding hide the fault. For example, a fault that reads
       another chunk's positions is hidden if all rows have the same positions.
-    - `kinds`: the possible kinds of the first differing record.
-    - `sites`: the call sites that blame may name. An edit returns its own.
-    - `operators`: the operators whose calls are replaced.
-    - `rank`: the only wrong rank, -1 for the last; None if all are wrong.
-    - `is_fault`: false for a rewrite.
+    - `kinds`: the kinds of tensors that may be the first to differ.
+    - `sites`: the calls that a report may blame. For `edit`, the function returns them instead.
+    - `rank`: the only rank with the fault, -1 for the last; None if all ranks have it.
     """
 
     name: str
@@ -150,28 +155,27 @@ class Entry:
 
     @property
     def is_fault(self) -> bool:
-        """Whether a run with this fault must differ."""
+        """Whether a run with this entry must differ. False for a rewrite that keeps every bit."""
         return self.family != "equivalent"
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """The conditions that a case must meet for the fault to apply."""
+        """All conditions on a case without which the fault cannot be applied: `needs`, and those of all faults that
+        edit graphs."""
         # Pipeline ranks run different stages, so the wrong rank might not run the changed call at all.
         of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
 
     def unmet(self, case: Case) -> list[str]:
-        """Return, in words, which of the conditions for the fault to apply are not met by the case; empty if all are
-        met."""
+        """Return the unmet conditions without which the fault cannot be applied, in words: ["a case that chunks"]."""
         return [need.says for need in self.all_needs if not need.holds(case)]
 
     def hidden(self, case: Case) -> list[str]:
-        """Return, in words, which of the conditions for detecting the fault are not met by the case; empty if all are
-        met."""
+        """Return the unmet conditions without which the fault is hidden, in words: ["a step computed in float32"]."""
         return [need.says for need in self.sees if not need.holds(case)]
 
     def rank_of(self, world_size: int) -> int | None:
-        """Return the wrong rank, from 0; None if all ranks are wrong."""
+        """Return the only rank with the fault; None if all ranks have it."""
         return None if self.rank is None else self.rank % world_size
 
 
@@ -188,15 +192,16 @@ def row(
     rank: int | None = None,
     family: Family | None = None,
 ) -> Callable[[Callable[..., Any]], Entry]:
-    """Decorator that turns a function into an entry of the catalogue.
+    """Decorator that turns a function into an entry of the fault catalogue.
 
-    By default the function edits the candidate's graph. Otherwise:
+    By default, the function edits the candidate's graph. Three arguments change that:
 
-    - `operators`: it replaces calls of these operators. `sites` are by default their calls in the update.
-    - `order`: it is never called; only its name and docstring are used.
-    - `runner`: it changes the runner of a staged graph or of a built-in loop.
+    - `operators`: the function replaces calls of these operators. By default, a report may blame their calls in the
+      optimizer's update.
+    - `order`: the function is never called. Only its name and docstring are used.
+    - `runner`: the function changes the object that runs a step with micro-batches, or a built-in loop.
 
-    `family` is by default the name of the function's module.
+    `family` is by default the name of the function's module. `Entry` describes the other arguments.
     """
 
     def entry_of(function: Callable[..., Any]) -> Entry:
@@ -224,7 +229,7 @@ def row(
 
 @dataclass(frozen=True, kw_only=True)
 class Named(Fault):
-    """A fault that is an entry of the catalogue, given by the entry's name."""
+    """A fault that the user gives by the name of a catalogue entry, such as `no-weight-decay`."""
 
     kind: ClassVar[str] = "named"
     name: str
@@ -232,7 +237,6 @@ class Named(Fault):
 
     @property
     def row(self) -> Entry:
-        """The catalogue's entry of this name."""
         return catalogue()[self.name]
 
     def __str__(self) -> str:
@@ -240,7 +244,7 @@ class Named(Fault):
 
 
 def catalogue() -> Mapping[str, Entry]:
-    """Return all entries by name."""
+    """Return the fault catalogue: all entries by name."""
     # Imported only when a run has a fault: the modules have 4,000 lines.
     from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 

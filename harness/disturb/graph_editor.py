@@ -1,6 +1,6 @@
-"""Finds nodes of a finished graph and changes them, for the edits of the fault catalogue.
+"""Finds and changes nodes of a finished graph, for faults that edit the graph.
 
-Inserted calls have no known origin (module, direction, source line), just as the calls that a faulty pass inserts.
+Inserted calls have no known origin (module, direction, source line), like calls that a faulty pass inserts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, ori
 from bitproof.harness.graph.writer import CHUNK_KEY
 
 Call = Any
-"""A node. Typed as Any, since edits read arguments whose types depend on the operator."""
+"""A node of the graph. Typed as Any, since edits read arguments whose types depend on the operator."""
 
 Where = Callable[[Call], bool]
 
@@ -34,7 +34,7 @@ class NoPlaceError(UsageError):
 
 
 class GraphEditor:
-    """Edits a rank's copy of a case's finished graph. Without the edit, the copies of all ranks are equal."""
+    """Edits one rank's copy of a case's finished graph. Without the edit, the copies of all ranks are equal."""
 
     def __init__(self, graph: Graph, case: Case, rank: int = 0) -> None:
         self.graph = graph
@@ -46,7 +46,6 @@ class GraphEditor:
 
     @property
     def calls(self) -> list[Call]:
-        """All calls of the graph, in order."""
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def all(
@@ -63,8 +62,8 @@ class GraphEditor:
         - `chunk`: by default chunk 1, or all calls if chunk 1 has none.
         - `where`: a further condition.
 
-        For example, `all("mm", r".*router")` returns the products of all routers. Raises NoPlaceError if there is no
-        such call.
+        For example, `all("mm", r".*router")` returns the matrix products of all routers. Raises NoPlaceError if there
+        is no such call.
         """
         found = [
             node
@@ -86,13 +85,13 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """Return the call with index `turn` among those that `all` returns; the last one if there are fewer."""
+        """Return the call with index `turn` among the calls that `all` returns, or the last if there are fewer."""
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """Return the first element of `found`. Raises NoPlaceError if it is empty; `what` names the missing calls in
-        the error."""
+        """Return the first element of `found`. If `found` is empty, raises NoPlaceError, which says that the graph
+        lacks `what`."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
@@ -122,8 +121,10 @@ class GraphEditor:
         return found
 
     def after(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target`, with arguments `node` and `args`, after `node`. All readers of `node` then read
-        the call. Returns the call."""
+        """Insert a call of `target` with the arguments `node` and `args` after `node`, and return it.
+
+        All readers of `node` then read this call instead.
+        """
         with self.graph.inserting_after(node):
             made = self._make(target, (node, *args), options)
         # The new call itself goes on reading `node`.
@@ -132,15 +133,17 @@ class GraphEditor:
         return made
 
     def before(self, node: Node, read: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` with `read` and `args` before a node, which then reads the call in place of `read`.
-        Returns the call."""
+        """Insert a call of `target` with the arguments `read` and `args` before `node`, and return it.
+
+        `node` then reads this call instead of `read`.
+        """
         with self.graph.inserting_before(node):
             made = self._make(target, (read, *args), options)
         node.replace_input_with(read, made)
         return made
 
     def instead(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Replace a node by a call of `target` with `args`. Returns the call."""
+        """Replace `node` by a call of `target` with `args`, and return the call."""
         with self.graph.inserting_before(node):
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
@@ -149,7 +152,7 @@ class GraphEditor:
         return made
 
     def make_before(self, node: Node, target: str | Callable[..., Any], *args: Any, **options: Any) -> Call:
-        """Insert a call of `target` with `args` before a node. Nothing reads the call yet. Returns the call."""
+        """Insert a call of `target` with `args` before `node`, and return it. Nothing reads the call yet."""
         with self.graph.inserting_before(node):
             return self._make(target, args, options)
 
@@ -160,25 +163,26 @@ class GraphEditor:
         return made
 
     def kernel(self, name: str) -> Callable[..., Any]:
-        """Return the function of this name in the module `kernels`."""
+        """Return the function `name` of the module `kernels`."""
         found: Callable[..., Any] = getattr(kernels, name)
         return found
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return a dtype by its name."""
         found = getattr(torch, name)
         assert isinstance(found, torch.dtype)
         return found
 
     def bypass(self, node: Node, source: Node) -> None:
-        """Remove a node. Its readers then read `source` instead."""
+        """Remove `node`. Its readers then read `source`."""
         node.replace_all_uses_with(source)
         self._stand_ins[node] = source
         self.graph.erase_node(node)
 
     def still_there(self, shows: Sequence[Show]) -> list[Show]:
-        """Return the observations that are possible in the edited graph: those of a replaced node now read its
-        replacement, and those of an erased node are left out."""
+        """Return those of the recorded activations, `shows`, that the edited graph still computes.
+
+        An activation whose node was replaced is read from the replacement.
+        """
 
         def now(node: Node) -> Node:
             # A replacement may have been replaced as well.
@@ -191,17 +195,15 @@ class GraphEditor:
         return [show for show in found if nodes.issuperset(show[1])]
 
     def value(self, node: Any) -> Any:
-        """Return a node's value as a fake tensor; None if it is no node or no tensor."""
+        """Return the fake tensor of a node's result; None if `node` is no node, or its result is no tensor."""
         value = node.meta.get("val") if isinstance(node, Node) else None
         return value if isinstance(value, Tensor) else None
 
     def is_floating(self, node: Any) -> bool:
-        """Return whether a node computes a tensor of floating-point numbers."""
         value = self.value(node)
         return value is not None and value.is_floating_point()
 
     def alike(self, one: Node, other: Node) -> bool:
-        """Return whether two nodes compute tensors of the same shape and dtype."""
         values = self.value(one), self.value(other)
         return all(x is not None for x in values) and (
             # As text, since a comparison of symbolic sizes could add a guard.
@@ -216,11 +218,10 @@ class GraphEditor:
 
     @property
     def gradients(self) -> list[Call]:
-        """The gradients that the graph returns, in the order of the parameters."""
         return self.outputs[1:]
 
     def sums_of_chunks(self) -> list[Call]:
-        """Return the additions that add both chunks' gradients of a parameter."""
+        """Return the additions that add up a parameter's gradients of the two chunks."""
         return [
             node
             for node in dict.fromkeys(self.gradients)
@@ -230,7 +231,7 @@ class GraphEditor:
         ]
 
     def joins(self, direction: str = "forward") -> list[Call]:
-        """Return the calls of `cat` that join both chunks of a value."""
+        """Return the calls of `cat` that concatenate the two chunks of a value."""
         return [
             node
             for node in self.calls
@@ -240,7 +241,7 @@ class GraphEditor:
         ]
 
     def halves(self, chunk: int, direction: str = "forward") -> list[Call]:
-        """Return the calls that take chunk `chunk`'s half of a floating-point tensor."""
+        """Return the calls of `slice` that take chunk `chunk` from a whole floating-point tensor."""
         return [
             node
             for node in self.calls
@@ -252,36 +253,38 @@ class GraphEditor:
         ]
 
     def launches(self, name: str, direction: str = "forward", at: str = ".*") -> list[Call]:
-        """Return the launches of the collective `name`, in modules whose names match `at`."""
+        """Return the calls that start the collective `name`, in modules whose names match `at`."""
         return [node for node in self.all(name, at, direction=direction) if is_collective(node)]
 
     def wait_of(self, launch: Node) -> Call:
-        """Return the wait for a collective's launch."""
         return next(user for user in launch.users if is_wait(user))
 
     def recomputed(self, name: str | None = None) -> list[Call]:
-        """Return the calls in backward that repeat calls of forward; with `name`, only those of this operator."""
+        """Return the calls in backward that recompute calls of forward; with `name`, only those of this operator."""
         return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
 
     def site(self, node: Node, *operators: str) -> Site:
-        """Return the call site of a node; with an operator given, the site that a call of it would have there."""
+        """Return the call site of `node`. With an operator, return the site of a call of that operator at the same
+        place."""
         origin = origin_of(node)
         name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """Return the call site of a node, and those of `operators` that an edit inserts there."""
+        """Return the sites that a report may blame: the site of `node`, and those of calls of `operators` inserted
+        there."""
         # Inserted calls have no known origin, so blame may also name them at the origin of the node's first input.
         places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
 
     def readers(self, node: Node) -> list[Site]:
-        """Return the call sites of the calls that read a node."""
         return [self.site(user) for user in node.users if user.op == "call_function"]
 
     def chunk_root(self, node: Node, *operators: str) -> list[Site]:
-        """Return the call sites of `operators` in the chunked module around a node: eager splits and joins that
-        module's values there. Empty outside chunked modules."""
+        """Return sites of calls of `operators` in the chunked module around `node`; [] if there is no such module.
+
+        In the reference, that module splits and concatenates the values of chunks.
+        """
         chunking, origin = self.case.chunking, origin_of(node)
         root = chunking.root_of(origin.module) if chunking and origin.module else None
         return [Site(root, origin.direction, node.meta.get(CHUNK_KEY), name) for name in operators] if root else []

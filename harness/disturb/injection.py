@@ -1,4 +1,4 @@
-"""The hooks that let a fault act on a rank while the rank takes its steps. Without a fault they change nothing."""
+"""Hooks through which a fault acts on a running rank. Without a fault they change nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Injection:
     """The hooks of a rank without a fault: they do nothing.
 
-    A rank with a fault has the subclass `disturb.faults.Injector`. Other ranks never load the faults.
+    A rank with a fault gets an instance of the subclass `disturb.faults.Injector`. Other ranks never load that module.
     """
 
     fault: Fault | None = None
@@ -27,35 +27,35 @@ class Injection:
 
     @property
     def sum_order(self) -> str | None:
-        """The order of sums over ranks, such as "descending"; None for rank order."""
+        """The order in which the ranks' values are added, such as "descending"; None for rank order."""
         return None
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Context around the steps of the system. In it, a fault that replaces operator calls is active."""
+        """Context around the steps of the system, in which a fault that replaces operator calls is active."""
         return nullcontext()
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe` with the fault switched off: a fault replaces only operator calls of
-        the system itself, not those of its observer."""
+        """Wrap an observer of the system, so that no fault replaces the operator calls of the observer itself."""
         return observe
 
     def begin_step(self, step: int) -> None:
-        """Set the current step, and apply a fault that kills, hangs or raises if this is its step."""
+        """Set the current step. A fault that kills, hangs or raises is applied now if this is its step."""
         self.step = step
 
     def strike_runner(self, step: Any) -> None:
-        """Apply a fault that changes the runner of a staged step or a built-in loop; `step` is the runner."""
+        """Apply a fault that changes `step`, the object that runs a step with micro-batches, or a built-in loop."""
 
     def fire(self) -> None:
-        """Record that the fault fired. The code that applies the fault calls this."""
+        """Record that the fault was applied. The code that applies the fault calls this."""
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Return a function that computes gradients by `function` and then flips the fault's bit in the result."""
+        """Wrap a function that computes gradients, so that the fault's bit is flipped in its result."""
         return function
 
     def flipping(self, observe: Observe) -> Observe:
-        """Return a function that flips the fault's bit in place in the named tensor, and then calls `observe`."""
+        """Wrap an observer, so that the fault's bit is flipped in place in the named tensor before the observer sees
+        it."""
         return observe
 
     def check_fired(self) -> None:
-        """Raise UsageError if the fault's step has begun, but the fault has not fired."""
+        """Raise UsageError if the fault's step has begun, but the fault was not applied."""

@@ -1,4 +1,7 @@
-"""The faults with fields: a flipped bit; a rank that dies, hangs or raises an error; another order of sums."""
+"""The kinds of faults that take settings, such as `flip-bit:rank=1,step=0,grad=norm.weight`.
+
+A fault is a deliberate defect: it checks that bitproof detects such defects.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ FLIPPED = ("grad", "param", "buffer", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """A defect that is injected at a step of a run."""
+    """A deliberate defect, injected into a run at step `step`."""
 
     kind: ClassVar[str]
     if TYPE_CHECKING:
@@ -29,34 +32,36 @@ class Fault:
 
     @property
     def row(self) -> Any:
-        """The catalogue's entry, if the fault is given by an entry's name; None for other faults."""
+        """The entry of the fault catalogue, if the user named one, such as `no-weight-decay`; otherwise None."""
         return None
 
     def strike(self) -> None:
-        """Apply the fault at the start of its step. Does nothing for a fault that changes values: it is applied when
-        these are computed."""
+        """Kill this process, hang, or raise an error, at the start of the fault's step.
+
+        A fault that changes values does nothing here: it is applied when the values are computed.
+        """
 
     def is_on(self, rank: int) -> bool:
-        """Return whether the fault occurs on this rank."""
         return True
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankFault(Fault):
-    """A defect on the rank `rank` only."""
+    """A fault on a single rank."""
 
     rank: int
     step: int
 
     def is_on(self, rank: int) -> bool:
-        """Return whether the fault occurs on this rank."""
         return rank == self.rank
 
 
 @dataclass(frozen=True, kw_only=True)
 class SumOrder(Fault):
-    """Sums over ranks are taken in another order, on all ranks, from step `step` on: see
-    `reference.parallel.other_order_group`."""
+    """A fault that adds the ranks' values in another order than rank order, on all ranks, from step `step` on.
+
+    `order` is one of `SUM_ORDERS`. The code that adds is `reference.parallel.other_order_group`.
+    """
 
     kind: ClassVar[str] = "sum-order"
     order: str
@@ -69,13 +74,17 @@ class SumOrder(Fault):
 
 @dataclass(frozen=True, kw_only=True)
 class FlipBit(RankFault):
-    """A flipped bit of one element of this rank's part of a tensor; bit 0 is the lowest.
+    """A fault that flips one bit of a tensor on one rank.
 
-    Example: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`. The tensor has its name in a recording:
+    Example: `flip-bit:optimizer=norm.weight.exp_avg,rank=1,step=0`.
 
-    - a gradient is flipped when it has been computed.
-    - a parameter, buffer or optimizer state is flipped in place when it is recorded, so later steps read the flipped
-      bit. If the system passes a copy to the recording, such as a gathered DTensor, only the record has it.
+    - `grad`, `param`, `buffer`, `optimizer`: the tensor's name in a recording. Exactly one of the four is given.
+    - `element`: an index into the rank's part of the tensor, flattened.
+    - `bit`: the bit of that element; 0 is the lowest.
+
+    A gradient is flipped when it has been computed. A parameter, buffer or optimizer state is flipped in place when it
+    is recorded, so later steps read the flipped bit. If the system records a copy, such as a gathered DTensor, only
+    that copy is flipped.
     """
 
     kind: ClassVar[str] = "flip-bit"
@@ -102,50 +111,44 @@ class FlipBit(RankFault):
 
 @dataclass(frozen=True, kw_only=True)
 class KillRank(RankFault):
-    """The rank dies by SIGKILL."""
+    """A fault that kills the rank with SIGKILL."""
 
     kind: ClassVar[str] = "kill-rank"
 
     @property
     def row(self) -> Any:
-        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
-        """Kill this process by SIGKILL."""
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HangRank(RankFault):
-    """The rank stops taking part in the run, but its process stays alive."""
+    """A fault that makes the rank sleep forever. Its process stays alive."""
 
     kind: ClassVar[str] = "hang-rank"
 
     @property
     def row(self) -> Any:
-        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
-        """Sleep forever."""
         while True:
             time.sleep(3600)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Raise(RankFault):
-    """The rank raises an error."""
+    """A fault that raises an error on the rank, as a defect in the system would."""
 
     kind: ClassVar[str] = "raise"
 
     @property
     def row(self) -> Any:
-        """None, since this fault is not in the catalogue of faults."""
         return None
 
     def strike(self) -> None:
-        """Raise an error, as a defect in the system would."""
         raise RuntimeError(f"injected by {self}")
 
 

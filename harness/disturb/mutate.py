@@ -15,16 +15,17 @@ from bitproof.harness.graph.verify import verify_order
 
 
 class MutatedGraph(NamedTuple):
-    """A graph with a fault, and the call sites that blame may name."""
+    """A graph with a fault, and the calls that a report may blame for it."""
 
     module: GraphModule
     sites: list[Site]
 
 
 def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> MutatedGraph:
-    """Return a copy of a finished graph, edited by `entry`, and the call sites that blame may name.
+    """Apply the edit of a fault to a copy of a rank's finished graph.
 
-    The graph is that of `rank`. Raises UsageError if the fault finds no call to change, or if its edit itself fails.
+    Returns the copy, and the calls that a report may blame. Raises UsageError if the fault finds no call to change, or
+    if its edit fails.
     """
     assert entry.edit is not None, "only edits change graphs"
     graph = Graph()

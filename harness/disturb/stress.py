@@ -1,21 +1,19 @@
-"""Scheduling stress: changes the timing and the uninitialized memory of a system's run.
+"""Scheduling stress: changes the timing and the uninitialized memory of a system's run. Imports no torch before use.
 
-A correct system synchronizes its accesses to shared memory, and writes memory before it reads it. Then its bits are the
-same under three changes:
+A correct system synchronizes its accesses to shared memory, and writes memory before it reads it. Then its bits stay
+the same under three changes:
 
 1. A rank sleeps for a random time before every collective and every wait, so ranks arrive in another order. On CUDA the
-   stream sleeps instead of the host, and the copy stream sleeps before a copy to host memory or back.
-2. Uninitialized memory has other contents. In a plain run, `determinism.set_determinism` fills it with NaN, or with the
-   largest integer. Under stress, memory that the system allocates holds zeros, and memory that kernels allocate is left
-   uninitialized.
-3. On a CPU, a c10d collective writes its results when the system waits for its work. If nothing waits, the results are
+   stream sleeps instead of the host. The copy stream sleeps before copies to and from host memory.
+2. Memory that the system allocates holds zeros. In a plain run it holds NaN, or the largest integer. Memory that
+   kernels allocate is left uninitialized.
+3. On a CPU, a c10d collective writes its results when the system waits for them. If nothing waits, the results are
    never written.
 
-On request there is a fourth change: operators run on several threads. It may also change bits of correct kernels, for
-example in a float32 sum of a million elements.
+On request, operators also run on several threads. This may change bits of correct kernels, for example in a float32 sum
+of a million elements.
 
-Sleeps are drawn from a seed and the rank, so a stressed replay sleeps like the stressed run. Imports no torch before
-use.
+Sleeps are drawn from a seed and the rank, so a replay of a stressed run sleeps in the same way.
 """
 
 from __future__ import annotations
@@ -33,13 +31,12 @@ if TYPE_CHECKING:
     import torch
 
 CYCLES_A_SECOND = 1_500_000_000
-"""Approximate clock of a GPU. Precision does not matter: sleeps only have to vary."""
+"""Approximate clock rate of a GPU. It need not be precise: sleeps only have to vary."""
 
 
 @contextmanager
 def stressed(stress: Stress | None, rank: int, device: torch.device | None = None) -> Iterator[None]:
-    """Context in which sleeps, zeroed memory and late results disturb this thread's run on `device`; no effect if
-    `stress` is None."""
+    """Context in which this thread's run on `device` is stressed. No effect if `stress` is None."""
     if stress is None:
         yield
         return
@@ -67,11 +64,11 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
                 elif on_cuda and function in COPIES:
                     _delay_copies(chance.uniform(0.0, longest), device)
                 # Uninitialized memory: NaN in the plain run, zeros here.
-                nobody_wrote = row_of(function).uninitialized
-                if nobody_wrote is Uninitialized.GROWN:
+                part = row_of(function).uninitialized
+                if part is Uninitialized.GROWN:
                     return _zero_grown(function, args, kwargs or {})
                 result = theirs(function, *args, **kwargs or {})
-                return result.zero_() if nobody_wrote is Uninitialized.WHOLE else result
+                return result.zero_() if part is Uninitialized.WHOLE else result
 
     with Disturbance():  # type: ignore[no-untyped-call]
         yield
@@ -103,12 +100,11 @@ def _sleep(seconds: float, device: torch.device | None) -> None:
 
 
 def _delay_copies(seconds: float, device: torch.device | None) -> None:
-    """Let the stream that copies to and from host memory sleep. A reader that does not wait for its copy then reads old
-    values."""
     import torch
 
     from bitproof.harness.graph.offload_operators import copy_stream
 
     assert device is not None, "there are no such copies elsewhere"
+    # A reader that does not wait for its copy then reads old values.
     with torch.cuda.stream(copy_stream(device)):
         _sleep(seconds, device)

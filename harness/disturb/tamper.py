@@ -1,6 +1,7 @@
 """Replaces calls of some operators by wrong calls, in any system.
 
-A later mode that records the calls sees the real inputs and the wrong output, as if the kernel were wrong.
+A dispatch mode that is entered later and records the calls sees the correct inputs and the wrong output, as if the
+kernel were wrong.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass
 class TamperedCall:
-    """A call of an operator that a fault replaces. `turn` is the number of earlier calls of the operator in this
-    step."""
+    """A call of an operator that a fault replaces.
+
+    `turn` is the number of earlier calls of the operator in this step. `fire` records that the fault was applied.
+    """
 
     function: Any
     args: tuple[Any, ...]
@@ -31,11 +34,10 @@ class TamperedCall:
     fire: Callable[[], None]
 
     def run(self) -> Any:
-        """Run the call unchanged."""
         return self.function(*self.args, **self.kwargs)
 
     def with_(this, **changes: Any) -> Any:  # noqa: N805 (an argument of an operator may be named self)
-        """Run the call with other arguments, given by name, and record that the fault fired."""
+        """Run the call with some arguments replaced, given by name, and record that the fault was applied."""
         this.fire()
         # A changed argument stays at its position if the call gave it by position; all others go by name.
         names = [argument.name for argument in schema_of(this.function).arguments]
@@ -43,16 +45,17 @@ class TamperedCall:
         return this.function(*args, **{**this.kwargs, **changes})
 
     def given(self, name: str) -> Any:
-        """Return the call's argument of this name; None if it was omitted."""
+        """Return the argument called `name`; None if the call omits it."""
         names = [argument.name for argument in schema_of(self.function).arguments]
         return {**dict(zip(names, self.args, strict=False)), **self.kwargs}.get(name)
 
 
 @contextmanager
 def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Iterator[Counter[str]]:
-    """Context in which `entry` replaces calls of its operators. Yields the number of calls in this step, by operator.
+    """Context in which the fault `entry` replaces calls of its operators. Yields the number of calls in this step, by
+    operator.
 
-    The caller clears the counts at each step. An entry that replaces no calls, or None, has no effect.
+    The caller clears these counts at each step. If `entry` is None or replaces no calls, nothing changes.
     """
     turns: Counter[str] = Counter()
     if entry is None or entry.call is None:
@@ -80,7 +83,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
 
 
 def untampered(observe: Callable[..., None]) -> Callable[..., None]:
-    """Return a function that calls `observe` without any dispatch mode: its operator calls are not the system's."""
+    """Wrap an observer of the system, so that no dispatch mode, and so no fault, sees its operator calls."""
 
     def observed(*args: Any) -> None:
         with disable_current_modes():

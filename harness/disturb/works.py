@@ -1,12 +1,12 @@
-"""The async handles (c10d `Work`) that a system gets in a call log or under scheduling stress (see `stress`).
+"""Replacements for the async handles (c10d `Work`) that a system gets from collectives.
 
-They replace the handles of the backend, for three reasons:
+They are used while calls are logged, and under scheduling stress (see `stress`):
 
-1. Dispatch modes do not see a call of `wait`. These handles note it.
-2. In a log, each collective is waited for at its launch, so that no operators of gloo run later inside `wait`. A
-   point-to-point message is waited for when the caller waits, since the peer may send later.
-3. Under stress, the result of a collective is written only in `wait`. A system that reads it earlier reads old values,
-   and its bits differ.
+1. Dispatch modes do not see a call of `Work.wait`. Our handles record it.
+2. While calls are logged, a collective ends at its launch. Otherwise gloo would run operators later, inside `wait`. A
+   message to one rank ends when the system waits for it, since the other rank may send it later.
+3. Under stress, a collective's result is written only in `wait`. A system that reads the result earlier gets old
+   values, so its bits differ.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from bitproof.harness.torch_operators import schema_of
 from bitproof.harness.within_user_code import refusing, theirs
 
 IN_PLACE_COLLECTIVES = "c10d"
-"""The namespace of collectives that write the caller's tensors, as in FSDP2; functional collectives return new tensors.
-"""
+"""The namespace of collectives that write into the caller's tensors, as FSDP2 calls them. Functional collectives return
+new tensors instead."""
 
 TO_ONE_RANK = ("send", "recv_", "recv_any_source_")
 
 
 class Works:
-    """A call log's async handles, each with the index of the call that launched its collective."""
+    """Makes async handles for a call log, and keeps them with the index of the call that launched each."""
 
     def __init__(self) -> None:
         self._made: list[tuple[HeldWork, int]] = []
@@ -46,13 +46,13 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """Return `result`, a collective's result, with our async handles in place of the backend's.
+        """Return `result`, the result of a collective, with our async handles in place of the backend's.
 
-        A collective is complete then. A message to a single rank is waited for when the caller waits; then `arrived` is
-        called.
+        The collective has ended when this function returns. A message to one rank ends later, when the system waits for
+        its handle; then `arrived` is called.
 
         - `written`: the tensors that the collective writes.
-        - `index`: the index of its call.
+        - `index`: the index of the collective's call in the log.
         """
 
         def hold(work: Any) -> Any:
@@ -73,14 +73,15 @@ class Works:
         return tree_map_only(torch.ScriptObject, hold, result)
 
     def abandoned(self) -> list[int]:
-        """Return the indices of the calls whose handles were never waited for."""
+        """Return the indices of the calls whose handles the system never waited for."""
         return [index for work, index in self._made if not work.is_asked]
 
 
 def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
-    """Run a collective, but write its results only when its handle is waited for.
+    """Run a c10d collective, but write its results only when the system waits for its handle.
 
-    Our handles are added to `made`, which keeps them alive. A message to one rank runs unchanged.
+    Returns the call's result with our handles in place of the backend's, and adds them to `made`, which keeps them
+    alive. A message to one rank runs unchanged.
     """
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)
@@ -101,14 +102,14 @@ def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
 
 
 def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
-    """Copy each of the values into its tensor. Autograd's version counters stay unchanged, as when a backend writes."""
     for tensor, value in zip(tensors, values, strict=True):
+        # A backend's write does not change autograd's version counters either.
         with torch.no_grad(), unsafe_preserve_version_counter(tensor):
             tensor.copy_(value)
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the values of the arguments that a c10d collective writes: tensors, or lists of tensors."""
+    """Return the arguments that a c10d collective writes: tensors, or lists of tensors."""
     names = (argument.name for argument in schema_of(function).arguments)
     given = dict(zip(names, args, strict=False)) | kwargs
     return [given.get(name) for name in in_place_results(function)]
@@ -116,8 +117,10 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 @functools.cache
 def in_place_results(function: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that a c10d collective writes although its schema does not mark them so; empty
-    for other operators."""
+    """Return the names of the arguments that a c10d collective writes, such as `("output_tensors",)`.
+
+    The schema does not mark these arguments as written. Empty for other operators.
+    """
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.
@@ -126,9 +129,12 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
 
 class HeldWork(Work):
-    """An async handle whose `results` are written when it is waited for. Any method waits.
+    """An async handle whose work is completed when the system first calls one of its methods.
 
-    `arrive` is called once, at the first wait. The caller must keep the handle alive.
+    - `results`: the tensors that the collective writes.
+    - `arrive`: completes the work, such as by writing the results; called once. None if the work is complete.
+
+    The creator must keep the handle alive.
     """
 
     def __init__(self, results: Sequence[Tensor], arrive: Callable[[], Any] | None = None) -> None:
@@ -141,7 +147,6 @@ class HeldWork(Work):
         self._arrive = arrive
 
     def wait(self, timeout: Any = None) -> bool:
-        """Wait for the collective. Returns True."""
         self.is_asked = True
         # Only the first wait writes the results: the caller may have overwritten them since.
         arrive, self._arrive = self._arrive, None
@@ -151,24 +156,20 @@ class HeldWork(Work):
         return True
 
     def synchronize(self) -> None:
-        """Wait for the collective."""
         self.wait()
 
+    # Each method waits. So the collective is complete after it, and a failure raises an error.
     def is_completed(self) -> bool:
-        """Wait for the collective. Returns True, since it is then complete."""
         return self.wait()
 
     def is_success(self) -> bool:
-        """Wait for the collective. Returns True, since a failure raises an error."""
         return self.wait()
 
     def result(self) -> list[Tensor]:
-        """Wait for the collective, and return the tensors that it wrote and that still exist."""
         self.wait()
         return [tensor for known in self._results if (tensor := known()) is not None]
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Wait for the collective, and return a completed future with the tensors that it wrote."""
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         future.set_result(self.result())
         return future

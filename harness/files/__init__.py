@@ -1,1 +1,1 @@
-"""Convert any name to a safe file name, and read files that a user names safely."""
+"""Safe file names for any text, and safe reading of files that a user names."""

@@ -1,11 +1,11 @@
-"""Convert names to names of files and folders, without collisions on any file system.
+"""Turn any text into a name of a file or folder, with no two texts alike on any file system.
 
-- A short name of lowercase letters, digits and underscores stays unchanged.
-- Any other name becomes its last 60 characters, with `-` for unsafe characters, and a digest of the whole name. So
+- A short text of lowercase letters, digits and underscores stays unchanged.
+- Any other text becomes its last 60 characters, with `-` for unsafe characters, and a digest of the whole text:
   `sub/t.py:make` becomes `sub-t.py-make-06e9681bfb5f`.
-- Names may have any length, and two names may differ only in case.
 
-No result ends in a dot and a word, so an ending such as `.control` can be added to any of them.
+So texts may have any length, and may differ only in case. No result ends in a dot and a word, so an ending such as
+`.control` can be added to any of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_.]+")
 
 
 def file_name(name: str) -> str:
-    """A safe name of a file or folder for any name, in the form that the top of this file describes."""
+    """Return a safe name of a file or folder for any text, such as `sub-t.py-make-06e9681bfb5f` for `sub/t.py:make`."""
     if _PLAIN.fullmatch(name):
         return name
     # The end of a path says more than its beginning.
@@ -28,7 +28,8 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """A name followed by an ending. If this has more than `most` characters, a digest replaces the last characters."""
+    """Return `name` followed by `ending`. If that is longer than `most` characters, a digest replaces the last of
+    them."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

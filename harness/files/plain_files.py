@@ -1,10 +1,10 @@
-"""Read files that a user names: only regular files, with at most a given number of bytes.
+"""Read files that a user names: only regular files, up to a given size.
 
-Other files are refused with OSError, whose `strerror` says which kind of file it is.
+Other files raise OSError, whose `strerror` says which kind of file it is:
 
 - A pipe or a terminal would block, as in `--case <(make_case)`.
 - A device such as /dev/zero never ends.
-- Some files of /proc report size 0 and have terabytes.
+- Some files of /proc have size 0 and terabytes of content.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import stat
 from pathlib import Path
 
 SOURCE = 1 << 26
-"""Bytes: the most that is read of a Python or JSON file. No hand-written file is larger."""
+"""The default limit, in bytes: no hand-written Python or JSON file is larger."""
 
 UNPACKED = 1 << 24
-"""Bytes: any packed file may unpack to this size, however small it is."""
+"""The size, in bytes, to which any packed file may unpack, even the smallest."""
 
 _MOST_TIMES = 300
-"""Measured: lists of calls of up to 200 equal layers unpacked to 17 to 20 times their size, and to 58 to 78 times if
-all digests are equal, as for zeros. zlib packs zeros to a thousandth."""
+"""How many times its own size a packed file may unpack to.
+
+Measured: lists of calls of up to 200 equal layers unpacked to 17 to 20 times their size, and to 58 to 78 times if all
+digests are equal, as for zeros. zlib packs zeros to a thousandth.
+"""
 
 _KINDS = {
     stat.S_IFIFO: "a pipe",
@@ -35,7 +38,7 @@ _BLOCK = 1 << 20
 
 
 def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
-    """The content of a regular file. Raises OSError for any other file, and for one of more than `most` bytes."""
+    """Return the content of a regular file. Raises OSError for any other file, and for more than `most` bytes."""
     check_plain(path, most)
     # O_NONBLOCK: if a pipe has taken the file's place, opening it must not wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
@@ -54,7 +57,7 @@ def read_plain(path: Path | str, most: int = SOURCE) -> bytes:
 
 
 def most_unpacked(packed: int) -> int:
-    """The largest allowed size of unpacked content, given the size of the packed content.
+    """Return the largest allowed size of unpacked content, given the size of the packed content.
 
     Without a limit, a small file could fill the memory: 260 KB of zlib unpack to 256 MiB of `[],[],[],`.
     """
@@ -62,7 +65,7 @@ def most_unpacked(packed: int) -> int:
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:
-    """Raise OSError if a path is no regular file. Called before another program or library reads the file."""
+    """Raise OSError if a path is not a regular file, before another program or library reads it."""
     # The file is not opened, because opening a device can have effects.
     try:
         _check(os.stat(path), path, most)

@@ -1,1 +1,1 @@
-"""The machine that ranks run on: its description, its devices, and its switches for determinism."""
+"""The machine that ranks run on: its devices, its description, and the switches that make runs deterministic."""

@@ -1,4 +1,4 @@
-"""The memory that this machine has left. Loads no torch."""
+"""The memory that this machine has free. Loads no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """The bytes of memory that runs may use: those available on the machine or in its container; None if unknown."""
+    """Return the bytes of memory that runs may use, on the machine or in its container; None if unknown."""
     found = []
     with suppress(OSError, ValueError, KeyError):
         meminfo = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

@@ -14,15 +14,15 @@ _SECONDS = 60
 
 
 def compiler() -> str:
-    """The compiler that Inductor calls: the variable CXX if set, else g++."""
+    """Return the command of the compiler that Inductor calls: the variable CXX if set, else g++."""
     return os.environ.get("CXX", "g++")
 
 
 def compiled_for() -> list[str]:
-    """The facts that decide the code that Inductor compiles here, besides torch.
+    """Return what decides the code that Inductor compiles here, besides torch: [compiler, version, processor].
 
-    These are the compiler, its version, and the processor's instructions: Inductor lets the compiler use all of them,
-    even those that torch itself does not use.
+    The last is a digest of the processor's instruction sets. Inductor lets the compiler use all of them, even those
+    that torch itself does not use.
     """
     try:
         version = run_command([compiler(), "--version"], _SECONDS).out.partition("\n")[0]
@@ -42,7 +42,8 @@ def _instructions() -> str:
 
 
 def compiler_problem() -> str | None:
-    """Compile a one-line program. If that fails, return the reason in words; else None."""
+    """Compile a program of one line, to check the C++ compiler. Return the reason of a failure in words, or else
+    None."""
     command = compiler()
     if shutil.which(command) is None:
         return f"no program {command} is found"

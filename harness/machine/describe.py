@@ -1,4 +1,4 @@
-"""Describes this machine: its versions and hardware, if these can be read without torch."""
+"""Describes this machine: versions and hardware, as far as they can be read without torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ _PACKAGES = ("torch", "numpy", "triton", "xxhash", "pyarrow")
 
 
 def describe_machine() -> MachineFacts:
-    """Facts about the machine, for the report and every manifest. The names of GPUs come from the driver's list."""
     return {
         "bitproof": __version__,
         "python": platform.python_version(),
@@ -51,7 +50,7 @@ def _cpu_model() -> str:
 
 
 def gpu_models() -> list[str]:
-    """The names of the GPUs, from the driver's list."""
+    """Return the model names of the GPUs, from the driver's list: ["NVIDIA H100 80GB HBM3"]. Empty without GPUs."""
     folder = Path("/proc/driver/nvidia/gpus")
     models = []
     for path in sorted(folder.glob("*/information")):
@@ -64,7 +63,8 @@ def gpu_models() -> list[str]:
 
 
 def commit() -> str | None:
-    """The git commit of the working directory, with "-dirty" if a file has changed since; None outside of git."""
+    """Return the git commit of the working directory, with "-dirty" if a file has changed since; None outside of
+    git."""
     # Excluding all tags leaves the commit. Without optional locks this does not disturb a git command that runs now.
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}

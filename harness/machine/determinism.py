@@ -1,4 +1,4 @@
-"""The switches that make a rank's run reproducible, bit for bit: set, read and restored here."""
+"""The switches that make a rank's run reproducible, bit for bit, such as torch's deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ENVIRONMENT = {
 
 
 def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: int = 1) -> dict[str, Switch]:
-    """Make this process deterministic, and return the switches that were set, for the manifest.
+    """Make this process deterministic, and return the switches with their values, for the manifest.
 
-    With `fill_uninitialized`, torch writes NaN into fresh memory, so that a read of uninitialized memory shows.
+    With `fill_uninitialized`, torch fills new memory with NaN, so that a read of uninitialized memory changes bits.
     """
     import numpy
     import torch
@@ -56,7 +56,7 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
 
 
 def settle_attention(device: torch.device) -> None:
-    """Run torch's first attention call on a GPU now, and undo the change of switches that it makes."""
+    """Run torch's first attention call on a GPU, and undo the change of switches that this call makes."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -69,7 +69,7 @@ def settle_attention(device: torch.device) -> None:
 
 
 def read_determinism() -> dict[str, Switch]:
-    """The current values of the switches for determinism, by name."""
+    """Return the values of torch's main switches for determinism, by name. `read_switches` returns these and more."""
     import torch
 
     # torch warns about some of its own settings when they are read.
@@ -99,7 +99,7 @@ def _matmul_precision() -> str:
 
 
 def read_switches() -> dict[str, Switch]:
-    """The current values of all switches that can change bits, or let them vary from run to run, by name."""
+    """Return the values of all switches that can change bits, or let them vary from run to run, by name."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -137,7 +137,6 @@ def read_switches() -> dict[str, Switch]:
 
 
 def _setters() -> dict[str, Callable[[Any], object]]:
-    """For each switch of `read_switches` that a process can restore, the function that sets it."""
     import torch
 
     from bitproof.harness import torch_compat
@@ -148,6 +147,7 @@ def _setters() -> dict[str, Callable[[Any], object]]:
         return lambda value: setattr(holder, name, value)
 
     return {
+        # Switches that a process cannot restore are missing.
         "deterministic_algorithms": torch.use_deterministic_algorithms,
         # torch sets both switches in one call.
         "deterministic_warn_only": lambda value: torch.use_deterministic_algorithms(
@@ -188,14 +188,17 @@ def _setters() -> dict[str, Callable[[Any], object]]:
 
 @dataclass(frozen=True)
 class Switches:
-    """State of this process that can change a bit: switches, users' kernels and dispatch modes, random generators."""
+    """The state of this process that can change a bit.
+
+    - `switches`: the values of switches by name, with kernels that a user has replaced, and active dispatch modes.
+    - `generators`: the states of the random generators of torch, Python and NumPy.
+    """
 
     switches: dict[str, Switch]
     generators: dict[str, Any]
 
     @classmethod
     def now(cls) -> Switches:
-        """The current state of this process."""
         import numpy
         import torch
 
@@ -215,7 +218,7 @@ class Switches:
         return cls(read_switches() | replaced, generators)
 
     def changes(self) -> list[str]:
-        """A line for each change since this state was read, such as `mkldnn_enabled True -> False`."""
+        """Return a line for each change since this state was read, such as `mkldnn_enabled True -> False`."""
         now = Switches.now()
         changed = [
             f"{name} {was} -> {now.switches[name]}" for name, was in self.switches.items() if now.switches[name] != was
@@ -224,7 +227,6 @@ class Switches:
         return [*changed, *(f"the state of {name}'s random number generator" for name in drawn)]
 
     def restore(self) -> None:
-        """Restore this state, except for changes that cannot be undone within a process."""
         import numpy
         import torch
 
@@ -244,10 +246,10 @@ class Switches:
 
 @contextmanager
 def keeping_switches(who: str) -> Iterator[None]:
-    """Context for code that must not change switches or random generators. At the end, changes are undone and PassError
-    is raised for them.
+    """Context for code that must not change switches or random generators. At the end, changes are undone.
 
-    The error names the code, as `who`, and the changes.
+    Raises PassError if there were changes. It lists them, and names the code as `who`. If the code itself raises an
+    error, that error is raised instead.
     """
     before = Switches.now()
     try:
@@ -267,15 +269,14 @@ def keeping_switches(who: str) -> Iterator[None]:
 
 
 SET, AFTER_FACTORY, AFTER_STEPS = "set", "after_factory", "after_steps"
-"""The times at which a rank reads its switches, by their names in a manifest: after setting them, after making its
-system, and at the end."""
+"""When a rank reads its switches: after setting them, after making its system, and after the last step. Manifests use
+these names."""
 
 Readings = Mapping[str, Mapping[str, Switch]]
 
 
 def tell_changes(readings: Readings) -> Iterator[str]:
-    """Yield each change of a switch by a system, and the time of the change: `mkldnn_enabled True -> False by its
-    factory`."""
+    """Yield each change of a switch by a system, with its time: `mkldnn_enabled True -> False by its factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
         for name, was in readings.get(before, {}).items():
@@ -284,5 +285,5 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 
 def first_changed(by_rank: list[Readings]) -> Readings:
-    """The readings of the lowest rank whose system changed a switch; if none did, those of rank 0."""
+    """Return the readings of the first rank whose system changed a switch; if there is none, those of rank 0."""
     return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])

@@ -23,11 +23,12 @@ from bitproof.harness.shared_memory import is_supported
 
 @dataclass(frozen=True)
 class Placement:
-    """The type of device of a case's ranks, and the backend of torch.distributed.
+    """The devices of a case's ranks, and how the ranks communicate.
 
+    - `backend`: the backend of torch.distributed.
     - `shared`: whether ranks share GPUs. If so, rank r runs on GPU r % num_gpus.
-    - `in_memory`: whether the ranks communicate through shared memory instead of the backend. This changes no bit.
-    - `native`: whether NCCL itself adds, in an order that is fixed but not documented.
+    - `in_memory`: whether ranks communicate through shared memory instead of the backend. This changes no bit.
+    - `native`: whether NCCL itself adds the ranks' values. Its order of additions is fixed but not documented.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -39,11 +40,11 @@ class Placement:
 
     @property
     def collectives(self) -> Literal["shared", "gloo", "nccl", "native"]:
-        """The transport between ranks, in the words of reports: "native" if NCCL adds in an order of its own."""
+        """How ranks communicate, in the words of reports. "native" means that NCCL itself adds the ranks' values."""
         return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:
-        """A rank's device in torch's notation, such as `cpu` or `cuda:3`."""
+        """Return a rank's device in torch's notation, such as "cpu" or "cuda:3"."""
         return "cpu" if self.device == "cpu" else f"cuda:{rank % self.num_gpus}"
 
 
@@ -55,13 +56,13 @@ def place(
     *,
     share_gpus: bool = False,
 ) -> Placement:
-    """Choose the devices and the transport of a case whose ranks are all on this machine.
+    """Choose the devices of a case whose ranks are all on this machine, and how the ranks communicate.
 
     - `request`: "auto", "cpu" or "cuda". "auto" uses GPUs only if each rank gets its own.
-    - `collectives`: the requested transport.
-    - `share_gpus`: whether ranks may share GPUs, over gloo.
+    - `collectives`: how the user wants ranks to communicate; None for ranks that a launcher started.
+    - `share_gpus`: whether ranks may share GPUs. They then communicate over gloo.
 
-    Raises CaseError if "cuda" finds too few GPUs, and for unavailable collectives.
+    Raises CaseError if "cuda" finds too few GPUs, or if `collectives` is not possible there.
     """
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))
@@ -123,10 +124,9 @@ def _over_nccl(placement: Placement, request: CollectivesRequest | None) -> Plac
 
 
 def unmet_requirement(case: Case, request: str) -> str | None:
-    """The requirement of a case that this machine does not meet, in words, such as "it needs scipy, the extra
-    `placement`".
+    """Return what a case requires and this machine lacks: "it needs scipy, the extra `placement`".
 
-    None if no unmet requirement is known: this function asks the driver for GPUs, not torch.
+    None if nothing is known to be missing. GPUs are counted by the driver's list, not by torch.
     """
     if case.requires is None:
         return None
@@ -144,9 +144,9 @@ def unmet_requirement(case: Case, request: str) -> str | None:
 
 @contextlib.contextmanager
 def lease_gpus(placement: Placement, world_size: int, folder: Path | None = None) -> Iterator[None]:
-    """Context in which the GPUs of a case's ranks are locked. First waits for GPUs that another run has locked.
+    """Context in which the GPUs of a case's ranks are locked. First waits until no other run has locked them.
 
-    The lock files stay in the user's temporary folder.
+    The lock files stay in `folder`, by default in the user's temporary folder.
     """
     with contextlib.ExitStack() as held:
         if placement.device == "cuda":

@@ -1,7 +1,7 @@
-"""Counts and names GPUs without starting CUDA in this process. Imports no torch before use.
+"""Counts and describes GPUs without starting CUDA in this process. Imports no torch before use.
 
-A process that has started CUDA cannot fork ranks that use a GPU. So only the driver's library is asked, or another
-process.
+If a process has started CUDA, processes forked from it cannot use a GPU. So these functions ask the driver's library,
+or run another process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _OF_ONE_RUN = ("NCCL_HOSTID",)
 
 
 def num_gpus() -> int:
-    """The number of GPUs that torch can use. Does not start CUDA."""
+    """Return the number of GPUs that torch can use. Does not start CUDA."""
     import torch
 
     from bitproof.harness.torch_compat import count_gpus_by_driver
@@ -42,9 +42,9 @@ def num_gpus() -> int:
 
 
 def visible_gpus() -> tuple[str, ...]:
-    """Names of the GPUs that torch can use, in torch's order, such as "GPU-5f1c...". Does not start CUDA.
+    """Return identifiers of the GPUs that torch can use, in torch's order, such as "GPU-5f1c...". Does not start CUDA.
 
-    A GPU has the same name in all processes, even if its index is 0 in each.
+    A GPU has the same identifier in all processes, while its index may be 0 in each of them.
     """
     from bitproof.harness.torch_compat import name_visible_gpus
 
@@ -62,10 +62,7 @@ def _count_elsewhere() -> int:
 
 
 def has_started_driver() -> bool:
-    """Whether any code has started CUDA's driver in this process. If so, no process forked from it can use a GPU.
-
-    This check does not start the driver.
-    """
+    """Return whether CUDA's driver was started in this process. If so, no process forked from it can use a GPU."""
     # `torch.cuda.is_initialized` is not enough: torch starts the driver even for questions about its build.
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -78,8 +75,9 @@ def has_started_driver() -> bool:
 
 
 def read_gpu_facts(device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU, by name: those that can change a bit, and that only a process with CUDA can read. None
-    if `device` is no GPU.
+    """Return facts about a rank's GPU that can change a bit, by name; None if `device` is no GPU.
+
+    Only a process that has started CUDA can read them.
     """
     import torch
 
@@ -100,7 +98,8 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
 
 
 def read_gpu_of_keys(device: torch.device) -> MachineFacts:
-    """Facts about a rank's GPU, by name: those that decide torch's choice of operators, or that appear in the trace."""
+    """Return facts about a rank's GPU, by name, that decide its traced graph: torch chooses operators by them, or they
+    appear in the trace."""
     import torch
 
     properties = torch.cuda.get_device_properties(device)
@@ -115,18 +114,19 @@ def read_gpu_of_keys(device: torch.device) -> MachineFacts:
 
 
 def read_gpu_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment variables that CUDA's libraries read, sorted by name.
+    """Return the variables in `environment` that CUDA's libraries read, sorted by name.
 
-    `environment` is the environment of a process that has loaded these libraries.
+    `environment` must be that of a process that has loaded these libraries.
     """
     named = {name: value for name, value in sorted(environment.items()) if name.startswith(_CUDA_VARIABLES)}
     return {name: value for name, value in named.items() if name not in _OF_ONE_RUN}
 
 
 def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | None]) -> MachineFacts:
-    """Merge the facts of ranks: a fact has a single value if all ranks that have it agree, else a list of all values.
+    """Merge the facts of all ranks. If ranks disagree on a fact, its value is a list with an entry per rank.
 
-    For example, "driver" is "550.54.15", or ["rank 0: 550.54.15", "rank 1: 535.86.10"].
+    For example, "driver" is "550.54.15", or ["rank 0: 550.54.15", "rank 1: 535.86.10"]. Ranks whose facts are None, or
+    that lack this fact, do not count.
     """
     known = [(rank, facts) for rank, facts in enumerate(by_rank) if facts is not None]
     agreed: MachineFacts = {}
@@ -140,7 +140,6 @@ def agreed_facts(by_rank: Sequence[Mapping[str, str | int | list[str] | None] | 
 
 
 def driver_version(file: Path) -> str | None:
-    """The version of the kernel driver, such as 550.54.15, from the driver's own file; None if there is none."""
     try:
         found = re.search(r"\b\d+\.\d+(\.\d+)?\b", file.read_text(encoding="utf-8"))
     except OSError:
@@ -149,7 +148,7 @@ def driver_version(file: Path) -> str | None:
 
 
 def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> list[str]:
-    """The settings that NCCL reads from files, as `NAME=VALUE`: first those of the system, then those of the user.
+    """Return the settings in NCCL's configuration files as `NAME=VALUE`, the system's file before the user's.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
@@ -177,7 +176,7 @@ def _cublas_version(maps: Path) -> int | None:
 
 
 def gpu_topology() -> list[str] | None:
-    """The links between GPUs: the rows of `nvidia-smi topo -m` up to its legend; None if the command fails."""
+    """Return the links between GPUs, as the rows of `nvidia-smi topo -m`; None if the command fails."""
     command = ["nvidia-smi", "topo", "-m"]
     try:
         done = run_command(command, _TOPOLOGY_SECONDS)

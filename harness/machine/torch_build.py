@@ -1,4 +1,4 @@
-"""Reads how torch was built, in such a way that ranks can still be forked afterwards."""
+"""Read how torch was built, without starting CUDA in a process that later forks ranks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,11 @@ class TorchBuild:
     settings: str
 
     def parts(self) -> tuple[str, str, str]:
-        """The version, the commit and the settings, for a key or a digest."""
         return self.version, self.commit, self.settings
 
 
 def torch_build() -> TorchBuild:
-    """How this process's torch was built. Raises MachineError if a build for CUDA does not describe itself."""
+    """Return how torch was built. Raises MachineError if the process that reads it does not answer."""
     import torch
 
     # Reading a build for CUDA starts CUDA's driver, and then no forked rank could use a GPU. So a process that has not
@@ -37,7 +36,6 @@ def torch_build() -> TorchBuild:
 
 
 def read_here() -> TorchBuild:
-    """Read in this process how torch was built. This may start CUDA's driver."""
     from bitproof.harness.torch_compat import build
 
     return TorchBuild(*build())
@@ -45,7 +43,6 @@ def read_here() -> TorchBuild:
 
 @functools.cache
 def read_elsewhere() -> TorchBuild:
-    """Read how torch was built, in a fork of this process."""
 
     def ask(send: Send) -> None:
         send(read_here())

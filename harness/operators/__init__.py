@@ -1,10 +1,10 @@
-"""Facts about operators that their schemas do not state, in a table with a row per operator. Imports no torch.
+"""A table of facts about operators that their schemas do not state, with a row per operator. Imports no torch.
 
-- `row`: the columns
-- `rows`: the table (the certificate checker has a copy)
-- `questions`: functions that query the table
-- `happens_before`: finds calls that use memory in no defined order
-- `crossings`: finds deadlocks
+- `row`: the columns of the table.
+- `rows`, `aten`: the table. The certificate checker has a copy.
+- `questions`: functions that query the table.
+- `happens_before`: finds calls that use the same memory in no defined order.
+- `crossings`: finds deadlocks between ranks.
 """
 
 from bitproof.harness.operators.questions import COMMUNICATES, known, named, names, names_of_uninitialized, overloads

@@ -1,4 +1,4 @@
-"""Rows of the table for torch's own operators, by name. `harness.operators.row` documents the columns."""
+"""The rows of torch's own operators in the table of operators. `harness.operators.row` explains the columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _COMPUTES = """
     sigmoid_backward silu silu_backward sin slice_backward slice_scatter sqrt tanh threshold_backward unfold
     view_as_complex
 """
-"""Operators that a graph from elsewhere may call, and about which the table has no other fact."""
+"""Operators that a graph from a file may call, and about which the table states nothing else."""
 
 ATEN = (
     Operator(name="aten._assert_async", checks=("default", "msg"), allowed=("default", "msg")),

@@ -1,16 +1,16 @@
-"""Detects deadlocks: simulates the collectives of all ranks until no rank can continue. Loads no torch.
+"""Find deadlocks: simulate the collectives of all ranks until no rank can continue. Imports no torch.
 
 A launch is a call that starts a collective or a message without waiting for its end. On NCCL:
 
-- Each launch belongs to a communicator. A group has a communicator for collectives and another for batches of messages.
-  If the group was initialized eagerly, it has a third for single messages.
-- The launches of a communicator run in sequence on each rank. Messages of a single call run together.
-- A launch ends when all its ranks have begun it.
-- All later work of a stream comes after a wait on that stream, including launches.
+- Each launch runs on a communicator. A group has a communicator for collectives and another for batches of messages. If
+  the group was initialized eagerly, it has a third for single messages.
+- The launches of a communicator run in sequence on each rank. Messages of a batch run together.
+- A launch ends when all ranks of its group have begun it.
+- Work that a stream gets after a wait runs after it. This includes launches.
 
 For example, rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
 
-Gloo is simulated in the same way, as a graph must be correct on NCCL, too.
+Gloo is simulated in the same way, because a graph must be correct on NCCL, too.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ class Deadlock:
 
 @dataclass(frozen=True)
 class RankTurn:
-    """A launch or a wait of a rank, as data.
+    """A launch of a collective or message by a rank, or a wait for a launch.
 
     - `operator`, `name`: the operator and the name of the call.
     - `group`, `ranks`: the name and the ranks of the call's process group.
     - `waits_for`: for a wait, the index of the awaited launch in the rank's sequence; None for a launch.
-    - `takes`: dtype and sizes, in which matching launches must agree; "" if unknown.
-    - `communicator`: the communicator's name; "" for the group's communicator for collectives. Launches with the same
-      communicator run in sequence on a rank.
-    - `is_joined`: whether this launch runs together with the launch before it.
+    - `takes`: dtype and sizes, which must be equal on all ranks; "" if unknown.
+    - `communicator`: the name of the communicator; "" for the group's communicator for collectives.
+    - `is_joined`: whether this launch belongs to the same batch of messages as the launch before it.
     """
 
     operator: str
@@ -54,21 +53,21 @@ class RankTurn:
 
     @property
     def queue(self) -> str:
-        """The queue of this launch, named by its communicator or its group. The launches of a queue run in sequence."""
+        """A name for the communicator. Launches with the same name run in sequence on a rank."""
         return self.communicator or self.group
 
 
 @dataclass
 class _Rank:
-    """The progress of a rank in the simulation.
+    """The progress of a rank in the simulation. A launch is identified by its index in `turns`.
 
-    - `turns`: the rank's launches and waits. The other fields identify a launch by its index in `turns`.
-    - `place`: the index of the next launch or wait in `turns`.
-    - `launched`: for each group, the launches so far.
-    - `nth`: for each launch, its index in its group's list `launched[group]`.
-    - `calls`: for each queue, its calls. A call is a list of launches that run together.
-    - `call`: for each launch, the index of its call in its queue's list `calls[queue]`.
-    - `ended`: for each queue, the number of calls that have ended.
+    - `turns`: the launches and waits of the rank, in order.
+    - `place`: the index in `turns` of the next launch or wait.
+    - `launched`: maps a group to its launches so far.
+    - `nth`: maps a launch to its index in the list of its group in `launched`.
+    - `calls`: maps a communicator to its calls so far. A call is a list of launches that run together.
+    - `call`: maps a launch to the index of its call in `calls`.
+    - `ended`: maps a communicator to the number of its calls that have ended.
     """
 
     turns: Sequence[RankTurn]
@@ -80,7 +79,6 @@ class _Rank:
     call: dict[int, int] = field(default_factory=dict)
 
     def launch(self) -> None:
-        """Add the next entry of this rank, which is a launch, to its group and its queue."""
         turn, index = self.turns[self.place], self.place
         own, calls = self.launched.setdefault(turn.group, []), self.calls.setdefault(turn.queue, [])
         self.nth[index] = len(own)
@@ -96,14 +94,14 @@ class _Rank:
         return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
 
     def first_of(self, queue: str) -> RankTurn:
-        """Return the first launch of a queue that has not ended: all later launches of the queue wait for it."""
+        """Return the first launch of a communicator that has not ended. All later launches wait for it."""
         return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
 def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
-    """Return the possible deadlocks: ranks that cannot continue, and launches that match but are not the same call.
+    """Return the possible deadlocks between ranks, given each rank's launches and waits in order.
 
-    `turns_of` has each rank's launches and waits, in order.
+    Launches that match, but are not the same call on all ranks, are returned as deadlocks, too.
     """
     ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
     # A list and no generator: every rank advances in each round.
@@ -118,7 +116,7 @@ def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
 
 
 def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
-    """Simulate a rank, and end those of its launches that can end. Returns whether anything changed."""
+    """Let a rank go on until it must wait, and end its launches that can end. Return whether anything changed."""
     own, has_moved = ranks[rank], False
     # First everything that the host does without waiting, then the ends of launches, which may free the next wait.
     while own.place < len(own.turns):
@@ -138,9 +136,9 @@ def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """For each rank of a launch's group, the index of its matching launch; None if the rank has not made it yet.
+    """Return, for each rank of a launch's group, the index of its matching launch; None if it has not launched yet.
 
-    The n-th launches of a group on all its ranks match.
+    Launches match if each is the n-th of the group on its rank.
     """
     own = ranks[rank]
     turn, nth = own.turns[index], own.nth[index]
@@ -155,12 +153,15 @@ def _can_end(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
-    """Whether `turn` is a wait for a launch that all ranks of the group have made."""
+    # A wait for a launch that all ranks have made is not stuck by itself: `_behind_a_stuck_launch` finds the cause.
     return turn.waits_for is not None and None not in _matching_launches(rank, turn.waits_for, ranks).values()
 
 
 def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Deadlocks in queues: a rank has begun a launch, whose match on another rank is behind one that never ends."""
+    """Return the deadlocks in which a launch that `rank` has begun cannot begin on another rank.
+
+    There, the matching launch comes after a launch of the same communicator that never ends.
+    """
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():
         for index in calls[own.ended.get(queue, 0)] if own.ended.get(queue, 0) < len(calls) else ():
@@ -185,7 +186,7 @@ def _stuck_rank(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlo
 
 
 def _mismatches(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
-    """Launches that match by number but are not the same call, or that some ranks of the group do not make.
+    """Return the launches that match but are different calls, or that some ranks of the group do not make.
 
     Launches match if each is the n-th of the group on its rank.
     """

@@ -1,23 +1,22 @@
-"""Finds races in a graph: pairs of calls that use the same memory, although neither happens before the other.
+"""Find races in a graph: two calls that use the same memory, although neither happens before the other. Imports no
+torch.
 
-Example: `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait. Two calls race if they use the same memory,
-one of them writes or frees it, and neither comes before the other.
+Example: `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait. A race needs a call that writes or frees the
+memory.
 
 The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, the work that it
-launches, its waits. Memory is named by keys, one or several for each value. The table (`harness.operators.rows`) says
-which operators launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
+launches, and the waits. Memory is named by keys, at least a key for each value. `harness.operators.rows` lists the
+operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of a stream run in order, different streams concurrently. The clock of a stream has a call of each stream: the
-   last that ends before the next call of this stream.
+1. Calls of a stream run in order, and different streams run concurrently. The clock of a stream has, for each stream,
+   the last call that ends before the next call of this stream.
 2. An event stores the clock of the stream that recorded it. A stream that waits for the event merges that clock into
    its own.
-3. The host queues work on streams. So all earlier work and waits of the host come before that work. The host itself
+3. The host queues work on streams, so this work comes after all earlier work and waits of the host. The host itself
    waits for a stream only explicitly.
-4. A launch starts work after its stream's earlier calls. The work then runs concurrently with everything, until a
+4. A launch starts work after the earlier calls of its stream. The work then runs concurrently with everything, until a
    stream waits for it. A wait for a launch ends no other launch, not even an earlier launch of the same group. (NCCL
    would run them in order, gloo need not.)
-
-Imports no torch.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Stream = Hashable
 
 NEVER_FREED = float("inf")
 COMPUTE: Stream = 0
-"""The stream on which a graph is called; torch's own graphs number it so."""
+"""The number of the stream on which a graph is called, as in torch's own graphs."""
 HOST: Stream = "host"
 
 
@@ -41,9 +40,9 @@ class Race:
     """Two calls that use the same memory without an order between them.
 
     - `first`: the earlier call.
-    - `does`: a sentence that describes the race, with a placeholder for the later call's name.
+    - `does`: a sentence about the race, with the placeholder `{who}` for the name of the later call.
     - `key`: the memory.
-    - `work`: if `first` is a launch, its `launch` in the table of operators; None for any other call.
+    - `work`: if `first` is a launch, the entry `launch` of its operator's row; None for any other call.
     - `is_let_go`: whether the memory was freed before the wait for `first`.
     """
 
@@ -54,7 +53,7 @@ class Race:
     is_let_go: bool = False
 
     def told(self, who: object) -> str:
-        """Return the race as a sentence; `who` is the call's name."""
+        """Return the race as a sentence. `who` is the name of the later call."""
         return self.does.format(who=who)
 
 
@@ -63,14 +62,14 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The part of a launched operator's work that fills a single result.
+    """The work of a launched operator, as far as it fills a single result of the operator.
 
-    - `launched`, `name`: the time and the name of the call that launched the work.
-    - `rule`: the operator's `launch` in the table of operators.
+    - `launched`, `name`: the time and the name of the launch.
+    - `rule`: the entry `launch` of the operator's row.
     - `fills`: the memory of this result.
     - `takes`: the memory that the work reads.
-    - `filled`: the waits after which the result is complete, each as the waiting stream and the wait's number.
-    - `taken`: in the same form, the waits after which the work has finished reading.
+    - `filled`: the waits after which the result is complete, as pairs of the waiting stream and its clock.
+    - `taken`: the waits after which the work has finished reading, in the same form.
     """
 
     launched: float
@@ -83,12 +82,16 @@ class _Work:
 
 
 State = dict[Key, list[tuple[_Work, int, int]]]
-"""The work that uses each piece of memory, each with the lengths of `filled` and `taken`."""
+"""For each piece of memory, the work that uses it, with the lengths of the work's lists `filled` and `taken`."""
 
 
 @dataclass
 class _Uses:
-    """The calls that used a piece of memory: its last write, and the last read by each stream after this write."""
+    """The calls that used a piece of memory: the last write, and the last read by each stream since.
+
+    - `owner`: the stream that used the memory first, which counts as the stream that allocated it.
+    - `recorded`: the streams for which `Tensor.record_stream` was called.
+    """
 
     owner: Stream
     write: tuple[Stream, int, Hashable] | None = None
@@ -97,11 +100,11 @@ class _Uses:
 
 
 class Order:
-    """Finds races among a graph's calls, which the caller reports in their order.
+    """Finds races. The caller reports the calls of a graph in order.
 
-    - `last_use`: maps each piece of memory to the time of its last use: the index of a call, or NEVER_FREED for memory
-      that the graph's caller keeps. None if the last uses are not known until the end: then call `overdue`.
-    - `is_single`: whether all calls run on one stream. Then only asynchronous operators, such as collectives, can race.
+    - `last_use`: the time of the last use of each piece of memory, as the index of a call. NEVER_FREED for memory that
+      the graph's caller keeps. None if last uses are known only at the end: then call `overdue`.
+    - `is_single`: whether all calls run on a single stream. Then only launched work, such as a collective, can race.
     """
 
     def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:
@@ -114,14 +117,14 @@ class Order:
         # them.
         self._first_waits: list[tuple[_Work, float, Hashable]] = []
         self.open: dict[Key, list[_Work]] = {}
-        """The work that uses a piece of memory and that some stream may not have waited for."""
+        """For each piece of memory, the work that uses it and for which some stream may not have waited."""
         self.freed: dict[Key, Hashable] = {}
-        """Memory that was freed, with the call that freed it."""
+        """For each piece of memory that was freed, the call that freed it."""
 
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on `stream` that reads and writes these pieces of memory, and return its races."""
+        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -149,7 +152,11 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Faster variant of `call`, for memory that only this stream and launches use in the whole graph."""
+        """Report a call whose memory is used, in the whole graph, only by this stream and by launched work. Returns its
+        races.
+
+        Faster than `call`.
+        """
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
@@ -158,9 +165,10 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call: it uses memory of a launched operator for which `stream` has not waited.
+        """Return the races of a call with launched work that reads or fills the same memory, unless `stream` has waited
+        for it.
 
-        Uses of freed memory are returned, too. There is one race per launch and kind of access.
+        Uses of freed memory are returned as races, too. There is at most one race per launch and kind of access.
         """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
@@ -189,8 +197,8 @@ class Order:
     ) -> None:
         """Report a launch that fills `results` and reads the memory `takes`.
 
-        Each result is given as the pieces of memory that it consists of, and needs its own wait before it may be read.
-        A wait for any result means that the launch has finished reading.
+        Each result is given as its pieces of memory, and needs its own wait before it may be read. After a wait for any
+        result, the launch has finished reading.
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:
@@ -204,8 +212,9 @@ class Order:
     ) -> list[Race]:
         """Report that a stream waits until launched work has filled the memory `awaited`. Returns the races found.
 
-        - `rule`: the wait's row in the table of operators. The wait completes only work of the kind `rule.work`.
-        - `awaited`: the memory that is waited for. A send fills no memory, so a wait for the sent memory completes it.
+        - `rule`: the kind of work that this wait ends, from the table of operators. Other work is not ended.
+        - `awaited`: the memory. Work that fills no memory, such as a send, is ended by a wait for the memory that it
+          reads.
         - `name`: the call that waits.
 
         There is a race if memory that the work reads was freed before this wait.
@@ -233,9 +242,9 @@ class Order:
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
-        """Return the races of the graph's work with its caller.
+        """Return the races between the graph and its caller, in memory that outlives the graph.
 
-        These are writes and reads, not yet waited for, of memory that outlives the graph.
+        Such a race is a write or read for which nothing has waited.
         """
         found: dict[tuple[Hashable, str], Race] = {}
 
@@ -261,7 +270,7 @@ class Order:
         return list(found.values())
 
     def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return the races of launches whose memory was freed before the wait for them, as (time, call, race).
+        """Return the races of launches whose memory was freed before the wait, as (time, call, race).
 
         `time` and `call` are those of the wait.
         """
@@ -272,20 +281,20 @@ class Order:
         ]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
-        """Return the names of launches that fill these pieces of memory, and for which nothing has waited."""
+        """Return the names of launches that fill these pieces of memory and for which nothing has waited."""
         found = (work for key in keys for work in self.open.get(key, ()) if _is_ended_by(work, key) and not work.filled)
         return list(dict.fromkeys(work.name for work in found))
 
     # -- choices ----------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Return the unfinished work, for `go_back` after a branch of a condition."""
+        """Return the unfinished work. Pass it to `go_back` after a conditional branch."""
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
-        """Return to the state `before` a branch of a condition: the branch may not run, so its waits do not count.
+        """Undo the waits of a conditional branch, since it may not run. `before` is the `state` before the branch.
 
-        Launches in the branch stay. Returns earlier work for which the branch waited, by `id`.
+        Launches of the branch stay. Returns the earlier work for which the branch waited, by its `id`.
         """
         ended: dict[int, _Work] = {}
         for key, works in before.items():
@@ -308,7 +317,6 @@ class Order:
                 self._forget(work)
 
     def _forget(self, ended: _Work) -> None:
-        """Remove work from `open`, because the single stream has waited for it."""
         # The results of a launch share `taken`: a wait for any of them ends the reading, so no entry for memory that
         # was only read is left. Entries for other results stay, since each needs its own wait.
         for key in ended.fills | ended.takes:
@@ -323,42 +331,40 @@ class Order:
                 self.open.pop(key, None)
 
     def is_filling(self, keys: Iterable[Key]) -> bool:
-        """Return whether a launch fills any of these pieces of memory, and nothing has waited for it."""
+        """Return whether some launch fills any of these pieces of memory, and nothing has waited for it."""
         return any(key in work.fills and not work.filled for key in keys for work in self.open.get(key, ()))
 
     def touching(self, keys: Iterable[Key]) -> list[float]:
-        """Return the times of launches that fill or read these pieces of memory, and for which nothing has waited."""
+        """Return the times of launches that fill or read these pieces of memory and for which nothing has waited."""
         return sorted({work.launched for key in keys for work in self.open.get(key, ()) if not work.filled})
 
     # -- streams and lifetimes --------------------------------------------------------------------------
 
     def record(self, event: Hashable, stream: Stream) -> None:
-        """Report that an event is recorded on a stream: it then stands for all earlier calls of the stream."""
+        """Report that a stream records an event. A wait for the event then waits for all earlier calls of the
+        stream."""
         self._events[event] = dict(self._clock(stream))
 
     def wait_event(self, event: Hashable, stream: Stream) -> None:
-        """Report that a stream waits for an event: its later calls come after all calls before the event was recorded.
+        """Report that a stream waits for an event, and so for all calls before the event was recorded.
 
         An event that was never recorded has no effect.
         """
         self._join(stream, self._events.get(event, {}))
 
     def wait_stream(self, stream: Stream, other: Stream | None) -> None:
-        """Report that a stream waits for `other`, or for all streams if it is None.
-
-        The later calls of `stream` come after all earlier calls of `other`.
-        """
+        """Report that `stream` waits for all earlier calls of `other`, or of all streams if `other` is None."""
         # A copy: `_join` may add this stream's clock while the loop runs.
         for each in [*self._clocks] if other is None else [other]:
             self._join(stream, dict(self._clock(each)))
 
     def keep_for(self, keys: Iterable[Key], stream: Stream) -> None:
-        """Report `Tensor.record_stream`: the allocator reuses this memory only after the stream's use of it."""
+        """Report `Tensor.record_stream`: the allocator reuses this memory only after this stream has used it."""
         for key in keys:
             self._uses.setdefault(key, _Uses(COMPUTE)).recorded.add(stream)
 
     def free(self, keys: Iterable[Key], name: Hashable) -> list[Race]:
-        """Report that `name` is the last call to use memory: the stream that allocated it may then reuse it at once.
+        """Report that no call after `name` uses this memory. The stream that allocated it may then reuse it at once.
 
         Returns the races with uses by other streams.
         """
@@ -380,7 +386,7 @@ class Order:
         return found
 
     def let_go(self, keys: Iterable[Key], name: Hashable) -> None:
-        """Report that the call `name` has freed memory: any later use is an error, which `races` returns."""
+        """Report that the call `name` freed this memory. `races` returns any later use as an error."""
         self.freed |= dict.fromkeys(keys, name)
 
     def _tick(self, stream: Stream) -> int:
@@ -407,7 +413,7 @@ class Order:
 
 
 def _is_ended_by(work: _Work, key: Key) -> bool:
-    """Whether a wait for this memory ends this work."""
+    # A send fills no memory. A wait for the sent memory ends it.
     return key in work.fills or (work.rule.awaited_by_source and key in work.takes)
 
 

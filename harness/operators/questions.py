@@ -10,12 +10,15 @@ from bitproof.harness.operators.row import Operator, Uninitialized
 from bitproof.harness.operators.rows import ROWS
 
 COMMUNICATES = frozenset({"_c10d_functional", "_c10d_functional_autograd", "c10d", "symm_mem"})
-"""Namespaces of operators that communicate."""
+"""The namespaces of operators that communicate between ranks."""
 
 
 @functools.lru_cache(maxsize=1 << 12)
 def known(name: str) -> Operator:
-    """Return the row of an operator such as `aten.empty_like`; without a row, its namespace's, or else an empty row."""
+    """Return the row of an operator such as `aten.empty_like`.
+
+    An operator without a row has its namespace's row, such as `c10d.*`, or else a row without facts.
+    """
     if (row := ROWS.get(name)) is not None:
         return row
     return ROWS.get(f"{name.partition('.')[0]}.*") or Operator(name=name)
@@ -23,7 +26,7 @@ def known(name: str) -> Operator:
 
 @functools.cache
 def named(name: str) -> Operator:
-    """Return one row for all operators with this name in any namespace, such as `empty_like`.
+    """Return a single row for all operators of this name, in any namespace, such as `empty_like`.
 
     Each column has the first value that any of their rows states.
     """
@@ -36,12 +39,15 @@ def named(name: str) -> Operator:
 
 
 def names(holds: Callable[[Operator], object]) -> frozenset[str]:
-    """Return the names, without namespace and overload, of the operators for whose rows `holds` is true."""
+    """Return the names of the operators whose rows satisfy `holds`, without namespace and overload: "empty_like"."""
     return frozenset(row.name.partition(".")[2] for row in ROWS.values() if holds(row))
 
 
 def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> frozenset[str]:
-    """Return the full names of all overloads in a column of the table; `column` returns a row's value in it."""
+    """Return the full names, such as "aten.add.Tensor", of the overloads that a column of the table lists.
+
+    `column` returns a row's value in that column: an overload, several, or None.
+    """
     found = set()
     for row in ROWS.values():
         value = column(row)
@@ -50,9 +56,9 @@ def overloads(column: Callable[[Operator], str | Iterable[str] | None]) -> froze
 
 
 def names_of_uninitialized(*parts: Uninitialized) -> frozenset[str]:
-    """Return the names of operators that leave any of these parts of their result uninitialized.
+    """Return the names of the operators that leave any of these parts of their result uninitialized.
 
-    The names are without namespace and overload.
+    The names have no namespace and no overload.
     """
     return names(lambda row: row.uninitialized in parts)
 

@@ -1,10 +1,10 @@
-"""A row of the table of operators: facts about an operator that its schema does not state.
+"""The columns of the table of operators: facts about an operator that its schema does not state.
 
-The row's name selects the operators:
+A row's name is that of
 
-- `aten.empty_like`: all overloads of an operator. Some columns name overloads to which they apply.
-- a name that ends in `.*`: all operators of a namespace that have no row.
-- `_operator.getitem`: a function of Python.
+- all overloads of an operator: `aten.empty_like`. In some columns the row lists the overloads that have a property.
+- all operators of a namespace that have no row: `c10d.*`.
+- a function of Python: `_operator.getitem`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from enum import Enum, auto
 
 
 class Uninitialized(Enum):
-    """Which part of an operator's result is uninitialized memory."""
+    """The part of an operator's result that is uninitialized memory."""
 
     WHOLE = "all of it"
     GROWN = "what its argument had no room for"
 
 
 class Work(Enum):
-    """A kind of work that runs concurrently with the calls after its launch. A wait ends only work of its own kind."""
+    """A kind of work that continues after the call that launched it has returned. A wait ends only work of its own
+    kind."""
 
     COLLECTIVE = "a collective"
     OFFLOAD = "a copy to host memory"
@@ -30,7 +31,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """An operator's effect on streams and events. The operator's arguments identify these by number."""
+    """An operator's effect on CUDA streams and events. Its arguments name them by number."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"
@@ -43,7 +44,7 @@ class Sync(Enum):
 
 
 class Hides(Enum):
-    """Why a small error in an operator's inputs may not show in its result."""
+    """Why a small error in an operator's inputs may not change its result."""
 
     CHOICE = "it takes some elements, and the wrong ones may not be among them"
     ORDER = "it decides by order or sign, which a small error leaves as it was"
@@ -53,9 +54,10 @@ class Hides(Enum):
 
 
 class RowFlow(Enum):
-    """Which rows of its arguments an operator needs to compute a row of its result.
+    """The rows of an operator's arguments from which a row of its result is computed.
 
-    `graph.analysis.mixing_rules` has a rule for each value. EACH_ means that it applies to each of several results.
+    A row has all elements at one index of the dim that chunks divide. `graph.analysis.mixing_rules` has a rule for each
+    value. EACH_ means that the operator has several results, and the rule applies to each.
     """
 
     ELEMENTWISE = auto()
@@ -99,11 +101,11 @@ class RowFlow(Enum):
 class Launch:
     """The property of an operator that returns before its work is done, such as a collective.
 
-    The work reads the operator's arguments, and fills its results.
+    The work reads the operator's arguments and fills its results.
 
-    - `takes`: the verb with which errors describe this reading, such as "sends".
-    - `holds_source`: the caller must keep the memory of the arguments until the wait.
-    - `awaited_by_source`: the work fills no result, as in a send. A wait for an argument completes the work.
+    - `takes`: the verb for this reading in errors, such as "sends".
+    - `holds_source`: whether the caller must keep the memory of the arguments until the wait.
+    - `awaited_by_source`: whether the work fills no result, as a send does. Then a wait for an argument ends the work.
     """
 
     work: Work
@@ -114,7 +116,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Wait:
-    """The property of an operator that waits for launched work: the work that fills its argument `argument`.
+    """The property of an operator that waits for launched work: the work that fills the argument called `argument`.
 
     The operator itself reads no elements.
     """
@@ -125,9 +127,9 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """An operator's row in the table of operators. Each field is a column, and states a property of the operator.
+    """A row of the table: what is known of an operator. Each field is a column.
 
-    If a column names overloads of the operator, the property applies to these overloads only.
+    Some columns have names of overloads. Then the property holds for these overloads only.
     """
 
     name: str
@@ -142,33 +144,35 @@ class Operator:
     sync: Sync | None = None
     """The call's effect on streams and events."""
     frees: str | None = None
-    """The argument whose memory is freed once the awaited work is done."""
+    """The argument whose memory is freed when the awaited work is done."""
     returns: str | None = None
     """The argument whose memory the result shares, though the schema does not say so."""
     adopts: str | None = None
-    """The argument whose memory `self` shares from then on."""
+    """The argument whose memory `self` uses from then on."""
     runs_operator: bool = False
-    """It runs an operator that is among its arguments, and passes all arguments after the operator to it."""
+    """It runs an operator, one of its arguments, on all arguments after it."""
     writes: str | None = None
     """The argument that is written or freed, though the schema does not say so."""
     counts_in: tuple[str, ...] = ()
-    """The arguments that it writes in training, though the schema does not say so: running statistics."""
+    """The arguments that it writes in training, though the schema does not say so: the running statistics of a batch
+    norm."""
     reads_layout: bool = False
-    """It reads its arguments' layout and no element."""
+    """It reads only the shape, strides or other properties of its arguments, and no element."""
     may_copy: bool = False
-    """The result is a view of the argument or, if no view is possible, a copy."""
+    """The result is a view of the argument, or a copy if no view is possible."""
     reads_memory: bool = False
-    """It exposes raw memory, not a tensor's values, or shares its argument's memory without stating so."""
+    """It returns raw memory, not a tensor's values, or shares its argument's memory although the schema does not say
+    so."""
 
     # Elements that keep their values.
     is_identity: bool = False
-    """It returns its argument, or a view of it with all elements at the same indices."""
+    """It returns its argument, or a view of the argument with all elements at the same indices."""
     copies: str | None = None
-    """The argument whose values the result copies into memory of its own, if its dtype is the same."""
+    """The argument that the result copies into new memory, if both have the same dtype."""
     rearranges: str | None = None
     """The overload that changes dims and leaves every element unchanged."""
     is_sized: bool = False
-    """The call states the sizes of its result, a view, as `expand` does."""
+    """The result is a view, and the call states its sizes, as `expand` does."""
     keeps_order: bool = False
     """The result has its argument's elements in the same order."""
     reshapes: bool = False
@@ -176,73 +180,86 @@ class Operator:
     joins: bool = False
     """The overload `default` concatenates tensors along a dim."""
     packs: bool = False
-    """It packs values together, or returns parts of them."""
+    """It packs values together, or takes packed values apart."""
     moves: bool = False
-    """It moves elements by index, or concatenates tensors: if its inputs are split, so is its result."""
+    """It moves elements by index, or concatenates tensors. If its inputs were computed in parts, its result was,
+    too."""
 
     # The computation.
     exact: str | None = None
-    """The overload that computes each element only from the elements at its index, with at most one rounding, if the
-    operands' dtypes fit and alpha is 1; `Tensor` includes `Scalar`."""
+    """The overload that computes each element only from the elements at the same index, with at most one rounding.
+
+    This holds if the operands' dtypes fit and `alpha` is 1. `Tensor` includes `Scalar`.
+    """
     fills: tuple[str, float | str] | None = None
-    """The overload whose result is filled with a number, and that number, or the argument that contains it."""
+    """The overload that fills its result with a number. The second value is the number, or the argument that has it."""
     carries: str | None = None
-    """The overload that copies elements to other indices. Index arguments or sizes choose the elements, never a
-    layout."""
+    """The overload that copies elements to other indices. Index arguments or sizes determine which; strides never
+    do."""
     in_place_of: str | None = None
-    """The operator whose result this operator writes into `self`. Overloads correspond by name."""
+    """The operator that computes the same result in new memory, while this operator writes it into `self`. Overloads
+    have the same names."""
     counts_as: str | None = None
-    """The operator that returns, in new memory, the values that this operator writes: a batch's statistics besides its
-    results, or parameters and moments."""
+    """The operator that also returns, in new memory, the values that this operator writes: a batch norm's statistics,
+    or an optimizer's parameters and moments."""
     commutes: bool = False
-    """The result does not depend on the order of two tensor arguments."""
+    """Exchanging its two tensor arguments does not change the result."""
     is_constant: bool = False
-    """No input tensor affects a value of the result."""
+    """No input tensor's values affect the result."""
     factors_from: int | None = None
-    """It multiplies two matrices; this is the index of the first among its arguments."""
+    """It multiplies two matrices. This is the index of the first of them among its arguments."""
     is_batched: bool = False
-    """It multiplies matrices, a pair for each index of a batch."""
+    """It multiplies two batches of matrices, pair by pair."""
     scales: str | None = None
-    """How it changes its first argument, or each tensor of it, by the number in the second: "*" or "/"."""
+    """It multiplies ("*") or divides ("/") its first argument, or each tensor in it, by a number: the second
+    argument."""
     attends: bool = False
-    """It mixes the positions of a sequence."""
+    """It is an attention: it mixes the positions of a sequence."""
     sums_ranks: bool = False
-    """It is a collective that adds values of several ranks."""
+    """It is a collective that adds the values of several ranks."""
     exchanges: bool = False
     """It is a collective that exchanges rows between ranks."""
     adds: str | None = None
-    """It adds the elements of its first argument along dims, or computes their mean; this is the argument of the
-    dims."""
+    """It adds elements of its first argument along dims, or computes their mean. This is the name of the argument with
+    the dims."""
     pairs_ranks: bool = False
-    """It sends to a rank, or receives from a rank: the group's other ranks need not call it."""
+    """It sends to a single rank, or receives from a single rank. The other ranks of the group need not call it."""
     draws_untold: bool = False
-    """It draws random numbers, without torch's tag for that."""
+    """It draws random numbers, although torch does not tag it so."""
     overwrites: tuple[str, ...] = ()
-    """The overloads that draw every element of `self`, and read none of them."""
+    """The overloads that overwrite every element of `self` with random numbers, and read no element."""
     hides: Hides | None = None
     """How it can hide an error in its inputs."""
 
     # Rows, which chunks divide.
     rows: RowFlow | None = None
-    """The rows from which a row of the result is computed; None if unknown, or if torch tags the operator as
+    """The rows from which a row of the result is computed. None if unknown, or if torch tags the operator as
     pointwise."""
     counts_places: bool = False
-    """Its values are positions, as those of `arange`: in a chunk they count from the chunk's start."""
+    """Its values are positions, as those of `arange`. In a chunk they count from the start of the chunk."""
     num_elements: int | None = None
-    """The number of arguments with elements; the others are indices or sizes. None if all have elements."""
+    """The number of arguments whose elements it reads; those after them are indices or sizes. None if it reads the
+    elements of all."""
 
     # Permissions in graphs.
     allowed: tuple[str, ...] = ()
-    """The overloads that a graph from elsewhere may call: those of training steps on the CPU or on CUDA, and those that
-    passes insert. None of them opens a file, loads code, calls back into Python or reads memory by an address."""
+    """The overloads that a graph from a file may call: those of training steps on the CPU or on CUDA, and those that
+    passes insert.
+
+    None of them opens a file, loads code, calls back into Python, or reads memory by an address.
+    """
     checks: tuple[str, ...] = ()
-    """The overloads that only raise or return, without other effects; a token that they pass on means nothing. An
-    operator that returns nothing, and whose schema states no write, need not be such a check: `manual_seed`."""
+    """The overloads that only check: they raise or return, and do nothing else. A token that they return has no
+    meaning.
+
+    Not every operator that returns nothing and writes nothing by its schema is such a check: `manual_seed` is not.
+    """
     measures: str | None = None
-    """The overload that reads a number from a tensor's layout."""
+    """The overload that returns a number of a tensor's layout, such as a size."""
     is_understood: bool = False
-    """A proof knows the effect of this collective or higher-order operator; it refuses any other."""
+    """It is a collective or a higher-order operator whose effect the prover knows. The prover refuses all others."""
 
     def overload(self, name: str) -> str:
-        """Return the full name of an overload: `aten.add.Tensor`. A higher-order operator has only the overload ""."""
+        """Return the full name of an overload, such as "aten.add.Tensor". A higher-order operator has only the overload
+        ""."""
         return f"{self.name}.{name}" if name else self.name

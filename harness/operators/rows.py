@@ -1,4 +1,4 @@
-"""The table of operators: `ROWS`, by name. `harness.operators.row` documents the columns."""
+"""The table of operators, `ROWS`: rows by name. `harness.operators.row` explains the columns."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ _MESSAGE = Launch(work=Work.COLLECTIVE, awaited_by_source=True)
 
 
 def _fills(argument: str) -> Mapping[str, Any]:
-    """Columns for an operator that writes an argument, and returns this argument's memory."""
     return {"writes": argument, "returns": argument}
 
 

@@ -1,21 +1,21 @@
-"""Build the placement problem of a traced step: which layers are split, which parameters sharded, and at which cost.
+"""Build the placement problem of a traced step: which layers are split, which parameters are sharded, at which cost.
 
 The ranks form a mesh with two axes:
 
-- Data axis: every rank reads its own batch, so activations have no choice. A parameter is sharded or replicated.
-- Tensor axis: a layer is either whole on each rank or split. Each operator in a split layer has DTensor's strategies.
+- Data axis: each rank reads its own batch, so activations have no choice. A parameter is sharded or replicated.
+- Tensor axis: a layer is whole on each rank, or split. Each operator in a split layer has DTensor's strategies.
 
-Layers of the same kind are traced once, count as often as the model has them, and get the same placement. The problem
-has:
+Layers of the same kind are traced once and get the same placement. Their costs are multiplied by their number in the
+model. The problem has:
 
-1. A node for each layer, with the choices whole and split.
-2. A node for each parameter: sharded or replicated on the data axis, placed like its layer on the tensor axis. It costs
-   its all-gather and the sum of its gradient. A rank stores its value, gradient and AdamW's two states in float32, and
-   a copy in the compute dtype, kept for backward.
-3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. A node
-   costs its FLOPs and the bytes it moves. A rank stores the results of operators in forward that are not views: all of
-   them count as saved for backward. A sum of gradients from several layers, which is in no layer, has the placement of
-   its summands.
+1. A node for each layer: whole or split.
+2. A node for each parameter: sharded or replicated on the data axis, and placed like its layer on the tensor axis. It
+   costs its all-gather and the sum of its gradient. A rank stores its value, its gradient and AdamW's two states in
+   float32, and a copy in the compute dtype, which is kept for backward.
+3. A node for each operator, with its strategies. Strategies that share work between ranks require a split layer. An
+   operator costs its FLOPs and the bytes it moves. A rank stores the results of all forward operators that are not
+   views, as if all were saved for backward. A sum of gradients from several layers belongs to no layer, and has the
+   placement of its summands.
 4. An edge for each tensor that a node passes to another, with DTensor's redistribute costs. A tensor with two readers
    counts twice. A parameter is read in its own placement, and its gradient is converted to this placement.
 
@@ -54,7 +54,7 @@ FLOPS_PER_US = 400e6
 BYTES_PER_US = 2e6
 """A device's work per microsecond: 400 TFLOP/s and 2 TB/s, about an H100.
 
-DTensor's costs of collectives are for Ampere and Hopper, too.
+DTensor's costs of collectives are also for Ampere and Hopper.
 """
 
 STATE_BYTES = 16
@@ -66,9 +66,9 @@ SHARDED = "S0"
 
 @dataclass(frozen=True, kw_only=True)
 class PlacedLayer:
-    """A layer, and its possible placements on the tensor axis (`may_be`): whole or split.
+    """A layer, and its possible placements on the tensor axis (`may_be`): "whole" or "split".
 
-    `is_opaque`: the layer has experts. Its operators have no strategies to choose from; their work counts as evenly
+    `is_opaque`: the layer has experts. Its operators have no strategies to choose from, and their work counts as evenly
     shared between ranks.
     """
 
@@ -81,11 +81,11 @@ class PlacedLayer:
 class PlacedParameter:
     """A parameter to place on the ranks.
 
-    - `shape`: its whole shape.
-    - `layer`: the layer that decides its placement on the tensor axis, if any.
-    - `split_dim`: the dim along which a split layer splits it, if any.
-    - `parts`: into how many parts expert parallelism divides dim 0.
-    - `data_ranks`: over how many ranks a part's rows may be sharded.
+    - `shape`: the shape of the whole parameter.
+    - `layer`: the layer that decides the placement on the tensor axis; None if there is none.
+    - `split_dim`: the dim along which a split layer splits the parameter; None if it does not.
+    - `data_ranks`: the number of ranks over which rows may be sharded.
+    - `parts`: the number of parts into which expert parallelism divides dim 0.
     """
 
     name: str
@@ -98,9 +98,11 @@ class PlacedParameter:
 
 @dataclass(frozen=True, kw_only=True)
 class PlacementInputs:
-    """Facts that a traced step does not have: its layers and parameters, and how often each layer counts.
+    """Facts that a traced step does not have: its layers and parameters, and how often the model has each layer.
 
-    `times` is the number of layers that a traced layer stands for, as in {"layers.0": 12}. Other modules count once.
+    - `times`: the number of the model's layers for which a traced layer stands, as in {"layers.0": 12}. Other modules
+      count once.
+    - `compute`, `reduce`: the dtypes of computation and of sums over ranks.
     """
 
     layers: Sequence[PlacedLayer]
@@ -111,19 +113,20 @@ class PlacementInputs:
     reduce: torch.dtype
 
     def times_of(self, module: str | None) -> int:
-        """The number of the model's modules for which a module of the traced step stands."""
+        """Return the number of the model's modules for which a module of the traced step stands."""
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:
-        """The layer that contains a module, or is the module; None if there is none."""
+        """Return the layer that is `module` or contains it; None if there is none."""
         name = f"{module}."
         return next((layer for layer in self.layers if name.startswith(f"{layer.name}.")), None)
 
 
 class _Source(NamedTuple):
-    """The source of a tensor: a node of the problem, and the index of the node's output.
+    """The node of the problem that makes a tensor, and the index of the tensor among that node's outputs.
 
-    `is_parameter`: it is made only of parameters, as a weight's cast is. Such a tensor cannot be converted.
+    `is_parameter`: the tensor is computed from parameters only, as the cast of a weight is. It cannot be converted to
+    another placement.
     """
 
     node: str
@@ -131,17 +134,15 @@ class _Source(NamedTuple):
     is_parameter: bool
 
 
-def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
-    """Build the placement problem of a step.
-
-    The step was traced with whole parameters, in the compute dtype, with one rank's batch.
-    """
+def build(step: StepGraph, facts: PlacementInputs) -> PlacementProblem:
+    """Build the placement problem of a step, traced with whole parameters in the compute dtype, and one rank's
+    batch."""
     # An edge needs both of its nodes, so nodes are added in the order in which they are read.
-    builder = _Builder(scene)
-    for layer in scene.layers:
+    builder = _Builder(facts)
+    for layer in facts.layers:
         builder.program.add_node(layer.name, [Choice(kind) for kind in layer.may_be])
     inputs = list(step.module.graph.find_nodes(op="placeholder"))
-    parameters = {parameter.name: parameter for parameter in scene.parameters}
+    parameters = {parameter.name: parameter for parameter in facts.parameters}
     for name, node in zip(step.parameter_names, inputs, strict=False):
         builder.add_parameter(parameters[name], node)
     for node in inputs[len(step.parameter_names) :]:
@@ -156,18 +157,18 @@ def build(step: StepGraph, scene: PlacementInputs) -> PlacementProblem:
 
 
 class _Builder:
-    def __init__(self, scene: PlacementInputs) -> None:
+    def __init__(self, facts: PlacementInputs) -> None:
         self.program = PlacementProblem()
-        self._scene = scene
-        self._size = scene.tensor_ranks
+        self._facts = facts
+        self._size = facts.tensor_ranks
         self._sources: dict[Node, dict[int, _Source]] = {}
         self._placements: dict[str, list[tuple[str, ...]]] = {}
-        """For each node and choice, the placements of its outputs on the tensor axis."""
+        """For each node: the placements of its outputs on the tensor axis, a tuple for each choice."""
 
     def add_parameter(self, parameter: PlacedParameter, node: Node) -> None:
-        """Add a node for a parameter, and an edge to its layer: step 2 at the file's top."""
-        times = self._scene.times_of(parameter.name)
-        layer = next((x for x in self._scene.layers if x.name == parameter.layer), None)
+        times = self._facts.times_of(parameter.name)
+        # Point 2 at the top of this file.
+        layer = next((x for x in self._facts.layers if x.name == parameter.layer), None)
         # A parameter is whole if its layer may be, or if splitting the layer does not split it.
         tensor = [REPLICATED] * (layer is None or WHOLE in layer.may_be or parameter.split_dim is None)
         if layer is not None and SPLIT in layer.may_be and parameter.split_dim is not None:
@@ -187,27 +188,27 @@ class _Builder:
         shape[0] //= parameter.parts
         if on_tensor != REPLICATED:
             shape[int(on_tensor[1:])] //= self._size
-        ranks, scene = parameter.data_ranks, self._scene
+        ranks, facts = parameter.data_ranks, self._facts
         # FSDP pads dim 0 to a multiple of the ranks, and collectives carry the padding.
         rows = -(-shape[0] // ranks) if on_data == SHARDED else shape[0]
         padded = (-(-shape[0] // ranks) * ranks, *shape[1:])
         if on_data == SHARDED:
-            cost = redistribute_cost(padded, scene.compute, ranks, SHARDED, REPLICATED)
-            cost += redistribute_cost(padded, scene.reduce, ranks, PARTIAL, SHARDED)
+            cost = redistribute_cost(padded, facts.compute, ranks, SHARDED, REPLICATED)
+            cost += redistribute_cost(padded, facts.reduce, ranks, PARTIAL, SHARDED)
         else:
-            cost = redistribute_cost(tuple(shape), scene.reduce, ranks, PARTIAL, REPLICATED)
+            cost = redistribute_cost(tuple(shape), facts.reduce, ranks, PARTIAL, REPLICATED)
         # A rank keeps the state of its own rows, and the whole parameter in the compute dtype.
-        held = STATE_BYTES * rows * math.prod(shape[1:]) + scene.compute.itemsize * math.prod(shape)
+        held = STATE_BYTES * rows * math.prod(shape[1:]) + facts.compute.itemsize * math.prod(shape)
         return Choice(f"{on_data} {on_tensor}", (cost if ranks > 1 else 0.0) * times, held * times)
 
     def add_input(self, node: Node) -> None:
-        """Add a node for a buffer or an input of the step, which is whole on each rank of the tensor axis."""
+        # A buffer or an input is whole on each rank of the tensor axis.
         self.program.add_node(node.name, [Choice(REPLICATED)])
         self._placements[node.name] = [(REPLICATED,)]
         self._sources[node] = {0: _Source(node.name, 0, False)}
 
     def add_operator(self, node: Node) -> None:
-        """Add a node for an operator, and an edge for each tensor that it reads: steps 3 and 4 at the file's top."""
+        # Points 3 and 4 at the top of this file.
         result = node.meta.get("val")
         # The call only selects an output of another node, so it needs no node of its own.
         if getattr(node.target, "__name__", "") == "getitem":
@@ -218,8 +219,8 @@ class _Builder:
         outputs = tensors_of(result)
         if not outputs:
             return
-        origin, scene = origin_of(node), self._scene
-        layer, times = scene.layer_of(origin.module), scene.times_of(origin.module)
+        origin, facts = origin_of(node), self._facts
+        layer, times = facts.layer_of(origin.module), facts.times_of(origin.module)
         given = [(x, source) for x in _tensor_arguments(node) if (source := self._sources.get(x, {}).get(0))]
         args, kwargs = map_arg(node.args, _value), map_arg(node.kwargs, _value)
         strategies = [Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(given))]
@@ -249,8 +250,8 @@ class _Builder:
         self._placements[node.name] = [strategy.outputs for strategy in strategies]
         # A call that reads only parameters, such as a cast of a weight, keeps their placement: its result cannot be
         # converted either.
-        lies_as_it_is = bool(given) and all(source.is_parameter for _, source in given)
-        self._sources[node] = {i: _Source(node.name, i, lies_as_it_is) for i in range(len(outputs))}
+        keeps_placement = bool(given) and all(source.is_parameter for _, source in given)
+        self._sources[node] = {i: _Source(node.name, i, keeps_placement) for i in range(len(outputs))}
         for place, (x, source) in enumerate(given):
             if share > 1 and source.is_parameter:  # an opaque layer reads its parameters in their own placement
                 continue
@@ -264,15 +265,15 @@ class _Builder:
     def add_gradient(self, parameter: PlacedParameter, gradient: Node) -> None:
         """Add an edge that converts a gradient, in the reduce dtype, to its parameter's placement on the tensor axis.
 
-        If the parameter is whole, the conversion may be a sum over the tensor axis.
+        If the parameter is whole, this conversion may be a sum over the tensor axis.
         """
-        layer = self._scene.layer_of(parameter.layer)
+        layer = self._facts.layer_of(parameter.layer)
         if layer is not None and layer.is_opaque:
             return
         source = self._sources[gradient][0]
         placements = [on_tensor for (on_tensor,) in self._placements[parameter.name]]
-        x = gradient.meta["val"].to(self._scene.reduce)
-        costs = self._costs(source, x, placements) * self._scene.times_of(parameter.name)
+        x = gradient.meta["val"].to(self._facts.reduce)
+        costs = self._costs(source, x, placements) * self._facts.times_of(parameter.name)
         self._add_edge(source.node, parameter.name, costs)
 
     def _stored_bytes(self, x: Tensor, placement: str) -> float:
@@ -280,8 +281,8 @@ class _Builder:
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
     def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
-        """The cost of converting a tensor from each placement that it may have (rows) to each of the wanted ones
-        (columns)."""
+        """Return the cost of converting a tensor: a row for each placement that it may have, a column for each of
+        `wanted`."""
         shape = tuple(x.shape)
 
         def cost(before: str, after: str) -> float:
@@ -302,10 +303,10 @@ def _value(node: Node) -> Any:
 
 
 def _tensor_arguments(node: Node) -> list[Node]:
-    """The nodes of a call's tensor arguments, in order. A node that is several arguments is listed several times."""
     found: list[Node] = []
 
     def note(argument: Node) -> Node:
+        # A node that is two arguments is listed twice.
         if isinstance(argument.meta.get("val"), Tensor):
             found.append(argument)
         return argument
@@ -315,7 +316,8 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """The estimated time of a call on whole tensors: for its FLOPs, and for the bytes that it reads and returns."""
+    """Estimate the time of a call on whole tensors, from its FLOPs and the bytes that it reads and returns; 0 for a
+    view."""
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

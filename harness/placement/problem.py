@@ -1,11 +1,11 @@
-"""State a placement problem: pick a choice for each node, so that pairs are compatible and memory is bounded.
+"""A placement problem: take a choice for each node, so that costs are least and memory stays within a limit.
 
     node   has choices, each with a cost and the bytes that a rank stores for it
-    edge   connects two nodes: a cost for each pair of their choices, infinite for incompatible pairs
-    bound  on the total bytes
+    edge   connects two nodes: a cost for each pair of their choices, infinite for a pair that is not allowed
+    limit  on the sum of bytes
 
-Parameters, operators and layers (split or whole) are all nodes. For example, a parameter's placement must follow its
-layer's: the edge between them has the costs 0 and infinity. Costs are microseconds of a rank's step.
+Parameters, operators and layers are all nodes. For example, a parameter must be split if its layer is split: the edge
+between them costs 0 for allowed pairs, and infinity for others. Costs are microseconds of a rank's step.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Taken:
-    """A choice for each node: `choices` has its index by the node's name; `cost` and `bytes` are the totals."""
+    """A choice for each node: its index by the node's name. `cost` and `bytes` are the totals of all choices."""
 
     choices: Mapping[str, int]
     cost: float
@@ -39,35 +39,38 @@ class Taken:
 
 @dataclass
 class PlacementProblem:
-    """Nodes by name, in a fixed order, and edges by the names of their two nodes.
+    """Nodes by name, and edges by the names of their two nodes. The order of the nodes is fixed.
 
-    The costs of several edges between the same nodes are added.
+    If an edge is added twice, its costs are added.
     """
 
     nodes: dict[str, tuple[Choice, ...]] = field(default_factory=dict)
     edges: dict[tuple[str, str], Matrix] = field(default_factory=dict)
 
     def add_node(self, name: str, choices: Sequence[Choice]) -> None:
-        """Add a node with at least one choice."""
         assert choices and name not in self.nodes
         self.nodes[name] = tuple(choices)
 
     def add_edge(self, first: str, second: str, costs: Matrix) -> None:
-        """Add an edge between existing nodes. `costs` has a row per choice of `first`, and a column per choice of
+        """Add an edge between existing nodes. `costs` has a row for each choice of `first`, a column for each of
         `second`."""
         assert costs.shape == (len(self.nodes[first]), len(self.nodes[second]))
         known = self.edges.get((first, second))
         self.edges[first, second] = costs if known is None else known + costs
 
     def take(self, choices: Mapping[str, int]) -> Taken:
-        """Compute the cost and bytes of a choice for each node. Sums run in the order of nodes, then of edges."""
+        """Return the total cost and bytes of a choice for each node. `choices` has the index of the choice by the
+        node's name.
+
+        Sums run in the order of nodes, then of edges.
+        """
         taken = [self.nodes[name][choices[name]] for name in self.nodes]
         cost = sum(choice.cost for choice in taken)
         cost += sum(float(costs[choices[a], choices[b]]) for (a, b), costs in self.edges.items())
         return Taken(dict(choices), cost, sum(choice.bytes for choice in taken))
 
     def fixed(self, choices: Mapping[str, int]) -> PlacementProblem:
-        """The same problem, but each node in `choices` has only the choice with the given index."""
+        """Return the same problem, but each node in `choices` keeps only the choice with the given index."""
         kept = {name: [choices[name]] if name in choices else range(len(all_)) for name, all_ in self.nodes.items()}
         nodes = {name: tuple(self.nodes[name][index] for index in kept[name]) for name in self.nodes}
         return PlacementProblem(

@@ -1,15 +1,17 @@
 """Find the optimum of a placement problem with HiGHS, through `scipy.optimize.milp`.
 
-Needs:    a problem with at least one feasible choice; scipy, the extra `placement`.
-Promises: the choices are optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
-          equally expensive choices the first is preferred, so the optimum does not depend on the solver's internals.
-Refuses:  a bound on memory that no choices meet, naming the least bound; a machine without scipy (MachineError).
+Needs:    a problem with at least one feasible solution; scipy, the extra `placement`.
+Promises: the solution is optimal: the solver proved a gap of zero, within its tolerance of 1e-6 of the cost. Among
+          equal costs the first choice is taken, so the optimum does not depend on the solver's internals.
+Refuses:  a memory limit that no solution meets; the error has the least possible limit. A machine without scipy
+          (MachineError).
 
-1. Fix nodes with a single choice: their edges become costs of the other node, and incompatible choices are removed.
+1. Fix nodes with a single choice. Their edges become costs of the other node, and choices that are not allowed with
+   them are removed.
 2. Make a binary variable for each remaining choice. The variables of a node add up to 1.
-3. Make a variable for each compatible pair of an edge. For each choice, the variables of its pairs add up to its own
+3. Make a variable for each allowed pair of an edge. For each choice, the variables of its pairs add up to its own
    variable.
-4. Minimize the sum of costs, with the bytes within the bound.
+4. Minimize the sum of costs, with the bytes within the limit.
 """
 
 from __future__ import annotations
@@ -24,18 +26,18 @@ from bitproof.harness.errors import MachineError, PlacementError
 from bitproof.harness.placement.problem import PlacementProblem, Taken
 
 TIE = 1e-6
-"""Additional cost, in microseconds, of each choice over the choice listed before it."""
+"""The cost, in microseconds, that each choice has in addition to the choice before it. Among equal costs the first
+choice is then the cheapest."""
 
 GAP = 1e-6
-"""The largest accepted relative gap between the found and the proved optimum."""
+"""The largest accepted relative difference between the cost found and the solver's proven lower limit."""
 
 MIB = 2.0**20
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimum:
-    """The optimal choices, the size of the integer program that was solved, and the optimality gap that the solver
-    proved."""
+    """An optimal solution, the size of the linear program, and the gap that the solver proved."""
 
     taken: Taken
     num_variables: int
@@ -43,14 +45,14 @@ class Optimum:
     gap: float
 
 
-def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
-    """The cheapest choices that need at most `bound` bytes per rank.
+def solve(problem: PlacementProblem, bound: float = math.inf) -> Optimum:
+    """Return the cheapest solution that needs at most `bound` bytes per rank.
 
-    Raises PlacementError if no choices meet the bound, and MachineError without scipy.
+    Raises PlacementError if there is none, and MachineError without scipy.
     """
-    found = _solve(program, bound, [[choice.cost for choice in choices] for choices in program.nodes.values()])
+    found = _solve(problem, bound, [[choice.cost for choice in choices] for choices in problem.nodes.values()])
     if found is None:
-        least = math.ceil(least_bytes(program) / MIB * 1000) / 1000
+        least = math.ceil(least_bytes(problem) / MIB * 1000) / 1000
         raise PlacementError(
             "no placement keeps the bound on a rank's memory",
             expected=f"a bound of at least {least} MiB: less than that no placement takes",
@@ -60,26 +62,29 @@ def solve(program: PlacementProblem, bound: float = math.inf) -> Optimum:
     return found
 
 
-def least_bytes(program: PlacementProblem) -> float:
-    """The least number of bytes per rank for which there are compatible choices."""
+def least_bytes(problem: PlacementProblem) -> float:
+    """Return the least number of bytes per rank that any solution needs."""
     free = PlacementProblem(
-        program.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in program.edges.items()}
+        problem.nodes, {key: np.where(np.isfinite(costs), 0.0, np.inf) for key, costs in problem.edges.items()}
     )
-    found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in program.nodes.values()])
+    found = _solve(free, math.inf, [[choice.bytes / MIB for choice in choices] for choices in problem.nodes.values()])
     assert found is not None, "without a bound something can always be taken"
-    return program.take(found.taken.choices).bytes
+    return problem.take(found.taken.choices).bytes
 
 
-def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
-    """The choices with the least sum of `costs` and the edges' costs; None if no choices meet the bound."""
-    forced, kept, base = _fix_single_choices(program, costs)
-    choices = {name: kept[name] for name in program.nodes if name not in forced}
-    lines = _linear_program(program, choices, base)
+def _solve(problem: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
+    """Return the solution with the least sum of `costs` and the edges' costs; None if none meets the bound.
+
+    `costs` has a list for each node, with a cost for each choice.
+    """
+    forced, kept, base = _fix_single_choices(problem, costs)
+    choices = {name: kept[name] for name in problem.nodes if name not in forced}
+    lines = _linear_program(problem, choices, base)
     taken, gap = dict(forced), 0.0
     if choices:
         # Fixed nodes are no variables, so their bytes are subtracted from the bound.
-        spent = sum(program.nodes[name][index].bytes for name, index in forced.items())
-        sizes = [program.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
+        spent = sum(problem.nodes[name][index].bytes for name, index in forced.items())
+        sizes = [problem.nodes[name][i].bytes / MIB for name, left in choices.items() for i in left]
         solved = _minimize(lines, sizes, (bound - spent) / MIB)
         if solved is None:
             return None
@@ -87,7 +92,7 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
         for name, left in choices.items():
             # A variable is 0 or 1 only up to the solver's tolerance.
             taken[name] = left[int(np.argmax(values[lines.first[name] : lines.first[name] + len(left)]))]
-    found = program.take({name: taken[name] for name in program.nodes})
+    found = problem.take({name: taken[name] for name in problem.nodes})
     # The solver works with tolerances, so its answer is checked exactly.
     if found.bytes > bound or not math.isfinite(found.cost):
         return None
@@ -95,12 +100,14 @@ def _solve(program: PlacementProblem, bound: float, costs: list[list[float]]) ->
 
 
 @dataclass
-class _Lines:
-    """The linear program: variables are columns, and each row is an equation.
+class _LinearProgram:
+    """A linear program: variables are columns, and each row is an equation.
 
-    - `equals`: for each row, the result of its weighted sum of columns.
     - `first`: for each node, the column of its first choice.
     - `num_choices`: the number of columns for choices. Columns for pairs follow.
+    - `objective`: the cost of each column.
+    - `rows`, `columns`, `values`: the nonzero entries of the matrix.
+    - `equals`: the right side of each row.
     """
 
     first: dict[str, int]
@@ -112,8 +119,6 @@ class _Lines:
     equals: list[float] = field(default_factory=list)
 
     def constrain(self, terms: list[tuple[int, float]], right: float) -> None:
-        """Add a row. `terms` has pairs of a column and its factor: the sum of the columns times their factors is
-        `right`."""
         for column, value in terms:
             self.rows.append(len(self.equals))
             self.columns.append(column)
@@ -121,19 +126,24 @@ class _Lines:
         self.equals.append(right)
 
 
-def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]) -> _Lines:
-    """The linear program for the remaining `choices` and their own costs: steps 2 and 3 at the top of this file."""
+def _linear_program(
+    problem: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]
+) -> _LinearProgram:
+    """Return the linear program for the remaining `choices`. `base` has the costs of all choices, by node.
+
+    Steps 2 and 3 at the top of this file.
+    """
     first: dict[str, int] = {}
     count = 0
     for name, left in choices.items():
         first[name], count = count, count + len(left)
     # `rank` is the position among the node's choices: the small cost prefers the first of equals.
     objective = [base[name][i] + TIE * rank for name, left in choices.items() for rank, i in enumerate(left)]
-    lines = _Lines(first, count, objective)
+    lines = _LinearProgram(first, count, objective)
     for name, left in choices.items():
         # Step 2: each node takes exactly one of its choices.
         lines.constrain([(first[name] + k, 1.0) for k in range(len(left))], 1.0)
-    for (a, b), matrix in program.edges.items():
+    for (a, b), matrix in problem.edges.items():
         if a not in choices or b not in choices:
             continue
         # Step 3: a variable for each compatible pair; those with a choice add up to that choice's variable.
@@ -148,10 +158,10 @@ def _linear_program(program: PlacementProblem, choices: dict[str, list[int]], ba
     return lines
 
 
-def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """The values of all variables at the optimum, and the optimality gap; None if no choices meet the bound.
+def _minimize(lines: _LinearProgram, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
+    """Return the values of all variables at the optimum, and the optimality gap; None if no solution meets the bound.
 
-    Step 4 at the top of this file. `sizes` and `bound` are in MiB.
+    Step 4 at the top of this file. `sizes` are the bytes of the choices. They and `bound` are in MiB.
     """
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals
@@ -176,16 +186,17 @@ def _minimize(lines: _Lines, sizes: list[float], bound: float) -> tuple[np.ndarr
 
 
 def _fix_single_choices(
-    program: PlacementProblem, costs: list[list[float]]
+    problem: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Fix nodes that have a single choice, including nodes that get a single choice by this.
+    """Fix each node that has a single choice, also if only fixing other nodes leaves a single one.
 
-    Returns fixed choices, remaining choices, and costs of choices, by node. Costs include edges to fixed nodes.
+    Returns, by node: the index of the fixed choice, the indices of remaining choices, and the costs of all choices.
+    These costs include edges to fixed nodes.
     """
-    kept = {name: list(range(len(choices))) for name, choices in program.nodes.items()}
-    base = dict(zip(program.nodes, [list(row) for row in costs], strict=True))
-    edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in program.nodes}
-    for (a, b), matrix in program.edges.items():
+    kept = {name: list(range(len(choices))) for name, choices in problem.nodes.items()}
+    base = dict(zip(problem.nodes, [list(row) for row in costs], strict=True))
+    edges_of: dict[str, list[tuple[str, np.ndarray]]] = {name: [] for name in problem.nodes}
+    for (a, b), matrix in problem.edges.items():
         edges_of[a].append((b, matrix))
         # Transposed, so that the rows are always the choices of the node itself.
         edges_of[b].append((a, matrix.T))

@@ -1,9 +1,9 @@
-"""List each operator's sharding strategies on a line of ranks, from DTensor's sharding propagator.
+"""List the strategies to shard each operator over ranks on one mesh axis, from DTensor's sharding propagator.
 
 A placement is a text: "R" is replicated, "S0" is sharded evenly along dim 0, "P" is a partial sum on each rank.
 
 Needs:    an operator, and fake tensors for its arguments and results.
-Promises: unique strategies: first full replication, then the others in the propagator's order. An operator without a
+Promises: no strategy twice: first full replication, then the others in the propagator's order. An operator without a
           DTensor rule is replicated. The CPU's attention is split by heads, like that of other devices.
 Refuses:  nothing. Uneven shards, and reductions other than sums, are left out.
 """
@@ -24,7 +24,7 @@ from bitproof.harness.torch_distributed import sharding_rules
 
 REPLICATED, PARTIAL = "R", "P"
 BY_HEADS = "S1"
-"""Placement of split attention: its tensors are (batch, heads, ...)."""
+"""The placement of split attention, whose tensors are (batch, heads, ...)."""
 
 _aten = torch.ops.aten
 _ATTENTION = (
@@ -34,9 +34,10 @@ _ATTENTION = (
 
 
 class Strategy(NamedTuple):
-    """A way to place an operator's tensors on ranks: a placement for each input and each output, in order.
+    """A way to place an operator's tensors on ranks: if the inputs have the placements `inputs`, the outputs have
+    `outputs`.
 
-    `outputs` are the placements that the outputs have if the inputs have the placements `inputs`.
+    For example, a product whose rows are sharded: outputs ("S0",), inputs ("S0", "R").
     """
 
     outputs: tuple[str, ...]
@@ -44,19 +45,19 @@ class Strategy(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether ranks share the work: some tensor is sharded or a partial sum."""
+        """Whether the ranks share the work: some tensor is sharded or a partial sum."""
         return any(placement != REPLICATED for placement in (*self.outputs, *self.inputs))
 
 
 def tensors_of(values: Any) -> list[Tensor]:
-    """All tensors in a call's arguments or results, in order."""
     return [x for x in tree_leaves(values) if isinstance(x, Tensor)]
 
 
 def strategies_of(
     operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, size: int
 ) -> list[Strategy]:
-    """An operator's strategies on `size` ranks. `args`, `kwargs` and `result` have fakes of the whole tensors."""
+    """Return an operator's strategies on `size` ranks. `args`, `kwargs` and `result` have fakes of the whole
+    tensors."""
     inputs, outputs = tensors_of((args, kwargs)), tensors_of(result)
     whole = Strategy((REPLICATED,) * len(outputs), (REPLICATED,) * len(inputs))
     if operator in _ATTENTION:
@@ -81,10 +82,10 @@ def strategies_of(
 
 @functools.cache
 def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, before: str, after: str) -> float:
-    """DTensor's cost of converting a tensor from placement `before` to `after`, in microseconds; infinite if
+    """Return DTensor's cost, in microseconds, of converting a tensor from placement `before` to `after`; infinite if
     impossible.
 
-    `shape` is the shape of the whole tensor. Unlike in DTensor, a whole tensor is never converted to partial sums.
+    `shape` is the shape of the whole tensor. Unlike in DTensor, a replicated tensor is never converted to partial sums.
     """
     if before == after:
         return 0.0
@@ -96,7 +97,7 @@ def redistribute_cost(shape: tuple[int, ...], dtype: torch.dtype, size: int, bef
 
 
 def is_sharded_evenly(x: Tensor, placement: str, size: int) -> bool:
-    """Whether all of `size` ranks get equal parts of a tensor. True if the placement does not shard it."""
+    # Such a placement does not shard the tensor.
     if placement in (REPLICATED, PARTIAL):
         return True
     dim = int(placement[1:])
@@ -122,7 +123,7 @@ def _spec(meta: Any, placement: str, size: int) -> Any:
 
 
 def _placement_text(placement: Any) -> str:
-    """The text of a placement, or of a placeholder for a shard; "?" for an unsupported placement."""
+    """Return the text of a placement, or of torch's placeholder for a shard; "?" for an unsupported placement."""
     if type(placement) is Replicate:
         return REPLICATED
     if type(placement) is Partial:
@@ -137,7 +138,8 @@ def _spec_text(spec: Any) -> str:
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
-    """The strategies that a rule lists for a line of ranks. Each has placements of `count` outputs, then of inputs."""
+    """Return the strategies that `rule` lists for one mesh axis. `count` is the number of outputs, which come before
+    inputs."""
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_placement_text(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]
@@ -146,7 +148,6 @@ def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[s
 def _followed(
     rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], inputs: Sequence[Tensor], size: int
 ) -> list[Strategy]:
-    """The strategies of a rule that derives an output's placement from placements of the inputs."""
     # The rule is called with all inputs replicated, with all sharded along a dim, and with all as partial sums.
     dims = range(max((x.dim() for x in inputs), default=0))
     found = []
@@ -176,8 +177,10 @@ def _followed(
 
 
 def _strategies(answer: Any) -> list[Strategy]:
-    """Convert a rule's answer to strategies. For several outputs, the answer may be a tuple with strategies for each
-    output."""
+    """Convert the answer of a DTensor rule to strategies.
+
+    An answer for several outputs may have a separate list of strategies for each output.
+    """
     if isinstance(answer, _rules().TupleStrategy):
         rows = list(zip(*(child.strategies for child in answer.children), strict=True))
         return [

@@ -1,1 +1,5 @@
-"""Precompiled steps: traced in a process without ranks, stored in a file with a fingerprint, and read by all ranks."""
+"""Precompiled steps: a step is traced in one process without ranks and written to a file, which all ranks of a run
+read.
+
+The file has a fingerprint of everything that decides the step.
+"""

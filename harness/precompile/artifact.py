@@ -1,20 +1,16 @@
-"""Precompiles a step in a process without ranks. A run reads the step on each rank, or in one process for all ranks.
+"""Precompile a step in a process without ranks. A run later reads the step on each rank, or in one process for all
+ranks.
 
-1. Replace the file by a note, so that no old step stays, whatever happens.
-2. Trace the step of the first and the last rank, whose coordinates in the mesh differ on every axis. Both must have the
-   same code. A rank's coordinates may be in its state, such as a buffer, but not in its code.
+1. Replace the file by a note, so that no old step is left if precompiling fails.
+2. Trace the step for the first and for the last rank, whose coordinates in the mesh differ on every axis. Both traces
+   must have the same code. A rank's coordinates may be in its state, such as a buffer, but not in its code.
 3. Run the passes on the first rank's graph.
-4. Write the graph, with its fingerprint, as data. It may only call listed operators (`graph.backend.allowed`).
-5. If Inductor compiles the step, store its generated files beside it (`harness.precompile.compiled`).
+4. Write the graph and its fingerprint as data. The graph may only call operators that `graph.backend.allowed` lists.
+5. If Inductor compiles the step, write the generated files beside it (`harness.precompile.compiled`).
 
-Reading checks that
-
-- the file is complete,
-- its fingerprint equals this run's in each field,
-- each operator is allowed,
-- the resulting code has the stored hash.
-
-Nothing is traced or compiled, and no pass runs. Compiled code runs only with permission.
+Reading checks that the file is complete, that its fingerprint equals this run's in each field, that each operator is
+allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs. Compiled code
+runs only with permission.
 """
 
 from __future__ import annotations
@@ -46,7 +42,10 @@ Enter = Callable[[str], None]
 
 
 class Precompiled(NamedTuple):
-    """Facts about a step's precompiled file, and the seconds that the two traces, the passes, and writing took."""
+    """Facts about the written file, and the seconds that precompiling took.
+
+    `trace_seconds` are those of the first and of the last rank's trace.
+    """
 
     artifact: Artifact
     trace_seconds: tuple[float, float]
@@ -62,17 +61,17 @@ def precompile(
     fault: str | None = None,
     enter: Enter = lambda place: None,
 ) -> Precompiled:
-    """Trace and compile a case's step and write it into a folder. Determinism switches must be set before this call.
+    """Trace and compile a case's step, and write it into a folder. Determinism switches must be set before this call.
 
-    With `fault`, the name of a fault, the comparison of ranks is tested, and nothing is written. The fault changes the
-    traced steps of the first and the last rank before these are compared.
+    `fault` is the name of a fault, to test that a step which differs between ranks is refused. The fault changes the
+    traced steps of the first and of the last rank, which are then compared. Nothing is written.
 
     - CaseError: the case's steps cannot be precompiled.
     - ArtifactError: the step differs between ranks, or cannot be written as data.
-    - UsageError: the fault changes both ranks alike.
-    - The errors of `prepare`.
+    - UsageError: the fault changes both ranks' steps alike.
+    - The errors of tracing and of the passes.
 
-    After an error the folder has a note with the error's text.
+    After an error, the folder has a note with the error's text in place of the step.
     """
     refuse_unwritten(case)
     compiled.refuse_device(case, device)
@@ -120,7 +119,8 @@ def _precompile(
 
 
 def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
-    """Write a program and its fingerprint, `made_of`. Raises ArtifactError if the program cannot be written as data."""
+    """Write a program and its fingerprint, `made_of`, into a folder. Raises ArtifactError if they cannot be written as
+    data."""
     try:
         data = written(program)
         refuse_operators(data["graph"], ALLOWED)
@@ -142,10 +142,10 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
 def read_program(
     folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
 ) -> GraphProgram:
-    """Read the precompiled program in a folder for a run of a case. Set determinism switches before.
+    """Read the precompiled program in a folder for a run of a case. Determinism switches must be set before this call.
 
-    Raises ArtifactError if a file is missing, damaged or made for something else, or is compiled code without
-    `trust_compiled`.
+    Raises ArtifactError if a file is missing, damaged, or made for something else. Raises it also for compiled code,
+    unless `trust_compiled` permits that the code runs.
     """
     began = time.perf_counter()
     try:
@@ -204,7 +204,7 @@ def _describe(value: Any, read: file.Read, program: GraphProgram) -> Artifact:
 
 
 class _Code(NamedTuple):
-    """The code of a rank's traced step, and its hash, which includes nested graphs."""
+    """The code of a rank's traced step, and its hash. Only the hash covers nested graphs."""
 
     text: str
     hash: str

@@ -1,13 +1,13 @@
-"""The files that Inductor generated for a step, stored beside the step: Python code and C++ kernels.
+"""The files that Inductor generated for a step, in a file beside the step: Python code and compiled C++ kernels.
 
     DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 
-A single part is the whole step. Two parts are its forward and its backward half. Then `read_again` has the indices of
-the inputs that backward reads again.
+A step is one part, or two: forward and backward. With two parts, `read_again` has the indices of the inputs that
+backward reads again.
 
-Needs:    the sha256 of the file, which is stored in the step's file, and permission to run code.
-Promises: exactly the stored files run, and nothing is compiled: a kernel that is not among them is refused.
-Refuses:  to run anything without permission. A hash shows that code is unmodified, but not that it is harmless.
+Needs:    the sha256 of this file, which the step's file has, and permission to run code.
+Promises: only the stored files run, and nothing is compiled: a kernel that is not among them is refused.
+Refuses:  to run anything without permission. A hash shows that code is unchanged, but not that it is harmless.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from bitproof.harness.torch_inductor import WouldCompileError, generated_module
 
 _KEPT = (".py", ".so")
 _PATH = re.compile(r"[a-z0-9]{2}/[\w.]+\.(py|so)")
-"""Paths of generated files below Inductor's folder."""
+"""The form of a path of a generated file, relative to Inductor's folder."""
 
 
 def refuse_device(case: Case, device: torch.device) -> None:
-    """Raise CaseError if a case would be compiled for a GPU, because storing such code is not supported."""
+    """Raise CaseError if a case would be compiled for a GPU: such code cannot be stored yet."""
     if case.pipeline.compiles and device.type != "cpu":
         raise CaseError(
             f"the step of case {case.name} is compiled for {device.type}, and such code is not precompiled",
@@ -44,9 +44,9 @@ def refuse_device(case: Case, device: torch.device) -> None:
 
 
 def write(run: Any, folder: Path) -> str:
-    """Write the code `run`, which a backend compiled, into a folder, and return the file's sha256.
+    """Write the code `run`, which Inductor compiled, into a folder. Returns the file's sha256.
 
-    Raises ArtifactError if the code needs more than its inputs, since files cannot store that.
+    Raises ArtifactError if the code needs anything besides the generated files.
     """
     parts = [run.forward, run.backward] if isinstance(run, CompiledHalves) else [run]
     value = {
@@ -73,13 +73,14 @@ def _part(part: Compiled) -> dict[str, object]:
 
 
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
-    """Load the compiled code of a precompiled step, from a file with the sha256 `content`.
+    """Load the compiled code of a precompiled step.
 
+    - `content`: the sha256 that the file must have.
     - `passes`: the reports of the step's passes.
     - `trust_compiled`: whether the code may run.
 
-    Raises ArtifactError if it may not, if the file is missing, damaged or foreign, or if the code does not load
-    unchanged.
+    Raises ArtifactError if the code may not run, or cannot be loaded without compiling anything. Raises it also if the
+    file is missing, damaged, or another step's.
     """
     where = str(folder / file.COMPILED)
     # Loading executes the code, so permission is checked first.

@@ -1,13 +1,12 @@
-"""The files of a precompiled step: a header line with the sha256 of the rest, then compressed JSON.
+r"""The files of a precompiled step: a first line with the sha256 of the rest, then compressed JSON.
 
-    DIR/step.bitproof        bitproof precompiled step 1 <sha256>\\n<zlib of JSON>
-    DIR/compiled.bitproof    the same form, if a backend compiled the step; the other file has its sha256
+    DIR/step.bitproof        bitproof precompiled step 1 <sha256>\n<zlib of JSON>
+    DIR/compiled.bitproof    the same form, if Inductor compiled the step; the other file has its sha256
 
-The header must match exactly, and the hash covers the rest. The hash detects damage, not forgery, so the reader must
-check the JSON's content. Nothing read here is executed.
+The hash detects damage, not forgery, so the reader must check the JSON's content. Nothing read here is executed.
 
-A file appears complete or not at all. The writer first replaces an old file by a note, so that it is never mistaken for
-a new one.
+A file appears as a whole or not at all. The writer first replaces an old file by a note, so that an old step is never
+mistaken for the new one.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from bitproof.harness.files.plain_files import most_unpacked, read_plain
 NAME = "step.bitproof"
 COMPILED = "compiled.bitproof"
 MAX_BYTES = 1 << 28
-"""Maximum bytes of a file and of its JSON: compressed zeros could otherwise unpack to any size."""
+"""The maximum size of a file, and of its unpacked JSON: a small file of compressed zeros could unpack to any size."""
 
 _KIND = b"bitproof precompiled step "
 _HEAD = _KIND + b"1 "
@@ -41,7 +40,7 @@ Json = Any
 
 
 class Read(NamedTuple):
-    """The content of a file that was read: its JSON value, the sha256 of its body, and its size in bytes."""
+    """The content of a file: its JSON value, the sha256 of the compressed JSON, and the file's size in bytes."""
 
     value: Json
     content: str
@@ -49,9 +48,10 @@ class Read(NamedTuple):
 
 
 def begin(folder: Path, what: str) -> None:
-    """Create the folder of a precompiled step, with a note that the step is unfinished. Deletes an old step.
+    """Prepare a folder for a new precompiled step: delete an old step, and write a note that the step is unfinished.
 
-    Raises ArtifactError if the folder cannot be written, or has a foreign file `step.bitproof` or `compiled.bitproof`.
+    `what` is the case's name, for later errors. Raises ArtifactError if the folder cannot be written. Raises it also if
+    a file `step.bitproof` or `compiled.bitproof` in the folder is not bitproof's.
     """
     file = folder / NAME
     try:
@@ -72,12 +72,13 @@ def begin(folder: Path, what: str) -> None:
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
-    """Write a note in place of the step. It says why there is no step."""
+    """Replace the step by a note that says why there is no step. Reading the step then raises an error with this
+    reason."""
     _write_whole(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 
 def write(folder: Path, value: Json, name: str = NAME) -> Read:
-    """Write a file atomically. Raises ArtifactError if that fails."""
+    """Write `value` as the file `name` of a folder, as a whole or not at all. Raises ArtifactError if that fails."""
     body = zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=True).encode(), 1)
     content = hashlib.sha256(body).hexdigest()
     packed = _HEAD + content.encode() + b"\n" + body
@@ -89,9 +90,9 @@ def write(folder: Path, value: Json, name: str = NAME) -> Read:
 
 
 def read(folder: Path, name: str = NAME) -> Read:
-    """Read a file, and check its header and sha256.
+    """Read the file `name` of a folder, and check its first line and its sha256.
 
-    Raises ArtifactError for a missing, unfinished, foreign or damaged file.
+    Raises ArtifactError if the file is missing, unfinished, damaged, or not a precompiled step.
     """
     file, called = folder / name, _CALLED[name]
     try:

@@ -1,8 +1,8 @@
-"""A fingerprint: everything that decides a precompiled step, or whether it can be read. Errors name its fields.
+"""The fingerprint of a precompiled step: everything that decides the step, or whether it can be read.
 
     form          version of the file's content            passes        names, settings, sha256 of each source
     system        graph or joint                           sources       sha256 of bitproof's own files
-    world_size    number of ranks                          backend       engine that runs the graph
+    world_size    number of ranks                          backend       what runs the graph, such as Inductor
     model         family, sizes, attention                 device        cpu or cuda
     shapes        rows and tokens of a rank's batch        capability    instruction set or GPU
     dtypes        of compute and reductions                torch         version, commit, build, sha256 of its files
@@ -10,10 +10,11 @@
     chunking      modules and dim split in two             switches      determinism, precision
     memory        saved, recomputed, offloaded values      environment   variables that torch reads
     pipeline      the optional passes                      seed          of the case
-    compiler      and processor, of compiled code          costs         sha256 of an overlap schedule's cost model
+    compiler      and processor, for compiled code         costs         sha256 of an overlap schedule's cost model
     start_up      sha256 of code run at Python's start
 
-Names, steps, data, the optimizer and the verdict do not affect the graph, so they may differ.
+Errors name the first field that differs. A case's names, steps, data, optimizer and expected verdict may differ, since
+they do not affect the graph.
 """
 
 from __future__ import annotations
@@ -56,14 +57,14 @@ UNDECIDED = (
 _CALLED = {"batch": "shapes", "precision": "dtypes"}
 
 _PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
-"""Prefixes of variables that may choose operators. Threads and transports may differ between precompiling and a run."""
+"""Prefixes of environment variables that may decide which operators torch chooses. Variables for threads and transports
+may differ between precompiling and a run."""
 _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
-"""Switches that a run under stress changes; torch chooses no operator by them."""
+"""Switches that a run under scheduling stress changes. torch chooses no operator by them."""
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
-    """The fingerprint of a case's step in this process, field by field. Determinism switches must be set before this
-    call."""
+    """Return the fingerprint of a case's step in this process. Determinism switches must be set before this call."""
     decided = {
         _CALLED.get(name, name): value for name, value in traced_part(case).to_dict().items() if name not in UNDECIDED
     }
@@ -91,19 +92,19 @@ def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
 
 
 def digest_of(fields: Fields) -> str:
-    """The sha256 of a fingerprint, for messages."""
+    """Return the sha256 of a fingerprint, for messages."""
     return hashlib.sha256(_text(fields).encode()).hexdigest()
 
 
 def _text(value: Any) -> str:
-    """A JSON value as text. Different values have different texts, while in Python, for example, True == 1."""
+    # Compared as text, since in Python, for example, True == 1.
     return json.dumps(value, sort_keys=True)
 
 
 def refuse_other(made: Fields, here: Fields, where: str) -> None:
-    """Raise ArtifactError if a step's fingerprint, `made`, differs from that of this run, `here`.
+    """Raise ArtifactError if a stored fingerprint, `made`, differs from that of this run, `here`.
 
-    The error names the first field that differs.
+    The error names the first field that differs. `where` is the file, for the error.
     """
     # A field that only one of both has differs as well: another version of bitproof wrote the file.
     for name in (*here, *(name for name in made if name not in here)):

@@ -1,1 +1,1 @@
-"""The only package that forks, starts, watches and ends processes."""
+"""Forks and starts processes, and watches them: no other package does so."""

@@ -1,6 +1,6 @@
-"""Runs work in a separate process, so that the command line's process need not import torch.
+"""Run work in a separate process, so that the command line's own process need not import torch.
 
-The process gets its task from a pipe and writes answers into another. Answers that do not arrive in time are lost.
+That process reads its task from a pipe and writes answers into another pipe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class Lost:
-    """Stands for an answer that never came; `reason` says why."""
+    """Takes the place of an answer that did not arrive, because its process ended or was too slow. `reason` says
+    which."""
 
     reason: str
 
@@ -28,10 +29,10 @@ class Lost:
 def answers_apart(
     module: str, task: Any, answer: type[A], count: int, log: Path, timeout: float
 ) -> Generator[A | Lost]:
-    """Start a module with a task in a separate process, and yield `count` answers. Closing the iterator ends the
-    process.
+    """Run a module in a separate process, and yield its `count` answers to `task`, each of type `answer`.
 
-    If the process ends, or an answer takes longer than `timeout` seconds, all remaining answers are `Lost`.
+    If the process ends, or an answer takes longer than `timeout` seconds, all remaining answers are `Lost`. Closing the
+    iterator ends the process. Its output goes to the file `log`.
     """
     process = Started(module, (), log=log)
     lost = None
@@ -58,9 +59,10 @@ def answers_apart(
 
 
 def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
-    """The `main` of a module that `answers_apart` starts as `MODULE PIPE`.
+    """The `main` of a module that `answers_apart` runs: call `answers` with the task, and write each of its answers at
+    once.
 
-    Reads the task from standard input, and writes each of its answers into the pipe at once.
+    The task is read from standard input. The first argument of the process is the descriptor of the pipe for answers.
     """
     task: A = framing.read(sys.stdin.buffer.readline(), task_type)
     for found in answers(task):

@@ -15,19 +15,19 @@ _PART = 1 << 16
 
 
 class Inlet:
-    """The receiving end of a pipe. `is_over`: whether all writers have closed the pipe and all data were read."""
+    """The receiving end of a pipe. `is_over`: whether all writers have closed the pipe, and everything was read."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
         self.lines: deque[bytes] = deque()
-        """Received messages that no caller has read yet."""
+        """Messages that have arrived and that no caller has taken yet."""
         self.is_over = False
         # The parts of a message whose end has not arrived yet.
         self._begun: list[bytes] = []
 
+    # For `select`.
     def fileno(self) -> int:
-        """Return the descriptor, for `select`."""
         return self.fd
 
     def read(self) -> None:
@@ -44,7 +44,7 @@ class Inlet:
             self.is_over = True
 
     def wait(self, seconds: float | None) -> bytes | None:
-        """The line of the next message, if it arrives within `seconds`; None if none does, or at the pipe's end."""
+        """Return the next message as a line; None if none arrives within `seconds`, or at the pipe's end."""
         limit = None if seconds is None else time.monotonic() + seconds
         while not self.lines and not self.is_over:
             left = None if limit is None else max(0.0, limit - time.monotonic())
@@ -61,7 +61,7 @@ class Inlet:
 
 
 def send(fd: int, message: Any) -> None:
-    """Write a whole message into a pipe. Raises BrokenPipeError if the pipe has no reader."""
+    """Write a whole message into a pipe. Raises BrokenPipeError if nothing reads from the pipe any more."""
     content = memoryview(framing.write(message))
     # A write may take only a part of the message.
     while content:

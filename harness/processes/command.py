@@ -1,4 +1,4 @@
-"""Runs a program that is not part of bitproof, with a time limit: compilers, git, Python in a separate process."""
+"""Run a program that is not part of bitproof, with a time limit: a compiler, git, or another Python."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Ran(NamedTuple):
-    """How a program ended: its exit status, its standard output, and its standard error."""
+    """The result of a program: its exit status, standard output and standard error."""
 
     status: int
     out: str
@@ -17,7 +17,7 @@ class Ran(NamedTuple):
 
 
 class CommandError(Exception):
-    """A program could not be started, or did not finish in time; the error's text says which."""
+    """A program could not be started, or did not finish in time. The error's text says which."""
 
 
 def run_command(
@@ -29,12 +29,11 @@ def run_command(
     is_joined: bool = False,
     given: str | None = None,
 ) -> Ran:
-    """Run a program and return its status and output.
+    """Run a program and return its status and output. Raises CommandError if it cannot be started, or runs too long.
 
+    - `seconds`: the time limit.
     - `given`: its standard input, empty by default.
-    - `is_joined`: whether the output includes standard error.
-
-    Raises CommandError if it cannot be started, or does not finish within `seconds`.
+    - `is_joined`: whether standard error is part of the output.
     """
     stdin = {"stdin": subprocess.DEVNULL} if given is None else {"input": given}
     try:

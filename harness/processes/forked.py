@@ -1,4 +1,4 @@
-"""Forks a process of bitproof. This file has the process's first and last steps, and its handle in the parent."""
+"""Fork a process of bitproof: what it does first and last, and how its parent controls it."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ from bitproof.harness.processes.process import close_kept, close_private, die_wi
 
 Send = Callable[[Any], None]
 Body = Callable[[Send], int | None]
-"""The body of a forked process: it receives a function that sends messages, and returns its exit status, None for 0."""
+"""What a forked process runs. It gets a function that sends messages to the parent, and returns the exit status, None
+for 0."""
 
 _STACK_SECONDS = 0.5
 
 
 class Child:
-    """A forked process, as seen by its parent. `status` is its exit status once it was reaped; None before."""
+    """A forked process, as seen by its parent. `status` is its exit status; None until the parent knows that it has
+    ended."""
 
     def __init__(self, pid: int, inlet: Inlet, log: Path | None, requests: int | None) -> None:
         self.pid = pid
@@ -37,36 +39,34 @@ class Child:
         self._requests = requests
 
     def tell(self, request: Any) -> None:
-        """Send the child a request, without waiting for an answer."""
+        """Send a request to the child, without waiting for an answer. Does nothing if the child has ended."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)
 
     def hang_up(self) -> None:
-        """Close the pipe of requests. The child ends after the last request."""
+        """Close the pipe for requests. The child ends after the last request."""
         if self._requests is not None:
             close_kept(self._requests)
 
     def has_ended(self) -> bool:
-        """Whether the child has ended. If so, it is reaped."""
         if self.status is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             self.status = os.waitstatus_to_exitcode(status) if pid else None
         return self.status is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the child has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.005)
 
     def begin_to_end(self) -> None:
-        """Kill the child, without waiting for its end."""
+        """Kill the child without waiting for its end."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the child, and close its descriptors. A second call does nothing."""
+        """Kill the child, wait for its end, and close the pipes to it. A second call does nothing."""
         if not self.has_ended():
             self.begin_to_end()
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
@@ -76,24 +76,24 @@ class Child:
 
 
 def fork(body: Body, *, log: Path | None = None) -> Child:
-    """Fork a process that runs `body` and then ends. Its output goes to the file `log`, which is emptied first.
+    """Fork a process that runs `body` and then ends. Its output, and its stack on request, go to the file `log`.
 
-    - `log`: the file for its output and, on request, its stack.
-    - `adds`: whether to append to the log.
+    The file is emptied first.
     """
     return _fork(body, log, adds=False, is_asked=False)
 
 
 def fork_asked(body: Callable[[Send, int], int | None], *, log: Path | None = None, adds: bool = False) -> Child:
-    """Like `fork`, for a child that receives requests: `body` also gets the descriptor from which to read them.
+    """Fork a process that receives requests: `body` gets a function that sends messages, and a descriptor to read
+    requests from.
 
-    The file `log` is emptied first unless `adds` is True.
+    Its output goes to the file `log`. Unless `adds` is set, the file is emptied first.
     """
     return _fork(body, log, adds, is_asked=True)
 
 
 def ask_for_stacks(processes: list[int]) -> None:
-    """Ask processes of bitproof to write their stacks into their logs, and wait a moment until they have."""
+    """Make processes of bitproof write their stacks into their logs, and wait for half a second."""
     for pid in processes:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR1)

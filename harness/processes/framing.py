@@ -1,6 +1,6 @@
-"""The format of messages between processes of bitproof: each message is a frozen dataclass, as a line of JSON.
+"""The format of messages between processes of bitproof: a frozen dataclass as a line of JSON.
 
-For example, `{"kind": "StepBegan", "step": 3}`. Only a user's code that writes into the pipe can make messages invalid.
+For example, `{"kind": "StepBegan", "step": 3}`. A message can only be invalid if a user's code wrote into the pipe.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ _SHOWN = 100  # bytes of an unreadable line
 
 
 def write(message: Any) -> bytes:
-    """Return a message as a line."""
     values = {_KIND: type(message).__name__} | {
         f.name: _plain(getattr(message, f.name)) for f in dataclasses.fields(message)
     }
@@ -28,7 +27,7 @@ def write(message: Any) -> bytes:
 
 
 def read(line: bytes | str, *kinds: type) -> Any:
-    """Return the message in a line. Raises ValueError unless it is a message of one of `kinds`."""
+    """Return the message in a line. Raises ValueError unless its type is among `kinds`."""
     try:
         values = json.loads(line)
         name = values.pop(_KIND)
@@ -56,7 +55,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _read(hint: Any, value: Any) -> Any:
-    """Convert a JSON value to its declared type. A value of one of JSON's own types is returned unchanged."""
+    """Convert a JSON value to its declared type, `hint`. Values of JSON's own types stay unchanged."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         inner = [option for option in options if option is not types.NoneType]

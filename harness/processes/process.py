@@ -1,4 +1,4 @@
-"""Helpers for processes: ending with their parent, private descriptors, logs, cores."""
+"""Helpers for processes: ending with their parent, descriptors that children must not have, logs, cores."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 MAX_LOG_BYTES = 64 << 20
-"""The longest log; beyond it only KEPT_LOG_BYTES of its beginning and of its end are kept."""
+"""The longest log. A longer log keeps only its first and last KEPT_LOG_BYTES."""
 KEPT_LOG_BYTES = 1 << 20
 
 _PR_SET_PDEATHSIG = 1
@@ -19,31 +19,31 @@ _private: set[int] = set()
 
 
 def keep_private(fd: int) -> None:
-    """Let processes that are forked from now on close the descriptor `fd`, so that it stays private to this process.
+    """Mark a descriptor as private to this process: processes that it forks close the descriptor first.
 
-    This holds until this process closes the descriptor with `close_kept`.
+    `close_kept` closes it in this process.
     """
     _private.add(fd)
 
 
 def close_kept(fd: int) -> None:
-    """Close a private descriptor. A second call does nothing: its number may belong to another file by then."""
+    """Close a descriptor that `keep_private` marked. A second call does nothing: the number may belong to another
+    file."""
     if fd in _private:
         _private.discard(fd)
         os.close(fd)
 
 
 def close_private() -> None:
-    """Close the parent's private descriptors in a newly forked process, so that nothing in it can write into them."""
+    """Close, in a newly forked process, the private descriptors of its parent, so that it cannot write into them."""
     for fd in list(_private):
         close_kept(fd)
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process the signal `number` when the thread that started it ends. Does nothing on other
-    systems.
+    """Ask Linux to send this process a signal when the thread that started it ends. Does nothing on other systems.
 
-    `parent` is the parent's process id. If the parent has already ended, the signal is raised at once.
+    `parent` is the id of the parent process. If it has ended already, the signal is sent at once.
     """
     if sys.platform != "linux":
         return
@@ -54,13 +54,13 @@ def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
 
 
 def adopt_orphans() -> None:
-    """Ask Linux to make this process the parent of its orphaned descendants, in any session."""
+    """Ask Linux to make this process the parent of all descendants whose own parent ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children() -> set[int]:
-    """The process ids of this process's children; an empty set if the system does not show them."""
+    """Return the process ids of this process's children; empty if the system does not list them."""
     try:
         return {
             int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()
@@ -70,9 +70,10 @@ def children() -> set[int]:
 
 
 def cpu_of_descendants() -> float:
-    """The CPU seconds that all descendants have used, including ended children of theirs; 0 if unknown.
+    """Return the CPU seconds that all descendants have used, including ended children of theirs; 0 if unknown.
 
-    If a process is killed before it has waited for its children, their time is lost. So measure before processes end.
+    The time of a child is lost if its parent is killed before it has waited for the child. So measure before processes
+    end.
     """
     parents, used = {}, {}
     for path in Path("/proc").glob("[0-9]*/stat"):
@@ -91,7 +92,7 @@ def cpu_of_descendants() -> float:
 
 
 def end_children(*, but: set[int]) -> None:
-    """End all children except `but`, and then their orphans, which become children of this process."""
+    """Kill all children of this process except `but`, and the orphans that become its children by this."""
     # Children of a killed child become this process's own, so look again until none is left.
     while found := children() - but:
         for pid in found:
@@ -102,12 +103,10 @@ def end_children(*, but: set[int]) -> None:
 
 
 def num_cores() -> int:
-    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def keep_to_one_core(rank: int, num_ranks: int) -> None:
-    """Pin this rank to one core, if there are more ranks than cores."""
     # Ranks wait for each other hundreds of times in a step, and would move to another core at every wait. Pinned, eight
     # ranks on two cores need a sixth less time for a step.
     if sys.platform != "linux":
@@ -118,9 +117,10 @@ def keep_to_one_core(rank: int, num_ranks: int) -> None:
 
 
 def redirect_output(log: Path, *, adds: bool = False) -> None:
-    """Redirect this process's standard output and error, including C libraries, to a log. Standard input becomes empty.
+    """Redirect standard output and error of this process, also those of C libraries, to a log. Standard input becomes
+    empty.
 
-    With `adds` the log's content stays: several processes may append to it.
+    With `adds` the content of the log stays, and several processes may append to it.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     _point(1, log, adds)
@@ -132,7 +132,7 @@ def redirect_output(log: Path, *, adds: bool = False) -> None:
 
 
 def keep_short(log: Path) -> None:
-    """Remove the middle of a log that is larger than MAX_LOG_BYTES. Processes may be writing to it."""
+    """Remove the middle of a log that is larger than MAX_LOG_BYTES, while processes may be writing to it."""
     # All writers append, so their next output follows the end that is kept.
     try:
         size = log.stat().st_size

@@ -1,8 +1,8 @@
-"""Starts a module of bitproof as a separate process, which loads torch instead of the caller, or can be killed alone.
+"""Start a module of bitproof as a separate process, so that the caller need not load torch, or can kill the process.
 
-- It reads requests from its standard input, and its output goes to a log.
-- It answers through a pipe, which a stray print of a library cannot damage.
-- It has a session of its own, so an interrupt only reaches its parent, which ends it.
+- The process reads requests from its standard input, and its output goes to a log.
+- It answers through a separate pipe, which a stray print of a library cannot damage.
+- It has its own session, so Ctrl-C only reaches its parent, which ends the process.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ START = str(Path(__file__).parents[1] / "runtime" / "start.py")
 
 
 class Started:
-    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD, together with all its
-    descendants."""
+    """A process that runs `MODULE FD ARGUMENTS...` and answers through the descriptor FD.
+
+    It is ended together with all processes of its group.
+    """
 
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
     ) -> None:
-        """Start the process, with additional environment variables. It ends at the latest when this process ends."""
+        """Start the process, with additional environment variables. It ends when this process ends, if not before."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()
@@ -57,11 +59,10 @@ class Started:
 
     @property
     def status(self) -> int | None:
-        """The exit status of the process once it was reaped; None before."""
         return self._process.returncode
 
     def tell(self, message: Any) -> None:
-        """Send a message to the process. Raises OSError if the process no longer reads."""
+        """Send a message to the process. Raises OSError if the process reads no more."""
         assert self._process.stdin is not None, "it has a pipe for one"
         self._process.stdin.write(framing.write(message))
         self._process.stdin.flush()
@@ -73,21 +74,19 @@ class Started:
             self._process.stdin.close()
 
     def has_ended(self) -> bool:
-        """Whether the process has ended. It is not reaped yet."""
+        """Return whether the process has ended. Does not reap it."""
         if self._process.returncode is not None:
             return True
         # With WNOWAIT the process stays a zombie, so that no new process or group gets its id.
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def wait(self, seconds: float) -> None:
-        """Wait until the process has ended, or time is up."""
         limit = time.monotonic() + seconds
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.01)
 
     @property
     def pid(self) -> int:
-        """The id of the process, which is also the id of its process group."""
         return self._process.pid
 
     def begin_to_end(self) -> None:
@@ -97,7 +96,7 @@ class Started:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """Kill the process and its group, and wait for its end. A second call does nothing."""
+        """Kill the process and its group, wait for its end, and close the pipes to it. A second call does nothing."""
         atexit.unregister(self.kill)
         if self._process.returncode is None:
             self.begin_to_end()

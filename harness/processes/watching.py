@@ -1,5 +1,4 @@
-"""Watches forked processes: reads their messages, keeps logs short, reaps them, and notices if their work is not needed
-any more."""
+"""Watch forked processes: read their messages, keep their logs short, and notice when they have ended."""
 
 from __future__ import annotations
 
@@ -10,13 +9,13 @@ from bitproof.harness.processes.forked import Child
 from bitproof.harness.processes.process import keep_short
 
 _EXIT_SECONDS = 0.002
-"""The wait for the exit of a process: it follows the last message by a moment, and no event announces it."""
+"""How long to wait for the exit of a process that has closed its pipe: it follows soon, and no event announces it."""
 
 
 class Watch:
-    """Watches processes. Never waits for a process that may hang: reads the messages that have arrived, and the clock.
+    """Watches forked processes, without ever waiting for a process that may hang.
 
-    `hangup` is a file descriptor that hangs up when the process that requested the work stops waiting.
+    `hangup` is a descriptor that is closed at its other end when the process that requested the work stops waiting.
     """
 
     def __init__(self, children: Sequence[Child], hangup: int | None = None) -> None:
@@ -40,10 +39,10 @@ class Watch:
         return all(child.status is not None for child in self._children)
 
     def look(self, seconds: float) -> Iterator[tuple[Child, bytes]]:
-        """Wait at most `seconds` for messages, and yield each with its sender.
+        """Wait at most `seconds` for messages, and yield each with the process that sent it.
 
-        Once a process has an exit status, all of its messages have been yielded. Raises SystemExit if `hangup` hangs
-        up.
+        Once a process has an exit status, all of its messages have been yielded. Raises SystemExit if nothing waits for
+        the work any more (`hangup`).
         """
         children = self._children
         leaving = [child for child in children if child.inlet.is_over and child.status is None]

@@ -1,1 +1,1 @@
-"""Rules for bitproof's own processes: imported packages, interrupts, output, caches and temporary folders."""
+"""The surroundings of bitproof's own processes: imports, interrupts, output, caches and temporary folders."""

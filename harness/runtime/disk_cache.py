@@ -1,14 +1,14 @@
-"""A cache of results on disk under a key of all their inputs. An entry is used only if it is intact.
+"""A cache of results on disk. A result is stored under a key that states all its inputs, and used only if it is intact.
 
-A file begins with a sha256. The rest is the key's whole text and the value, as JSON. The file is used if the sha256 is
-that of the rest, and the key is the requested key.
+A file has a sha256, and then the key and the result as JSON. It is used if the sha256 is that of the rest, and the key
+is the requested key.
 
 - Nothing read from a file is executed.
-- The folder and each file must belong to the user and be writable only by the user. So an attacker who can forge a
-  result could also change the code that computes it.
+- The folder and each file must belong to the user, and no one else may write them. An attacker who can forge a result
+  could then also change the code that computes it.
 - A file appears as a whole or not at all.
-- The folder stays small: least recently used files are removed first. Files with other names are never removed, as they
-  may be the user's.
+- The folder stays small: the least recently used files are removed first. Files with other names are never removed, as
+  they may be the user's.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MAX_FILES = 2_000
 MAX_BYTES = 1 << 28
 
 MAX_CONTENT = 1 << 26
-"""Bytes of a value and its key as text. The largest graph of the cases takes 3 MB."""
+"""The largest size, in bytes, of a key and its value as JSON. The largest graph of the built-in cases takes 3 MB."""
 
 _HASH_BYTES = 32
 _NAME = re.compile(r"bitproof-[a-z-]+-[0-9a-f]{64}|\.bitproof-partial-[A-Za-z0-9_]+")
@@ -49,9 +49,9 @@ _KINDS = {
 
 
 def default_folder() -> Path | None:
-    """The default folder for results: $BITPROOF_CACHE, or else `bitproof` in $XDG_CACHE_HOME or in the home's `.cache`.
+    """Return the default folder of the cache; None if the user has no home and no variable names a folder.
 
-    None if neither variable is set and the user has no home.
+    It is $BITPROOF_CACHE, or else `bitproof` in $XDG_CACHE_HOME, or else `.cache/bitproof` in the home.
     """
     if chosen := os.environ.get(ENVIRONMENT_VARIABLE):
         return Path(chosen).absolute()
@@ -63,7 +63,7 @@ def default_folder() -> Path | None:
 
 
 def read_cached(folder: Path, kind: str, key: str) -> Any:
-    """The value of this kind that was kept under `key`; None if there is none, or if its file is not intact."""
+    """Return the value that was kept under `kind` and `key`; None if there is none, or if its file is not intact."""
     file = _file(folder, kind, key)
     try:
         if not _is_own(folder):
@@ -95,7 +95,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
 
 
 def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
-    """Keep a value that JSON can represent, under `key`. Returns whether it was kept."""
+    """Keep a value that JSON can represent, under `kind` and `key`. Returns whether it was kept."""
     file = _file(folder, kind, key)
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,12 +137,11 @@ def _refuse_irregular(facts: os.stat_result) -> None:
 
 
 def _open_plain(file: str, flags: int) -> int:
-    """Open a file. Fails for a symbolic link, and does not wait for the writer of a pipe."""
+    # Fails for a symbolic link, and does not wait for the writer of a pipe.
     return os.open(file, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
 
 
 def _unpacked(packed: bytes) -> bytes:
-    """Decompress, up to a size limit. Raises ValueError for more."""
     # A few bytes could expand to more than the machine's memory.
     unpacking = zlib.decompressobj()
     content = unpacking.decompress(packed, MAX_CONTENT)
@@ -165,11 +164,11 @@ def _is_closed(facts: os.stat_result) -> bool:
 
 
 def _make_room(folder: Path) -> None:
-    """Remove the cache's least recently used files beyond its limits, including partial files of killed writers."""
     files: list[tuple[os.stat_result, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                # Also partial files of killed writers.
                 if _NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                     files.append((entry.stat(follow_symlinks=False), entry.path))
     # `read_cached` sets the time of a file that it uses, so this is the order of last uses.

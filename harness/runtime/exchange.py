@@ -1,6 +1,6 @@
-"""Exchanges two folders atomically: at every moment each path has one of them, even if the process is killed.
+"""Exchange two folders atomically: at every moment each path has either folder, even if the process is killed.
 
-Linux has renameat2 for this, macOS renamex_np. File systems that support neither, such as NFS, raise OSError.
+Linux has renameat2 for this, and macOS renamex_np. File systems without support, such as NFS, raise OSError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 def exchange(left: Path, right: Path) -> None:
     """Exchange the folders at two paths. Raises OSError.
 
-    If the system cannot exchange folders, the error's number is in `UNSUPPORTED`.
+    Its `errno` is one of `UNSUPPORTED` if the system cannot exchange folders.
     """
     # Python's `os` has no such call.
     libc = ctypes.CDLL(None, use_errno=True)

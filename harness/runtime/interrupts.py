@@ -1,11 +1,11 @@
-"""Interrupts of a command: a closed terminal, Ctrl-C, Ctrl-\\, and SIGTERM, with which CI cancels a job.
+r"""Interrupts of a command: a closed terminal, Ctrl-C, Ctrl-\, and SIGTERM, with which CI cancels a job.
 
-All four are handled alike. A command that they end has exit status 3.
+All four have the same effect, which depends on what the command is doing. A command that they end has exit status 3.
 
-- During imports the process ends at once, as nothing has to be cleaned up (`end_at_once`).
-- While a command runs, Interrupt is raised, which ends all started processes (`raising`).
-- In a block that must complete, an interrupt waits until the block's end (`held`).
-- Once a command writes its result, an interrupt is ignored (`too_late`).
+- During imports, the process ends at once, as there is nothing to clean up (`end_at_once`).
+- While a command runs, Interrupt is raised, and all started processes are ended (`raising`).
+- In a block that must not be interrupted, Interrupt is raised at the end of the block (`held`).
+- Once a command writes its result, an interrupt has no effect (`too_late`).
 
 If the caller made the process ignore a signal, as `nohup` does, the signal stays ignored. This module imports almost
 nothing.
@@ -28,22 +28,23 @@ STATUS = 3
 MESSAGE = "bitproof: interrupted"
 
 GRACE_SECONDS = 10.0
-"""Cleaning up after an interrupt takes less. An interrupt after this time raises again, in case a user's code swallowed
-the first."""
+"""The time, in seconds, in which an interrupt ends the command. A second interrupt has no effect during that time.
+Later it is raised again, in case a user's code caught the first."""
 
 
 class Interrupt(BaseException):
-    """An interrupt. It is no KeyboardInterrupt, because the command-line library turns a KeyboardInterrupt into status
-    130."""
+    """An interrupt. It is no KeyboardInterrupt, since the command-line library turns that into status 130."""
 
 
 STOPS = (Interrupt, KeyboardInterrupt, SystemExit)
-"""Exceptions that end a run early without being errors: an interrupt, and its equivalents outside commands."""
+"""Exceptions that end a run early without being errors: an interrupt, or its equivalents outside of a command."""
 
 
 class _Phase(enum.Enum):
-    """The effect of an interrupt: it ends the process (STARTING), raises Interrupt (OPEN), waits (HELD), or has none
-    (OVER)."""
+    """The effect that an interrupt has now.
+
+    STARTING: it ends the process. OPEN: it raises Interrupt. HELD: it waits. OVER: it has none.
+    """
 
     STARTING = enum.auto()
     OPEN = enum.auto()
@@ -52,8 +53,6 @@ class _Phase(enum.Enum):
 
 
 class _Watch:
-    """This process's state: its phase, whether an interrupt waits, whether any came, and when one was last raised."""
-
     phase = _Phase.STARTING
     is_waiting = False
     has_come = False
@@ -64,12 +63,12 @@ _watch = _Watch()
 
 
 def end_at_once() -> None:
-    """From now on an interrupt ends the process with status 3, until a command begins to run."""
+    """From now on, an interrupt ends the process with status 3. `raising` changes this."""
     _install()
 
 
 def ignore() -> None:
-    """Ignore interrupts from now on: the process ends soon, and an interrupt must not change its exit status."""
+    """Ignore interrupts until the process ends, so that they do not change its exit status."""
     _watch.phase = _Phase.OVER
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # unlike our handler, this lasts until the process has ended
@@ -77,7 +76,8 @@ def ignore() -> None:
 
 @contextlib.contextmanager
 def raising() -> Iterator[None]:
-    """Context in which an interrupt raises Interrupt. Has no effect if nested, or outside the main thread."""
+    """Context in which an interrupt raises Interrupt. No effect inside another such context, or outside the main
+    thread."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or _watch.phase in (_Phase.OPEN, _Phase.HELD):
         yield
@@ -109,7 +109,8 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def let_in() -> Iterator[None]:
-    """Context inside `held` in which interrupts do not wait. Begins by raising Interrupt if one was waiting."""
+    """Context inside `held` in which interrupts do not wait. If one was waiting, Interrupt is raised at the
+    beginning."""
     before = _watch.phase
     if before is _Phase.HELD:
         _watch.phase = _Phase.OPEN
@@ -121,13 +122,13 @@ def let_in() -> Iterator[None]:
 
 
 def too_late() -> None:
-    """Ignore interrupts until the command ends, because its work is done, and its status must match the report."""
+    """Ignore interrupts until the command ends: its work is done, and its exit status must match the written report."""
     if _watch.phase in (_Phase.OPEN, _Phase.HELD):
         _watch.phase = _Phase.OVER
 
 
 def wait(seconds: float) -> None:
-    """Sleep for some seconds, or until an interrupt comes, even if the interrupt is ignored."""
+    """Sleep for some seconds, or until an interrupt comes, even an ignored interrupt."""
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and not _watch.has_come:
         time.sleep(0.1)

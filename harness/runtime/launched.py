@@ -1,4 +1,4 @@
-"""Detects whether a launcher, such as torchrun, started this process as a rank.
+"""Detect whether a launcher, such as torchrun, started this process as a rank.
 
 Such a rank has the variables that `init_process_group("env://")` reads. Ranks that bitproof forks also have the
 variable `FORKED`.
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from bitproof.harness.runtime import interrupts
 
 FORKED = "BITPROOF_RANK"
-"""A variable that is set in every rank that bitproof forks: a command that such a rank starts is not a rank of a
+"""A variable in the environment of each rank that bitproof forks. It shows that a command started there is no rank of a
 launcher."""
 
 # How long a failed rank waits for rank 0 to report it: torchrun ends all ranks after the first failure.
@@ -31,7 +31,7 @@ _LAUNCHERS = (
 
 
 def is_rank(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether torchrun, or another launcher with the same variables, started this process as a rank."""
+    """Return whether torchrun, or another launcher that sets the same variables, started this process as a rank."""
     environment = os.environ if environment is None else environment
     if FORKED in environment:
         return False
@@ -40,7 +40,8 @@ def is_rank(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def is_first(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this process reports for all processes that were started with it: it is rank 0, or the only process."""
+    """Return whether this process reports for all that were started with it: it is the first of them, or the only
+    one."""
     environment = os.environ if environment is None else environment
     if is_rank(environment):
         return environment["RANK"] == "0"
@@ -49,10 +50,10 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """The launcher that started several unconnected copies of this command; None if none did.
+    """Return how a launcher started several copies of this command that cannot communicate; None if it did not.
 
-    The result has its name, the variable with a process's number, the variable with the number of processes, and this
-    number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
+    The result has the launcher's name, the variable with this process's number, the variable with the number of
+    processes, and that number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):
@@ -69,14 +70,13 @@ def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str,
 
 
 def do_not_wait_for_rank_0() -> None:
-    """Note that rank 0 is gone or cannot be reached. If this rank fails, it will not wait for rank 0's report."""
+    """Note that rank 0 has ended or cannot be reached. If this rank fails, it does not wait for rank 0's report."""
     global _rank_0_is_gone
     _rank_0_is_gone = True
 
 
 def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Whether this rank reports an error if rank 0 cannot. A single rank of each machine does; on rank 0's machine it
-    is local rank 1."""
+    """Return whether this rank reports an error if rank 0 cannot. On each machine, a single rank does."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
     # does.
@@ -85,14 +85,15 @@ def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool
 
 
 def reports_for_rank_0() -> bool:
-    """Whether this rank must write the report, because rank 0 is gone."""
+    """Return whether this rank must write the report, because rank 0 has ended or cannot be reached."""
     return _rank_0_is_gone and speaks_for_its_machine()
 
 
 def let_rank_0_tell() -> None:
-    """If this failed process is a rank other than 0, wait until rank 0 ends it, since rank 0 reports the reason.
+    """Wait a while in a failed rank other than rank 0, so that rank 0 can report the error before torchrun ends all
+    ranks.
 
-    Only ranks on rank 0's machine wait: on another machine, torchrun ends only its own ranks.
+    A rank on another machine than rank 0 does not wait, since torchrun ends only the ranks of its own machine.
     """
     is_beside_rank_0 = os.environ.get("GROUP_RANK", "0") == "0"
     if is_rank() and os.environ["RANK"] != "0" and is_beside_rank_0 and not _rank_0_is_gone:

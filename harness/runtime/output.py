@@ -1,8 +1,8 @@
-"""Standard output and standard error that cannot end a command, and never contain terminal or CI commands.
+"""Standard output and standard error that cannot make a command fail, and never contain terminal or CI commands.
 
-- A pipe's reader may end, and a disk may be full. The rest of the output is then dropped, and the run continues. At its
-  end the command reports the failure, which may change its exit status.
-- Foreign text cannot move a terminal's cursor, or act as a command to a CI system that stores the log. GitHub, for
+- If a pipe's reader ends, or a disk is full, the rest of the output is dropped and the run continues. The command
+  reports the failure at its end, which may change its exit status.
+- Text from others cannot move a terminal's cursor, or act as a command to a CI system that stores the log. GitHub, for
   example, runs lines that begin with `::`.
 - Only bitproof's own escape sequences, for a table's colours, are written unchanged, by `styled`.
 """
@@ -26,16 +26,15 @@ _BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")
 def shown(text: str) -> str:
     r"""Make a text safe for a terminal and for the log of a CI system: `::error` becomes `\x3a:error`.
 
-    A JSON text keeps its meaning.
+    If the text is JSON, its meaning stays the same.
     """
     return _BRACKETED_COMMAND.sub(r"#\\u0023", _LEADING_COMMAND.sub(r"\1\\x3a", printable(text)))
 
 
 class SafeStream:
-    """A text stream whose `write` and `flush` never fail. `lost` is the first failure, or None. A closed pipe is no
-    failure.
+    """A text stream whose `write` and `flush` never fail, and which escapes terminal and CI commands.
 
-    Escapes characters that the encoding lacks, and terminal and CI commands.
+    `lost` is the first failure; None if there was none. That a pipe's reader has ended is no failure.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -43,12 +42,12 @@ class SafeStream:
         self.lost = OSError(errno.EBADF, "it is closed") if stream is None else None
 
     def write(self, text: str) -> int:
-        """Write `text`, with terminal and CI commands escaped. Returns the length of `text`, before escaping."""
+        """Write `text` with terminal and CI commands escaped. Returns the length of `text` before that."""
         self.write_as_it_is(shown(text))
         return len(text)
 
     def write_as_it_is(self, text: str) -> int:
-        """Write a text unchanged, with its escape sequences for colours; returns its length."""
+        """Write a text with its escape sequences unchanged, such as those for colours. Returns its length."""
         try:
             return self._stream.write(text)
         except UnicodeEncodeError as error:
@@ -59,12 +58,10 @@ class SafeStream:
             return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
-        """Write texts in sequence."""
         for line in lines:
             self.write(line)
 
     def flush(self) -> None:
-        """Write out the buffer."""
         try:
             self._stream.flush()
         except OSError as error:
@@ -74,8 +71,6 @@ class SafeStream:
         return getattr(self._stream, name)
 
     def _lose(self, error: OSError) -> None:
-        """Store the failure, and redirect the stream's descriptor to /dev/null, into which the rest of the buffer then
-        goes."""
         # A reader may end early, as `head` does.
         if error.errno != errno.EPIPE:
             self.lost = self.lost or error
@@ -88,8 +83,6 @@ class SafeStream:
 
 
 class _Styled:
-    """A SafeStream whose `write` leaves escape sequences unchanged."""
-
     def __init__(self, stream: SafeStream) -> None:
         self._stream = stream
         self.write = stream.write_as_it_is
@@ -99,17 +92,16 @@ class _Styled:
 
 
 def styled(stream: TextIO) -> TextIO:
-    """A view of `stream` whose `write` leaves escape sequences for colours unchanged. Callers must escape foreign text
-    themselves."""
+    """Return a view of `stream` whose `write` leaves escape sequences for colours unchanged.
+
+    Callers must escape text from others themselves.
+    """
     return cast(TextIO, _Styled(stream)) if isinstance(stream, SafeStream) else stream
 
 
 @contextlib.contextmanager
 def safe_output() -> Iterator[SafeStream]:
-    """Context in which standard output and standard error are SafeStreams, which are flushed at the end.
-
-    Yields standard output.
-    """
+    """Context in which standard output and standard error are SafeStreams. Yields standard output."""
     streams = sys.stdout, sys.stderr
     out, err = (SafeStream(stream) for stream in streams)
     sys.stdout, sys.stderr = cast(TextIO, out), cast(TextIO, err)
@@ -122,8 +114,10 @@ def safe_output() -> Iterator[SafeStream]:
 
 
 def fill_closed_descriptors() -> None:
-    """Open /dev/null at those of the descriptors 0 to 2 that are closed. Otherwise a log or pipe would get their
-    number."""
+    """Open /dev/null in place of standard input, output or error if it is closed.
+
+    Otherwise a log or a pipe would get its number, and prints would go there.
+    """
     for descriptor in range(3):
         try:
             os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""The search path on which bitproof's own processes find a user's modules."""
+"""The folders in which bitproof's own processes search for a user's modules."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 
 
 def search_path() -> list[str]:
-    """The search path of the host process and its ranks: the working directory first, except in Python's safe mode."""
+    """Return the search path of ranks and of the process that forks them.
+
+    The working directory comes first, except in Python's safe mode.
+    """
     here = [] if sys.flags.safe_path else [""]
     return list(dict.fromkeys(folder or os.getcwd() for folder in (*here, *sys.path)))

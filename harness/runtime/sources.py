@@ -1,6 +1,6 @@
 """The files that decide a traced graph, as they were when this process started.
 
-`note` must be called before any import of bitproof or torch. So a file that is unchanged afterwards is the file that
+`note` must be called before any import of bitproof or torch. If a file has not changed since then, it is the file that
 was imported.
 """
 
@@ -26,27 +26,28 @@ ROOT = Path(__file__).parents[2]
 """The package bitproof."""
 
 OWN = ("harness", "reference")
-"""The packages whose code makes graphs. `cases` is not among them: a case is data."""
+"""The packages of bitproof whose code makes graphs. `cases` is not among them: a case is data."""
 
 _FIRST = ("text_loader", "sources")
-"""Modules of `harness.runtime` that are loaded before `note` can run."""
+"""Modules of `harness.runtime` that are loaded before `note` runs."""
 _IN_MEMORY = ("/dev/", "/memfd:", "/anon")
 _OURS = ("__main__", "bitproof")
 _CODE, _HEADERS = (".py", ".so"), "include"
-"""The suffixes of torch's files that are checked, and the name of a folder of 9,000 files that are skipped, unless
-loaded."""
+"""The suffixes of the torch files that are checked. `_HEADERS` is a folder with 9,000 files, which are checked only if
+they are loaded."""
 
 Stat = tuple[str, int, int, int, int]
-"""A file's path, inode, bytes, and the last changes of its content and its inode, in nanoseconds."""
+"""A file's path, inode, size in bytes, and the times at which its content and its inode were last changed, in
+nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Sources:
     """The files of bitproof's packages and of torch.
 
-    - `digest`: of every byte of bitproof's packages, and of path, size and time of torch's files.
-    - `own`: of bitproof's packages alone, equal on all machines with the same release.
-    - `stats`: size and times of each file.
+    - `digest`: of the content of bitproof's files, and of path, size and times of torch's files.
+    - `own`: of the content of bitproof's files alone. It is equal on all machines with the same release.
+    - `stats`: the size and times of each file.
     """
 
     digest: str
@@ -54,53 +55,50 @@ class Sources:
     own: str = ""
 
     def are_untouched(self) -> bool:
-        """Whether all files still have the same size and times, and bitproof's files the same content."""
         return read_sources() == self
 
 
 Absent = tuple[str]
-"""Replaces the facts of a file that does not exist."""
+"""Stands in place of a `Stat` for a file that does not exist: its path alone."""
 
 
 @dataclass(frozen=True)
 class Later:
-    """The modules that a process loaded after it had made its key for a cache.
+    """The modules that a process loaded after it had computed the key of a cached result.
 
-    `files` has the path, size and times of each loaded file, or only the path if the file did not exist. `found` maps
-    packages that were searched for to their path; None if a package was missing.
+    - `files`: the path, size and times of each loaded file, or only the path if the file does not exist.
+    - `found`: maps each package that was searched for to its path; None if it was missing.
     """
 
     files: tuple[Stat | Absent, ...] = ()
     found: Mapping[str, str | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Later:
+    def of(cls, values: Mapping[str, Any]) -> Later:
         """Make this object from JSON values. Raises KeyError, TypeError or ValueError if they have another form."""
-        return cls(tuple(cast(Stat, tuple(file)) for file in told["files"]), dict(told["found"]))
+        return cls(tuple(cast(Stat, tuple(file)) for file in values["files"]), dict(values["found"]))
 
     def would_load_again(self) -> bool:
-        """Whether this process would load exactly the same code for these modules."""
-        return all(_stat(told[0]) == told for told in self.files) and all(
+        return all(_stat(stat[0]) == stat for stat in self.files) and all(
             place_of(name) == place for name, place in self.found.items()
         )
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The code of this process. `others` is a hash of all loaded files outside `sources`.
+    """The code that this process runs. `others` is a digest of all loaded files outside of `sources`.
 
-    If Python loaded a module as usual, `others` covers the source file and the bytecode file: the import used one of
-    them.
+    If Python itself loaded a module, `others` includes both its source and its bytecode: the import used either.
     """
 
     sources: Sources
     others: str
     loaded: frozenset[str] = field(default=frozenset(), repr=False)
-    """The files covered by `others`."""
+    """The files that `others` includes."""
 
     def later(self) -> Later | None:
-        """The modules that were loaded after this object was made. None if these are unknown, because files have
-        changed since."""
+        """Return the modules loaded since this object was made; None if files have changed, so that these are
+        unknown."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}
@@ -114,13 +112,14 @@ class Installation:
 at_start: tuple[float, Sources] | None = None
 
 loaded_at_start: frozenset[str] = frozenset()
-"""Modules that a process had loaded before it imported any of bitproof: Python's, and those of its startup."""
+"""Modules that a process had loaded before any module of bitproof: Python's own, and those of its startup files."""
 
 
 def note(loaded: Iterable[str] | None = None) -> None:
-    """Read the files of bitproof and of torch, once, before any of them is imported. This takes 50 ms.
+    """Read the files of bitproof and of torch, before any of them is imported. This takes 50 ms.
 
-    If `loaded` modules already include some of them, nothing is read, and this process's code stays unknown.
+    `loaded` has the names of modules that are imported already; by default, those in `sys.modules`. If some of these
+    files are among them, nothing is read, and the code of this process stays unknown.
     """
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
@@ -133,9 +132,9 @@ def note(loaded: Iterable[str] | None = None) -> None:
 
 
 def installation() -> Installation | None:
-    """The code of this process, including all modules loaded so far; None if it is unknown.
+    """Return the code that this process runs, with all modules loaded so far; None if it is unknown.
 
-    It is unknown if `note` was not called before the first import, or if a loaded file has changed since.
+    It is unknown if `note` was called too late or not at all, or if a loaded file has changed since then.
     """
     if at_start is None:
         return None
@@ -148,46 +147,44 @@ def installation() -> Installation | None:
 
 
 def read_sources() -> Sources:
-    """The files of bitproof's packages and of torch, as they are now."""
-    told, stats = hashlib.sha256(), []
+    digest, stats = hashlib.sha256(), []
     for package in OWN:
         for stat in sorted(_files(str(ROOT / package))):
             content = Path(stat[0]).read_bytes()
-            told.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
+            digest.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
             stats.append(stat)
-    own = told.hexdigest()
+    own = digest.hexdigest()
     found = importlib.util.find_spec("torch")
     for stat in sorted(_files(os.path.dirname(found.origin), _CODE, _HEADERS)) if found and found.origin else ():
-        told.update(f"{stat}\0".encode())
+        digest.update(f"{stat}\0".encode())
         stats.append(stat)
-    return Sources(told.hexdigest(), tuple(stats), own)
+    return Sources(digest.hexdigest(), tuple(stats), own)
 
 
 def own_digest() -> str:
-    """The sha256 of the content of bitproof's packages, as `note` read it; if `note` was not called, as it is now."""
+    """Return the sha256 of the content of bitproof's files, as `note` read them, or as they are now if it did not."""
     return at_start[1].own if at_start is not None else read_sources().own
 
 
 @functools.cache
 def torch_digest() -> str:
-    """The sha256 of torch's installation: the text of Python files, and the sizes of libraries. Takes 0.2 s.
+    """Return the sha256 of torch's installation: the text of Python files, and the sizes of libraries. Takes 0.2 s.
 
-    Equal installations give the same result on all machines. Compiled Python files (.pyc) do not count.
+    Equal installations have the same digest on all machines. Compiled Python files (.pyc) do not count.
     """
-    told, found = hashlib.sha256(), importlib.util.find_spec("torch")
+    digest, found = hashlib.sha256(), importlib.util.find_spec("torch")
     folder = os.path.dirname(found.origin) if found and found.origin else ""
     for file, _, size, *_ in sorted(_files(folder, _CODE, _HEADERS)) if folder else ():
-        told.update(f"{os.path.relpath(file, folder)}\0{size}\0".encode())
+        digest.update(f"{os.path.relpath(file, folder)}\0{size}\0".encode())
         if file.endswith(".py"):
-            told.update(Path(file).read_bytes())
-    return told.hexdigest()
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()
 
 
 def start_up_code() -> dict[str, str]:
-    """The sha256 of code that Python runs at startup, by the name of the module or file.
+    """Return the sha256 of the code that Python runs at startup, by the name of the module or file.
 
-    It includes modules that were loaded before bitproof, and the code in .pth files, except those of editable
-    installations.
+    This is the code of modules loaded before bitproof, and of .pth files, except for editable installations.
     """
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
@@ -211,13 +208,13 @@ def start_up_code() -> dict[str, str]:
 
 
 def digest_of_loaded(file: str) -> str | None:
-    """The sha256 of the text that ran as a module; for any other file, the result of `digest_of_file`."""
+    """Return the sha256 of the text that ran as a module; for any other file, the result of `digest_of_file`."""
     return text_loader.text_digests.get(file) or digest_of_file(file)
 
 
 @functools.cache
 def digest_of_file(file: str) -> str | None:
-    """The sha256 of a file's content, or of the archive that contains it, read once; None if it cannot be read."""
+    """Return the sha256 of a file, or of the archive that contains it; None if it cannot be read. Reads a file once."""
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except NotADirectoryError:
@@ -227,13 +224,14 @@ def digest_of_file(file: str) -> str | None:
 
 
 def stat_of(file: str) -> Stat:
-    """A file's path, inode, size and times. If two readings are equal, the file was not changed between them."""
-    told = os.stat(file)
-    return file, told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns
+    """Return a file's path, inode, size and times. If two calls return the same, the file was not changed in
+    between."""
+    facts = os.stat(file)
+    return file, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
 
 
 def runs_its_text() -> bool:
-    """Whether bitproof's modules that this process ran have the text that their files have now."""
+    """Return whether the modules of bitproof that this process runs have the text that their files have now."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
     return all(digest_of_file(file) == ran for file, ran in text_loader.text_digests.items() if file.startswith(own))
 
@@ -251,7 +249,7 @@ def _loaded_files() -> set[str]:
 
 
 def mapped_files() -> set[str]:
-    """The files whose code is in this process's memory: Python itself and libraries. Empty except on Linux."""
+    """Return the files whose code is in this process's memory: Python itself and libraries. Empty except on Linux."""
     files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         mapped = (line.split(maxsplit=5) for line in maps)
@@ -268,8 +266,7 @@ def _origin(module: ModuleType) -> str | None:
 
 
 def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
-    """Facts about files that reveal later changes; None if a file is newer than `began`, the time at which the process
-    began."""
+    """Return a `Stat` of each file; None if a file was changed after `began`, the time at which the process began."""
     stats = tuple(map(_stat, sorted(files)))
     return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
 
@@ -285,7 +282,7 @@ def _stat(file: str) -> Stat | Absent:
 
 
 def place_of(name: str) -> str | None:
-    """The path at which an import finds a module, or has found it if it is loaded; None if there is none."""
+    """Return the path at which an import finds a module, or found it if it is loaded; None if there is none."""
     try:
         spec = importlib.util.find_spec(name)
     except (ImportError, ValueError):  # ValueError: a module without a spec
@@ -294,7 +291,8 @@ def place_of(name: str) -> str | None:
 
 
 def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list[Stat]:
-    """All files below a folder that have one of the endings, except compiled Python and folders called `but`."""
+    """Return all files below a folder that have any of the endings. Folders called `but` and compiled Python are
+    skipped."""
     found, folders = [], [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:

@@ -2,9 +2,8 @@
 
     python -P .../runtime/start.py MODULE ...    runs MODULE's `main`, as `python -m MODULE ...` would
 
-The processes use the package `bitproof` that contains this file. With `-m`, another checkout in the working directory
-would be found first. Without `-P`, this file's folder would be searched first, and its modules could hide others of the
-same names.
+The process uses the package `bitproof` that contains this file. With `-m`, another checkout in the working directory
+would be found first. Without `-P`, Python would find this folder's modules before others of the same name.
 """
 
 import gc
@@ -17,10 +16,10 @@ from types import ModuleType
 
 
 def _run_text(name: str) -> ModuleType:
-    """Load the module `name` beside this file from its text. Used for the import hook, which cannot load itself."""
     file = Path(__file__).with_name(f"{name}.py")
     spec = importlib.util.spec_from_file_location(f"bitproof.harness.runtime.{name}", file)
     assert spec is not None, "it is Python"
+    # The import hook cannot load itself, so its text is compiled here.
     if spec.name not in sys.modules:
         sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
         exec(compile(file.read_bytes(), str(file), "exec", dont_inherit=True), module.__dict__)

@@ -1,10 +1,10 @@
-"""Import hook: compiles modules from their text; their bytecode is neither read nor written.
+"""Import hook that compiles modules from their text. It neither reads nor writes bytecode.
 
-Python itself accepts bytecode if the source file has the same size and the same time in whole seconds. So it may run
-old code after an edit within a second, or after `cp -p`, rsync or tar.
+Python itself uses bytecode if the source file has the same size and the same time in whole seconds. So it may run old
+code after an edit within a second, or after `cp -p`, rsync or tar.
 
-The hook leaves modules of Python's installation to Python, except bitproof's own. The bytecode of modules that it
-leaves to Python is checked before a result is kept (harness/runtime/sources.py).
+The hook leaves modules of Python's installation to Python, except bitproof's own. `harness/runtime/sources.py` checks
+their bytecode before a result is cached.
 """
 
 from __future__ import annotations
@@ -21,33 +21,27 @@ from types import CodeType, ModuleType
 OWN = "bitproof"
 
 text_digests: dict[str, str] = {}
-"""The sha256 of the source text that this process ran as a module, by the module's file. The file may have changed
-since."""
+"""The sha256 of the text that this process ran as a module, by the module's file. The file may have changed since."""
 
 not_found: set[str] = set()
-"""Packages and modules that this process searched, and that Python's own finder did not find."""
+"""Top-level modules that this process searched for, and that Python's own finder did not find."""
 
 
 class TextLoader(SourceFileLoader):
     """Loads a module by compiling the text of its file."""
 
     def get_code(self, fullname: str) -> CodeType:
-        """The code of the file's text. Also adds the text's digest to `text_digests`."""
         text = self.get_data(self.path)
         text_digests[self.path] = hashlib.sha256(text).hexdigest()
         return self.source_to_code(text, self.path)
 
 
 class TextFinder:
-    """A finder for sys.meta_path. It finds the same modules as Python's own finder, but loads them by a TextLoader."""
+    """A finder for `sys.meta_path` that finds modules like Python's own, but loads them by a TextLoader."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        """A module's spec; None if the module is not found.
-
-        Modules of Python's installation are found here too, but keep their usual loader: if this returned None for
-        them, Python's own finder would search for them again.
-        """
+        # For modules of Python's installation, too: None would make Python's own finder search for them again.
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
             not_found.add(name)
@@ -59,7 +53,7 @@ class TextFinder:
 
 
 def claim() -> None:
-    """From now on, load all modules outside of Python's installation by a TextLoader."""
+    """Install the hook: from now on, load all modules outside of Python's installation by a TextLoader."""
     if TextFinder not in sys.meta_path:
         _installed()  # this imports: from 3.13 on, a call during that import would see half of it
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)

@@ -1,13 +1,11 @@
-"""A command's temporary folder. If a command is killed, the next command removes its folder.
+"""The temporary folder of a command. If the command is killed, the next command removes its folder.
 
 A folder is removed only if it has a valid marker that is not locked. A marker is a file that the command writes and
 keeps locked. It states the folder's name and inode, and the machine and boot in which it was made.
 
 - A copied marker is invalid, because it states another folder.
 - A marker from another machine is invalid, because its lock may be unknown here.
-- A locked marker shows that the command runs. The system releases the lock when the command ends for any reason.
-
-Example: `$TMPDIR/bitproof-testvenv/.lock`, left by `uv`, is never a marker.
+- A locked marker shows that its command still runs. The system releases the lock when the command ends for any reason.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ _locks: dict[Path, int] = {}
 
 
 def make_work_folder() -> Path:
-    """Make a temporary folder, which lasts until `remove_work_folder`. Also removes the folders of commands that were
-    killed."""
+    """Make a temporary folder, which lasts until `remove_work_folder`. Also removes the folders of killed commands."""
     _remove_left_behind(Path(tempfile.gettempdir()))
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
     unnamed = folder / f"{_MARKER}-yet"
@@ -49,7 +46,6 @@ def make_work_folder() -> Path:
 
 
 def remove_work_folder(folder: Path) -> None:
-    """Remove a folder that `make_work_folder` made, with its content."""
     shutil.rmtree(folder, ignore_errors=True)
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
@@ -85,11 +81,7 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
 
 
 def _marker(name: str, folder: os.stat_result) -> dict[str, object] | None:
-    """The content of a marker file for the folder `folder` called `name`. It states the folder's name and inode, this
-    machine and its boot.
-
-    None if this machine does not identify its boot.
-    """
+    """Return the content of a marker for the folder called `name`; None if this machine does not identify its boot."""
     try:
         boot = BOOT.read_text(encoding="ascii").strip()
     except (OSError, ValueError):

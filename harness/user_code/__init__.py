@@ -1,1 +1,1 @@
-"""Find and load a user's code: a file, or an entry point of a distribution."""
+"""Finds, checks and runs a user's code: a file, or an entry point of an installed distribution."""

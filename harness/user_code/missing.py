@@ -1,4 +1,4 @@
-"""Explain that a user's code imports a package which this environment lacks."""
+"""Explain that a user's code imports a package which is not installed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from bitproof.harness.errors import UsageError
 
 
 def missing_package(error: BaseException, what: str, asked_for: str = "") -> UsageError | None:
-    """The error for code that imports a missing package; None if the exception has another cause.
+    """Return an error for code that imports a missing package; None if `error` has another cause.
 
-    - `what`: names the code in the error.
-    - `asked_for`: the module that the user named. If it is missing, no package is.
+    - `what`: a name of the code, for the error.
+    - `asked_for`: the module that the user named, if any. If that module is missing, the result is None.
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None

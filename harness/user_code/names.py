@@ -1,5 +1,7 @@
-"""Map a system's names of tensors to the reference's, by rules that the user states. Nothing is guessed. Loads no
-torch."""
+"""Translate a system's names of tensors to the reference's names, by rules that the user gives. Loads no torch.
+
+Example: {"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ EXAMPLE = '{"model.embed.weight": "tok_embeddings.weight", "model.*": "*"}'
 
 
 class Names:
-    """Maps a system's own names of tensors to the reference's names. A name without a rule stays unchanged.
+    """Translates a system's names of tensors to the reference's names, by rules {system's name: reference's name}.
 
-    - A `*` in a rule's first name matches any text, as short as possible. The `*` in its second name stands for that
-      text: the rule `model.*` to `*` makes `embed` of `model.embed`.
-    - A rule without `*` comes first. Among rules with `*`, the first that matches decides.
+    - A `*` in a system's name matches any text, as short as possible. A `*` in the reference's name stands for that
+      text: the rule {"model.*": "*"} translates `model.embed` to `embed`.
+    - A rule without `*` takes precedence. Among rules with `*`, the first that matches is used.
     - `unused`: the rules that have translated no name so far.
 
-    Raises UsageError for rules that contradict each other.
+    Raises UsageError for rules that contradict each other. `declared_by` states where the rules are, for the error.
     """
 
     def __init__(self, rules: Mapping[str, str], declared_by: str) -> None:
@@ -32,10 +34,8 @@ class Names:
         self._patterns = {own: _pattern(own) for own in self.rules if "*" in own}
 
     def translate(self, name: str) -> str:
-        """Translate a name that the system gives to a tensor into the reference's name for the same tensor.
-
-        A name for which there is no rule is returned unchanged.
-        """
+        """Translate a system's name of a tensor to the reference's name. Without a matching rule, it stays
+        unchanged."""
         if name in self.rules and name not in self._patterns:
             self.unused.pop(name, None)
             return self.rules[name]
@@ -49,15 +49,15 @@ class Names:
 
 
 class NamesInFile(dict[str, str]):
-    """Rules that were read from a JSON file. `file` is its path, for replay commands."""
+    """Rules for names that were read from a JSON file. `file` is its path, for replay commands."""
 
     file: Path
 
 
 def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
-    """The rules for names that a caller gave as a mapping, or as the path of a JSON file; {} for None.
+    """Return the rules for names that a caller gave as a mapping, or as the path of a JSON file; {} for None.
 
-    Raises UsageError for a file that cannot be read or has no such mapping.
+    Raises UsageError if the file cannot be read, or its rules are invalid.
     """
     if given is None or isinstance(given, Mapping):
         return given or {}
@@ -67,8 +67,6 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 
 def read_names(path: Path) -> dict[str, str]:
-    """The rules for names in a JSON file. Raises UsageError if it has no such mapping, or if rules contradict each
-    other."""
     try:
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:
@@ -115,7 +113,7 @@ def _checked(rules: Any, declared_by: str) -> dict[str, str]:
 
 
 def _pattern(own: str) -> re.Pattern[str]:
-    """A regular expression for a rule's first name, in which each `*` matches the shortest possible text."""
+    """Return a regular expression for a system's name in a rule. Each `*` matches the shortest possible text."""
     # Atomic groups never backtrack: a longer match could not help the rest, and with 25 `*` it would take forever.
     first, *words, last = map(re.escape, own.split("*"))
     between = "".join(f"(?>(.*?){word})" for word in words)

@@ -1,4 +1,4 @@
-"""Find a user's file, and all files in its folder that it imports, without running any of them."""
+"""Find the files in a user's folder that a file imports, without running any of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 
 def package_of(path: Path) -> tuple[Path, str]:
-    """The folder that is searched for the modules of a file's code, and the name of the file's package in that folder.
+    """Return the folder in which a file's imports are searched for, and the name of the file's package; "" if it has
+    none.
 
-    The name is "" for a file in no package.
+    For `src/pkg/sub/t.py`, with an `__init__.py` in `pkg` and `sub`: (`src`, "pkg.sub").
     """
     folder, names = path.parent, []
     while (folder / "__init__.py").is_file():
@@ -26,9 +27,9 @@ def package_of(path: Path) -> tuple[Path, str]:
 
 
 def imported_beside(path: Path) -> set[str]:
-    """The top-level names of all modules that a file imports, directly or through other files in its folder.
+    """Return the top-level names of all modules that a file imports, directly or through other files in its folder.
 
-    A file that is not valid Python adds no names: running it reports the error.
+    A file that is not valid Python adds no names. Its error is raised later, when it runs.
     """
     root, names = package_of(path.resolve())[0], set()
     seen, pending = set(), [path.resolve()]
@@ -45,9 +46,9 @@ def imported_beside(path: Path) -> set[str]:
 
 
 def imports_of(text: str, package: str) -> Iterator[str]:
-    """Yield the dotted name of each import anywhere in `text`, the source of a file of `package`.
+    """Yield the dotted name of each import in `text`, the source of a file in `package`.
 
-    A name may be that of a module, or of an object in a module.
+    For `from a import b`, this is "a.b", a module or an object in a module.
     """
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
@@ -60,8 +61,10 @@ def imports_of(text: str, package: str) -> Iterator[str]:
 
 
 def files_of(root: Path, module: str) -> Iterator[Path]:
-    """Yield the files below `root` that run when a module is imported: the `__init__.py` of each package that contains
-    it, then the module's own file."""
+    """Yield the files below `root` that run when a module is imported.
+
+    These are the `__init__.py` of each package that contains it, and then the module's own file.
+    """
     folder = root
     for part in module.split("."):
         # A package has precedence over a module of the same name, as in Python.

@@ -1,4 +1,4 @@
-"""Find extensions of bitproof in installed distributions: entry points, read from metadata without loading code."""
+"""Find extensions of bitproof in installed distributions by their entry points, without loading code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
-"""The groups of entry points: factories of systems; and cases, or functions that return cases."""
+"""The groups of entry points: functions that make systems; and cases, or functions that return cases."""
 
 
 def entry_points(group: str) -> dict[str, EntryPoint]:
-    """The entry points of a group, by name. Raises UsageError if two distributions claim the same name."""
+    """Return the entry points of a group, by name. Raises UsageError if two distributions use the same name."""
     from importlib import metadata
 
     found: dict[str, EntryPoint] = {}
@@ -31,17 +31,17 @@ def entry_points(group: str) -> dict[str, EntryPoint]:
 
 
 def describe(entry: EntryPoint) -> str:
-    """An entry point's object and distribution, as in `my.module:factory of my-package 1.0`."""
+    """Return the object and the distribution of an entry point, as in "my.module:factory of my-package 1.0"."""
     return f"{entry.value} of {distribution_of(entry)}"
 
 
 def distribution_of(entry: EntryPoint) -> str:
-    """The distribution of an entry point with its version, as in `my-package 1.0`."""
     return "an unknown distribution" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
 
 
 def load(entry: EntryPoint) -> Any:
-    """Load an entry point's object. If its code raises any error, raises UsageError, which names the distribution."""
+    """Load the object of an entry point. Raises UsageError, which names the distribution, if its code raises any
+    error."""
     try:
         return entry.load()
     except Exception as error:

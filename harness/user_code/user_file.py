@@ -20,9 +20,9 @@ _loading: list[str] = []
 
 @contextmanager
 def loading(source: str) -> Iterator[None]:
-    """Context in which a user's code is loaded: `is_loading` is True.
+    """Context in which a user's code is loaded, and `is_loading` returns True.
 
-    So a call of bitproof from a script without a `__main__` guard is noticed when a rank loads this script.
+    If the code calls bitproof while a rank loads it, because a `__main__` guard is missing, the call can be refused.
     """
     _loading.append(source)
     try:
@@ -32,14 +32,14 @@ def loading(source: str) -> Iterator[None]:
 
 
 def is_loading() -> bool:
-    """Whether a user's code is being loaded."""
     return bool(_loading)
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a file as a new module. Returns the module, which stays in sys.modules, and the sha256 of its text.
+    """Run a Python file as a new module. Returns the module and the sha256 of its text.
 
-    The file can import the modules beside it, or its package's modules. Its errors are raised unchanged.
+    The module stays in `sys.modules`. It can import the modules beside the file, or of the file's package. Errors of
+    the file are raised unchanged.
     """
     # Not an import, which might run cached code of another text.
     code = read_plain(path)
@@ -58,14 +58,14 @@ def run_file(path: Path) -> tuple[types.ModuleType, str]:
 
 
 def find_beside(root: Path) -> None:
-    """From now on, search this folder first for imports."""
+    """Search the folder `root` first, in all imports from now on."""
     sys.path[:] = [str(root), *(folder for folder in sys.path if folder != str(root))]
 
 
 def names_in(path: Path, what: str) -> set[str] | None:
-    """The names that a file's module defines, found without running the file; None if that is impossible.
+    """Return the names that a Python file defines or imports, without running it; None if they cannot be known.
 
-    Raises UsageError, with the file's purpose `what`, if the file cannot be read or is not Python.
+    `what` states the purpose of the file, for errors. Raises UsageError if the file cannot be read or is not Python.
     """
     try:
         tree = ast.parse(read_plain(path), str(path))
@@ -79,10 +79,10 @@ def names_in(path: Path, what: str) -> set[str] | None:
 
 
 def check_signature(path: Path, name: str, what: str, counts: Sequence[int], given: str) -> None:
-    """Raise UsageError if a function in a file takes none of the `counts` of positional arguments.
+    """Raise UsageError if a function in a file can be called with none of the `counts` of positional arguments.
 
-    `what` and `given` are the file's purpose and the arguments, for the error. The file is only parsed. A function that
-    is decorated, or bound more than once, is not checked.
+    `what` is the purpose of the file, and `given` are the arguments, for the error. The file is parsed, not run. A
+    function that is decorated, or defined more than once, is not checked.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     first, *rest = name.split(".")
@@ -121,7 +121,6 @@ _LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict
 
 
 def _names_of(node: ast.AST) -> tuple[str | None, ...]:
-    """The names that a node binds: a definition, an import or an assignment."""
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
     return (getattr(node, "name", None), getattr(node, "asname", None))

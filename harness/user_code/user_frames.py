@@ -1,5 +1,4 @@
-"""Run a user's code in a rank such that it can neither swallow an error that bitproof raises in it, nor end the
-process."""
+"""Run a user's code in a rank, so that it can neither hide errors that bitproof raises in it, nor end the process."""
 
 from __future__ import annotations
 
@@ -13,9 +12,10 @@ from bitproof.harness.within_user_code import refusals_raised
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Context in which a user's code runs. `what` names the code in errors, such as `system t.py:make`.
+    """Context in which a user's code runs. `what` names the code in errors, such as "system t.py:make".
 
-    Raises the first error of bitproof's hooks, even if the code caught it, and UsageError after `sys.exit`.
+    Raises the first error of bitproof's hooks, even if the code caught it. Raises UsageError if the code calls
+    `sys.exit`.
     """
     with refusals_raised():
         try:

@@ -1,4 +1,4 @@
-"""Refer to a function or class by its file and name, because ranks are other processes."""
+"""Name a function or class by its file, as in `t.py:make`, so that ranks, which are other processes, can load it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ WAY_OUT = "write it as a function or a class of a file, at the file's top level,
 
 
 def source_of(given: Any) -> str:
-    """The text `FILE.py:NAME`, from which ranks load a function or class. Raises UsageError if ranks could not find it.
+    """Return the text `FILE.py:NAME`, from which ranks load a function or class. Raises UsageError if they could not
+    find it.
 
-    The file's path is relative if the file is below the working directory, else absolute.
+    The path is relative if the file is below the working directory, else absolute.
     """
     if not isinstance(given, (FunctionType, type)):
         raise _refused(f"an object of type {type(given).__name__}", "it is made while the caller runs")

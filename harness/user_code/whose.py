@@ -1,8 +1,7 @@
-"""Detect that an import would get the wrong module: another module of the same name, already loaded from another
-folder.
+"""Detect that an import would get another module than intended: one of the same name, loaded from another folder.
 
-Python returns a loaded module to every import of its name. If two files in two folders both `import util`, both would
-get the first file's `util`. So the second file is refused.
+Python returns a loaded module for every import of its name. If files in two folders both `import util`, both get the
+first file's `util`. Then the second file is refused.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ class ModulePlace(NamedTuple):
 
 
 def place_of(module: ModuleType | None) -> ModulePlace | None:
-    """The file and folders of a loaded module; None if it has no file or folder, such as a built-in module."""
+    """Return the file and folders of a loaded module; None if it has neither, such as a built-in module."""
     return _place(getattr(module, "__spec__", None))
 
 
 def place_by_now(name: str) -> ModulePlace | None:
-    """The file and folders that an import of this name would find if the module were not loaded; None if there is no
-    module."""
+    """Return the file and folders that importing `name` would find if no such module were loaded; None if it finds
+    none."""
     # A submodule is searched for in the folders of its loaded package, any other module on `sys.path`.
     parent, path = name.rpartition(".")[0], None
     if parent:
@@ -62,10 +61,10 @@ def place_by_now(name: str) -> ModulePlace | None:
 
 
 def check_own_modules(path: Path, root: Path) -> None:
-    """Raise UsageError if a file would import the wrong module, because another module of that name is loaded.
+    """Raise UsageError if a file would import another module than intended, because one of the same name is loaded.
 
-    For example, the file imports `new/util.py`, but `old/util.py` was loaded. `root` is the folder with the file's
-    modules.
+    For example, the file imports `util` and means `new/util.py`, but `old/util.py` is loaded. `root` is the folder in
+    which the file's modules are searched for.
     """
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()

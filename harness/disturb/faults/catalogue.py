@@ -1,4 +1,4 @@
-"""The catalogue: all entries by name, from one module per family. Loads no torch."""
+"""The fault catalogue: `CATALOGUE` has all entries by name. Loads no torch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ FAMILIES = (
 
 
 def collect() -> dict[str, Entry]:
-    """Return every entry, in the order of the families."""
     rows: dict[str, Entry] = {}
     modules = (*FAMILIES, equivalent_sums)
     for row in (value for module in modules for value in vars(module).values() if isinstance(value, Entry)):

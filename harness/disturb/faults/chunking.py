@@ -49,7 +49,7 @@ def chunk_0_joined_twice(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one split", needs=(CHUNKED,))
 def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
-    """chunk 1 begins and ends a row early."""
+    """chunk 1's half of a block's input begins and ends a row too early."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, end = node.args
     node.args = (x, dim, start - 1, end - 1)
@@ -181,7 +181,7 @@ def last_row_of_chunk_0_lost(g: GraphEditor) -> list[Site]:
 
 @row("ours: a live-out of one region read by both chunks", needs=(CHUNKED,))
 def chunk_1_weighs_by_chunk_0s_routing(g: GraphEditor) -> list[Site]:
-    """the results of chunk 1's experts are weighted by the routing of chunk 0's tokens."""
+    """the outputs of the experts for chunk 1's tokens are weighted by the router's weights for chunk 0's tokens."""
     node = g.find("mul", r".*router", chunk=1, where=lambda node: isinstance(node.args[1], float))
     reader = next(iter(node.users))
     reader.replace_input_with(node, g.twin(node))

@@ -8,7 +8,10 @@ from typing import Any
 
 @dataclass
 class Clock:
-    """This process's rank, world size and step. `memory` stores a fault's values from step to step."""
+    """This process's rank, the number of ranks, and the current step; -1 before the first step.
+
+    `memory` stores values that a fault carries from step to step.
+    """
 
     rank: int = 0
     world_size: int = 1
@@ -16,10 +19,10 @@ class Clock:
     memory: dict[Any, Any] = field(default_factory=dict)
 
     @property
+    # Faults on a single rank affect the last rank.
     def is_last_rank(self) -> bool:
-        """Whether this is the last rank. Faults of a single rank change this rank only."""
         return self.rank == self.world_size - 1
 
 
 NOW = Clock()
-"""This process's clock. Each rank is a process, and sets it before its first step."""
+"""The clock of this process, which runs a single rank. It is set before the rank's first step."""

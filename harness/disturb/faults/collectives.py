@@ -1,4 +1,4 @@
-"""Faults in the exchange between ranks."""
+"""Faults in collectives."""
 
 from __future__ import annotations
 
@@ -149,8 +149,7 @@ def loss_of_all_ranks(g: GraphEditor) -> list[Site]:
 
 
 def _sum_order_row(order: str, least: int) -> Callable[[Callable[..., Any]], Entry]:
-    """Return a decorator for an entry that takes sums over ranks in `order`. With fewer than `least` ranks, this order
-    adds as rank order does."""
+    # With fewer than `least` ranks, this order gives the same sum as rank order.
     sites = (Site("*", "backward", "*", "reduce_scatter_tensor"),)
     return row(ORDERS, order=order, needs=(ranks(least),), sees=(FLOAT32,), kinds=("grad",), sites=sites)
 
@@ -167,4 +166,4 @@ def summed_in_pairs() -> None:
 
 @_sum_order_row("position", least=3)
 def summed_by_position() -> None:
-    """sums over ranks start at another rank in each part of a message, as in a ring."""
+    """sums over ranks start at a different rank for each part of a message, as in a ring."""

@@ -70,7 +70,7 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
 
 @row("ours: a document may have any number that is its own", needs=(FOLDED,))
 def documents_counted_from_elsewhere(g: GraphEditor) -> list[Site]:
-    """the offsets of all folded documents are increased by 7."""
+    """the offsets of all documents in a row are increased by 7."""
     g.after(g.find("sub", "", where=lambda node: not g.is_floating(node)), "aten.add.Tensor", 7)
     return []
 
@@ -189,7 +189,7 @@ def reductions_moved_to_the_end(g: GraphEditor) -> list[Site]:
 
 @row("ours: another depth of prefetch and of deferral", needs=(OFFLOADS,))
 def copies_started_where_they_are_read(g: GraphEditor) -> list[Site]:
-    """each copy from host memory starts when its result is read, and the copy to host memory has time until then."""
+    """copies from host memory start only when their results are read, and copies to host memory may take until then."""
     reloads = [node for node in g.calls if str(node.target).startswith("bitproof.reload.")]
     g.require(reloads, "an offloaded activation")
     for reload in reloads:
@@ -358,7 +358,7 @@ def shared_gradients_doubled_and_halved(step: Any) -> None:
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES,))
 def kept_values_copied(step: Any) -> None:
-    """values kept for backward are copied."""
+    """values that forward keeps for backward are copied."""
     own = step.taken
     step.taken = lambda action: {name: x.clone() if hasattr(x, "clone") else x for name, x in own(action).items()}
 

@@ -1,5 +1,4 @@
-"""Rewrites of sums over tensor-parallel ranks, in chunks, that keep every bit: bitproof must report no
-difference for any of them."""
+"""Rewrites of sums over tensor-parallel ranks, in chunks, that keep every bit. bitproof must report no difference."""
 
 from __future__ import annotations
 

@@ -23,8 +23,10 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
 
 
 def _addition_of(node: Call) -> Call:
-    """The addition that reads `node`, a part of a bucket, directly or through up to four calls; the last of these calls
-    if there is no addition."""
+    """Follow the readers of `node`, a part of a bucket, to an addition, through at most four calls.
+
+    Returns the addition, or the last call reached if there is none.
+    """
     for _ in range(4):
         users = list(node.users)
         if not users or "add" in node.name:
@@ -34,7 +36,6 @@ def _addition_of(node: Call) -> Call:
 
 
 def _reader_sites(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
-    """The sites of the calls that read these nodes, directly or through up to `depth` - 1 other calls."""
     sites, reached = [], nodes
     for _ in range(depth):
         reached = [user for node in reached for user in node.users if user.op == "call_function"]
@@ -164,9 +165,9 @@ def _alike_gathers(g: GraphEditor) -> tuple[Call, Call]:
 
 
 def _move_before(g: GraphEditor, node: Call, anchor: Call) -> None:
-    """Move a call before another, with the calls that it reads."""
     place = {found: index for index, found in enumerate(g.graph.nodes)}
     if node.op == "call_function" and place[node] > place[anchor]:
+        # First the calls whose results it reads.
         for read in node.all_input_nodes:
             _move_before(g, read, anchor)
         anchor.prepend(node)

@@ -1,4 +1,4 @@
-"""Faults in combining gradients of chunks, branches, ranks and steps."""
+"""Faults in adding gradients of chunks, branches, ranks and steps."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _not_averaged(g: GraphEditor) -> list[Site]:
 
 
 def _last_sum_of_pieces(g: GraphEditor, rank: int) -> Call:
-    """The last addition that sums over pieces of the loss and has `rank` dims: 0 for the loss, 2 for a gradient."""
+    # A loss has 0 dims, a gradient 2.
     return g.all("add", "output", where=lambda node: g.is_floating(node) and g.value(node).dim() == rank)[-1]
 
 
@@ -51,7 +51,6 @@ def _without_last_piece(g: GraphEditor, rank: int) -> list[Site]:
 
 
 def _gradient_of(g: GraphEditor, at: str = ".*") -> Call:
-    """The first wait for a gradient's reduce-scatter in a module whose name matches `at`."""
     return g.find("wait_tensor", at, direction="backward", where=lambda node: "reduce_scatter" in str(node.args[0]))
 
 

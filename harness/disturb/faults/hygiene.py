@@ -36,7 +36,7 @@ def activation_freed_early(g: GraphEditor) -> list[Site]:
 
 @row("ours: common subexpressions distinguished by operator and shape alone")
 def unlike_tables_merged(g: GraphEditor) -> list[Site]:
-    """sines are read from the cosine table."""
+    """rotary embedding reads cosines in place of sines."""
     one, other = (g.find("index", r".*rope", turn=turn) for turn in (0, 1))
     sites = [*g.sites(other), *g.readers(other), *(site for user in other.users for site in g.readers(user))]
     g.bypass(other, one)

@@ -23,7 +23,7 @@ WORDS = {"grad": "gradient", "param": "parameter", "buffer": "buffer", "optimize
 
 
 class Injector(Injection):
-    """Applies a fault on a rank while the rank takes its steps, and records whether the fault fired."""
+    """Applies a fault on a running rank, and records whether it was applied."""
 
     def __init__(self, fault: Fault | None, rank: int, world_size: int = 1) -> None:
         self.fault = fault if fault is not None and fault.is_on(rank) else None
@@ -37,20 +37,18 @@ class Injector(Injection):
         NOW.memory.clear()
 
     def _is_silent_here(self, rank: int, world_size: int) -> bool:
-        """Whether the fault fires where this rank cannot see it: in the graph, or on another rank only."""
         assert self.entry is not None
+        # An edit is part of the graph. Other faults may be on another rank only.
         return self.entry.edit is not None or self.entry.rank_of(world_size) not in (None, rank)
 
     @property
     def sum_order(self) -> str | None:
-        """The order of sums over ranks, such as "descending"; None for rank order."""
         if isinstance(self.fault, SumOrder):
             return self.fault.order
         return self.entry.order if self.entry else None
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context around the steps of the system. In it, a fault that replaces operator calls is active."""
         if self.entry is None or self.entry.call is None:
             yield
             return
@@ -60,8 +58,6 @@ class Injector(Injection):
             yield
 
     def unseen(self, observe: Observe) -> Observe:
-        """Return a function that calls `observe` with the fault switched off: a fault replaces only operator calls of
-        the system itself, not those of its observer."""
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered
@@ -69,8 +65,6 @@ class Injector(Injection):
         return untampered(observe)
 
     def begin_step(self, step: int) -> None:
-        """Set the current step, and apply a fault that kills, hangs or raises if this is its step. Other faults are
-        applied later in the step."""
         self.step = NOW.step = step
         if self._turns is not None:
             self._turns.clear()
@@ -81,17 +75,14 @@ class Injector(Injection):
             self.fault.strike()
 
     def strike_runner(self, step: Any) -> None:
-        """Apply a fault that changes the runner of a staged step or a built-in loop; `step` is the runner."""
         if self.entry is not None and self.entry.runner is not None:
             self.entry.runner(step)
             self.fired = True
 
     def fire(self) -> None:
-        """Record that the fault fired. The code that applies the fault calls this."""
         self.fired = True
 
     def wrap(self, function: GradientFunction) -> GradientFunction:
-        """Return a function that computes gradients by `function` and then flips the fault's bit in the result."""
         self._wraps = True
 
         @refusing()
@@ -105,15 +96,12 @@ class Injector(Injection):
         return faulty
 
     def flipping(self, observe: Observe) -> Observe:
-        """Return a function that flips the fault's bit in place in the named tensor, and then calls `observe`.
-
-        A gradient is flipped here only if the function that computes it cannot be wrapped.
-        """
         fault = self.fault
         if not isinstance(fault, FlipBit):
             return observe
 
         def flip(kind: str, name: str, tensor: torch.Tensor) -> None:
+            # A gradient is flipped here only if the function that computes it cannot be wrapped.
             if fault.step == self.step and kind == fault.tensor[0] and not (kind == "grad" and self._wraps):
                 # For an error that lists the tensors of the right kind.
                 self._shown.append(name)
@@ -129,7 +117,6 @@ class Injector(Injection):
         return flip
 
     def check_fired(self) -> None:
-        """Raise UsageError if the fault's step has begun, but the fault has not fired."""
         # A fault of a later step may still fire.
         if self.fault is None or self.fault.step > self.step or self.fired:
             return
@@ -155,8 +142,10 @@ class Injector(Injection):
 
 
 def flip_bit(fault: FlipBit, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return a copy of the tensor that the fault names, with one bit flipped. Raises UsageError if there is no such
-    tensor or bit."""
+    """Return a copy of the tensor that the fault names, with one bit flipped.
+
+    Raises UsageError if there is no such tensor, element or bit.
+    """
     import torch
 
     kind, name = fault.tensor

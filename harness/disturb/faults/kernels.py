@@ -1,4 +1,4 @@
-"""Wrong kernels that faults insert into a graph. Some are active on the last rank only, some from the second step
+"""Wrong kernels that faults insert into a graph. Some are wrong only on the last rank, or only from the second step
 on."""
 
 # R rows, N elements
@@ -13,32 +13,26 @@ from bitproof.harness.torch_distributed import group_named
 
 
 def flipped_on_last_rank(x: Tensor) -> Tensor:
-    """Return x with its rows in reverse order on the last rank, and x itself on other ranks."""
     return x.flip(0) if NOW.is_last_rank else x
 
 
 def doubled_on_last_rank(x: Tensor) -> Tensor:
-    """Return 2 * x on the last rank, and x itself on other ranks."""
     return x * 2 if NOW.is_last_rank else x
 
 
 def other_on_last_rank(x: Tensor, other: Tensor) -> Tensor:
-    """x, and on the last rank another tensor of its shape."""
     return other if NOW.is_last_rank else x
 
 
 def nudged_on_last_rank(x: Tensor) -> Tensor:
-    """Return x with one element off by 1 ULP on the last rank, and x itself on other ranks."""
     return nudged(x) if NOW.is_last_rank else x
 
 
 def nudged_from_step_1(x: Tensor) -> Tensor:
-    """Return x with one element off by 1 ULP from the second step on."""
     return nudged(x) if NOW.step >= 1 else x
 
 
 def zeroed_from_step_1(x: Tensor) -> Tensor:
-    """Return zeros in x's shape from the second step on."""
     return torch.zeros_like(x) if NOW.step >= 1 else x
 
 
@@ -54,102 +48,92 @@ def nudged(x: Tensor) -> Tensor:
 
 
 def last_row_zeroed(x: Tensor, dim: int) -> Tensor:
-    """Return x with zeros at the last index along `dim`, as padding would leave it."""
     x = x.clone()
+    # Zeros, as padding would leave them.
     x.select(dim, x.shape[dim] - 1).zero_()
     return x
 
 
 def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
-    """Return x with zeros in the last row on the last rank, and x itself on other ranks."""
     return last_row_zeroed(x, 0) if NOW.is_last_rank and len(x) else x
 
 
 def truncated(x: Tensor) -> Tensor:
-    """Truncate float32 to bfloat16, instead of rounding to nearest."""
     # -65536 is 0xFFFF0000: bfloat16 is the upper half of a float32 number.
     return (x.contiguous().view(torch.int32) & -65536).view(torch.float32).to(torch.bfloat16)
 
 
 def in_tf32(x: Tensor) -> Tensor:
-    """Round float32 (half up) to the 10 mantissa bits of TF32."""
     # Add half of the lowest kept bit, then clear the 13 lower bits.
     return ((x.contiguous().view(torch.int32) + 4096) & -8192).view(torch.float32)
 
 
 def flushed(x: Tensor) -> Tensor:
-    """Return x with elements below 2^-14 in magnitude set to zero, as if they were subnormals of float16."""
+    """Return x with elements below 2^-14 in magnitude set to zero, as if float16 had no subnormal numbers."""
     return torch.where(x.abs() < 2.0**-14, torch.zeros_like(x), x)
 
 
 def fused_multiply_add(a: Tensor, b: Tensor, c: Tensor, d: Tensor, sign: int) -> Tensor:
-    """a * b + sign * c * d, in which a * b is not rounded, as an FMA computes it."""
     # float64 represents the product of two float32 numbers exactly.
     return (a.double() * b.double() + sign * (c * d).double()).float()
 
 
 def sigmoid_by_exp(x: Tensor) -> Tensor:
-    """The sigmoid, computed as 1 / (1 + exp(-x))."""
     return 1 / (1 + torch.exp(-x))
 
 
 def silu_in_two_roundings(x: Tensor) -> Tensor:
-    """silu, computed as sigmoid(x) and then x times that, both rounded to x's dtype."""
     return x * torch.sigmoid(x)
 
 
 def square_mean_in_bfloat16(x: Tensor) -> Tensor:
-    """The mean of squares over the last dim, computed in bfloat16 and returned as (..., 1) in float32."""
     return x.bfloat16().square().mean(-1, keepdim=True).float()
 
 
 def mm_in_halves(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b as a sum of two products over halves of the inner dim: second half + first half."""
     half = a.shape[1] // 2
     return a[:, half:] @ b[half:] + a[:, :half] @ b[:half]
 
 
 def mm_through(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b computed in another dtype, returned in a's dtype."""
     return (a.to(dtype) @ b.to(dtype)).to(a.dtype)
 
 
 def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
-    """a @ b as a separate product per row."""
     return torch.cat([row.unsqueeze(0) @ b for row in a]) if len(a) else a @ b
 
 
 def summed_backwards(x: Tensor, dims: list[int], keepdim: bool) -> Tensor:
-    """The sum over `dims`, of elements that are put in reverse order along these dims."""
     return x.flip(dims).contiguous().sum(dims, keepdim=keepdim)
 
 
 def own_rows(x: Tensor, size: int, group: str) -> Tensor:
-    """Return this rank's rows of x, without a sum over the group. x has a block of rows for each of `size` ranks."""
+    """Return this rank's rows of x, without the sum over ranks. x has a block of rows for each of `size` ranks."""
     rows = len(x) // size
     first = group_named(group).rank() * rows
     return x[first : first + rows].clone()
 
 
 def rolled_blocks(x: Tensor, size: int) -> Tensor:
-    """Return x with each block of rows at the next rank's offset. x has a block for each of `size` ranks."""
     return x.roll(len(x) // size, 0)
 
 
 def first_block_repeated(x: Tensor, size: int) -> Tensor:
-    """Return x with the first block of rows in place of the last. x has a block for each of `size` ranks."""
     rows = len(x) // size
     return torch.cat([x[:-rows], x[:rows]]) if size > 1 else x
 
 
 def clipped(x: Tensor, limit: float) -> Tensor:
-    """x scaled to a norm of at most `limit`, using the norm of this rank's shard only."""
+    # The norm of this rank's shard, not of the whole gradient.
     norm = torch.linalg.vector_norm(x)
     return x * (limit / torch.maximum(norm, torch.full_like(norm, limit)))
 
 
 def of_step_before(x: Tensor, key: str) -> Tensor:
-    """Return the value that x had at the previous step; at the first step x itself. `key` names the stored value."""
+    """Return the value that x had at the previous step, or x itself at the first step.
+
+    The values are stored under `key`.
+    """
     before = NOW.memory.get(key)
     # With its step: a kernel may run several times in a step, as for micro-batches.
     NOW.memory[key] = (NOW.step, x.clone())
@@ -157,19 +141,16 @@ def of_step_before(x: Tensor, key: str) -> Tensor:
 
 
 def with_step_before(x: Tensor, key: str) -> Tensor:
-    """Return x plus its values at all previous steps. `key` names the stored sum."""
     total = NOW.memory[key] + x if key in NOW.memory else x.clone()
     NOW.memory[key] = total.clone()
     return total
 
 
 def narrowed_to_bytes(x: Tensor) -> Tensor:
-    """Cast integer counts to eight bits and back."""
     return x.to(torch.uint8).to(x.dtype)
 
 
 def slept_on_last_rank(x: Tensor) -> Tensor:
-    """Return x, after a pause on the last rank."""
     import time
 
     if NOW.is_last_rank:

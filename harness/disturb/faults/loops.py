@@ -1,4 +1,4 @@
-"""Faults in built-in loops: at a change of layout, at a resume, in the division of a batch.
+"""Faults in built-in training loops: when the layout changes, at a resume, and in the division of a batch.
 
 Each fault replaces a method of the loop on every rank, as if the loop's author had made the mistake.
 """
@@ -13,7 +13,7 @@ from bitproof.harness.disturb.entry import ANY, Need, Site, row
 from bitproof.harness.disturb.faults.clock import NOW
 
 Loop = Any
-"""A loop of `cases/examples`: a `MeshLoop`, a `RingLoop`, or a watched `pipelined.StagedRun`."""
+"""A training loop of `cases/examples`: a `MeshLoop`, a `RingLoop`, or a watched `pipelined.StagedRun`."""
 
 
 def _candidate(*names: str) -> Need:
@@ -88,7 +88,7 @@ def expert_gradient_doubled(loop: Loop) -> None:
     sites=(Site("blocks.1.norm", "backward", None, ANY),),
 )
 def norm_gradient_not_summed(loop: Loop) -> None:
-    """a norm's gradient is never summed over ranks."""
+    """each rank has only its own gradient of a norm, without the sum over ranks."""
     # The hook keeps this rank's own gradient, before the loop sums it over ranks.
     norm, found = loop.experts.norm.weight, list[Any]()
     norm.register_hook(lambda grad: found.append(grad.clone()))
@@ -194,7 +194,7 @@ def loader_one_batch_late(loop: Loop) -> None:
 
 
 _DATA = tuple(Site(module, "forward", None, "randint") for module in ("embedding", "", None))
-"""Sites of the call that draws a batch."""
+"""The sites of the operator call that draws a batch."""
 
 
 @row(
@@ -217,7 +217,7 @@ def batch_lost_by_a_resume(loop: Loop) -> None:
 
 
 _MOMENTS = (Site("blocks.0.up", "update", None, "lerp_"), Site(None, "update", None, "lerp_"))
-"""Sites of the first reads of first moments."""
+"""The sites of the first calls that read AdamW's first moments."""
 
 
 @row(
@@ -280,7 +280,7 @@ def schedule_not_restored(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def mean_of_means(loop: Loop) -> None:
-    """each micro-batch's mean has the same weight, whatever its number of tokens."""
+    """the means of micro-batches have equal weights in the loss, although their numbers of tokens differ."""
     own = loop.mean
     loop.mean = lambda rows, tokens: own(rows, loop.count(rows) * loop.micro * loop.world)
 
@@ -293,7 +293,7 @@ def mean_of_means(loop: Loop) -> None:
     sites=(Site("", "forward", None, ANY),),
 )
 def last_micro_batch_counts_half(loop: Loop) -> None:
-    """the last micro-batch of a step counts with half its weight."""
+    """the last micro-batch of a step has half its weight in the loss."""
     # A list, as the function below counts in it.
     own, turn = loop.mean, [0]
 
@@ -309,13 +309,12 @@ def _in_last_attention(*operators: str) -> tuple[Site, ...]:
 
 
 def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> None:
-    """Let ring attention's backward read `other(parts)` in place of the parts that it would read. A part is a rank's
-    keys and values."""
     own, ring = loop.ring.parts, loop.ring
 
     def parts(tensors: Any) -> Iterator[Any]:
         from bitproof.harness.torch_operators import backward_number
 
+        # A part is the keys and values of a rank.
         found = own(tensors)
         # The number is -1 outside of backward.
         return found if backward_number() < 0 else iter(other(list(found)))
@@ -331,7 +330,7 @@ def _parts_in_backward(loop: Loop, other: Callable[[list[Any]], list[Any]]) -> N
     sites=_in_last_attention("transpose", "bmm", "sub"),
 )
 def stale_keys_in_backward(loop: Loop) -> None:
-    """ring attention's backward reads the previous part's keys instead of each part's own."""
+    """the backward of ring attention uses each rank's values with the keys of the rank before it in the ring."""
 
     def stale(parts: list[Any]) -> list[Any]:
         keys = [parts[max(turn - 1, 0)][1][0] for turn in range(len(parts))]
@@ -348,7 +347,7 @@ def stale_keys_in_backward(loop: Loop) -> None:
     sites=_in_last_attention("add", "stack"),
 )
 def gradients_of_keys_kept(loop: Loop) -> None:
-    """the gradients of a rank's keys and values lack the other ranks' shares."""
+    """the gradients of a rank's keys and values lack the shares that other ranks computed."""
     own = loop.ring.returned
 
     def returned(shares: Any) -> Any:
@@ -366,7 +365,7 @@ def gradients_of_keys_kept(loop: Loop) -> None:
     sites=tuple(Site("1.attend", "forward", None, operator) for operator in ("logaddexp", "_unsafe_view")),
 )
 def part_merged_twice(loop: Loop) -> None:
-    """a rank merges its own part of keys and values a second time."""
+    """ring attention merges a rank's own keys and values a second time."""
     own = loop.ring.parts
 
     def parts(tensors: Any) -> Iterator[Any]:

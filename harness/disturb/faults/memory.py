@@ -22,8 +22,10 @@ def _find_recomputed(g: GraphEditor, name: str) -> Call:
 
 
 def _sites_in_both_halves(g: GraphEditor, node: Call, *operators: str) -> list[Site]:
-    """The call sites that blame may name for a changed recomputed call: its own, those of its readers, and those of
-    `operators`, which the edit inserts. Each is listed in forward and in backward."""
+    """Return the sites that a report may blame for a changed recomputed call, each in forward and in backward.
+
+    They are the sites of the call, of its readers, and of calls of `operators`, which the edit inserts.
+    """
     sites = [*g.sites(node, *operators), *g.readers(node)]
     sites += [
         g.site(read, name) for read in node.all_input_nodes[:1] for name in operators
@@ -84,7 +86,7 @@ def recomputation_counts_tokens(g: GraphEditor) -> list[Site]:
 
 @row("NeMo Automodel #2635: a recomputed router chooses other experts", needs=(RECOMPUTES, EXPERTS), kinds=("grad",))
 def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
-    """recomputed weights have a token's slots in another order."""
+    """the weights of a token's experts are in another order when they are recomputed."""
     node = _find_recomputed(g, "gather")
     g.before(node, node.args[2], "aten.flip.default", [1])
     return _sites_in_both_halves(g, node, "flip")
@@ -96,14 +98,15 @@ def _readers_in_backward(g: GraphEditor, node: Call) -> list[Call]:
 
 
 def _saved(g: GraphEditor, name: str, at: str = ".*") -> list[Call]:
-    """The calls of forward, in modules that match `at`, whose results backward reads."""
     return [node for node in g.all(name, at) if node not in g.recomputed() and _readers_in_backward(g, node)]
 
 
 def _until_backward(g: GraphEditor, readers: Sequence[Call]) -> list[Site]:
-    """The sites of calls that read another activation, and of all that is recomputed from it, up to calls of backward.
+    """Return the sites of `readers`, and of the recomputed calls that depend on them, up to the first calls of
+    backward.
 
-    From another call's result a recomputed value is right by itself: the first wrong call also reads something else.
+    The readers read a wrong activation. A call whose only wrong input was computed from it is correct by itself, so
+    blame may go further.
     """
     sites: list[Site] = []
     seen: set[Call] = set()
@@ -131,7 +134,7 @@ def _let_backward_read(g: GraphEditor, node: Call, other: Call) -> list[Site]:
     kinds=("grad",),
 )
 def saved_product_of_the_next_call(g: GraphEditor) -> list[Site]:
-    """backward reads the matrix product that the next call saved."""
+    """backward reads another matrix product than its own: the one that the next call saved."""
     saved = _saved(g, "mm", r".*attention.*")
     pairs = [(one, other) for i, one in enumerate(saved) for other in saved[i + 1 :] if g.alike(one, other)]
     return _let_backward_read(g, *g.require(pairs, "two saved matrix products of the same shape"))
@@ -147,7 +150,7 @@ def saved_attention_of_the_other_chunk(g: GraphEditor) -> list[Site]:
 
 @row("ours: a weight's name taken from the call before", needs=(LISTED,), kinds=("grad",))
 def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
-    """a matrix product is recomputed with the weight of the product that was saved before it."""
+    """a matrix product is recomputed with the weight of another product, which was saved."""
     for node in g.recomputed("mm"):
         weights = [x.args[1] for x in _saved(g, "mm")]
         if others := [x for x in weights if x is not node.args[1] and g.alike(x, node.args[1])]:
@@ -159,7 +162,7 @@ def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
 
 @row("ours: host buffers by shape", needs=(OFFLOADS,), kinds=("grad",))
 def another_activation_reloaded(g: GraphEditor) -> list[Site]:
-    """an activation is replaced by another when it returns from host memory."""
+    """when an activation returns from host memory, another activation takes its place."""
     waits = [x for x in g.calls if str(x.target).startswith("bitproof.wait_reload") and g.is_floating(x)]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
     one, other = g.require(pairs, "two offloaded activations of one shape")
@@ -200,7 +203,7 @@ def _copies(g: GraphEditor, name: str) -> list[Call]:
 
 
 def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -> tuple[Call, Call]:
-    """Two copies of the same shape; the second starts while the first is in flight.
+    """Return two copies of the same shape, the second of them started before the wait for the first.
 
     `at` returns the call that waits for a copy.
     """
@@ -217,21 +220,21 @@ def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -
 
 
 def _overwrite(g: GraphEditor, one: Call, other: Call) -> list[Site]:
-    """Let a copy that is in flight receive what a later copy reads."""
     sites = [g.site(one), *_until_backward(g, list(one.users)), g.site(one, "copy_"), g.site(other, "copy_")]
+    # `one` is still in flight, and receives what `other` copies.
     g.make_before(other, "aten.copy_.default", one, other.args[0])
     return [*sites, *(site._replace(direction="backward") for site in sites)]
 
 
 @row("ours: a pool of as many buffers as reloads are ahead, one too few", needs=(OFFLOADS,), kinds=("grad",))
 def prefetched_into_a_buffer_in_use(g: GraphEditor) -> list[Site]:
-    """an activation comes back into the buffer of another that backward has not read yet."""
+    """an activation returns from host memory into the buffer of another activation that backward has not read yet."""
     one, other = _in_flight_together(g, "reload", lambda copy: next(iter(copy.users)))
     return _overwrite(g, one, other)
 
 
 @row("ours: a pool of as many host buffers as waits are deferred, one too few", needs=(OFFLOADS,), kinds=("grad",))
 def offloaded_into_a_buffer_in_use(g: GraphEditor) -> list[Site]:
-    """an activation leaves into the host buffer of another that is still on its way."""
+    """an activation is copied into the host buffer of another activation whose copy is still in flight."""
     one, other = _in_flight_together(g, "offload", lambda copy: next(iter(copy.users)))
     return _overwrite(g, one, other)

@@ -1,4 +1,5 @@
-"""Faults in a step with micro-batches and stages: in messages, kept values, sums, and shared parameters."""
+"""Faults in a step with micro-batches and pipeline stages: in messages, values kept for backward, sums, and parameters
+that stages share."""
 
 from __future__ import annotations
 
@@ -23,19 +24,17 @@ Step = Any
 _IN = (PIPELINED,)
 _IN_BOTH = (PIPELINED, SHARED)
 _LOSS = (Site("", "forward", None, "nll_loss_forward"),)
-"""The first call whose inputs do not match: values of one micro-batch, labels of another."""
+"""The call of the loss: the first whose inputs do not match. They are values of one micro-batch and labels of
+another."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
 _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; the candidate leaves these calls out
 
 
 def _exchange_first_two(action: Any) -> Any:
-    """The same action with micro-batches 0 and 1 exchanged; unchanged for any other micro-batch."""
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
 def _replace_receive(step: Step, half: str, other: Callable[..., Any]) -> None:
-    """Let `other` receive the messages of a half (forward or backward). It is called with the original `receive` and
-    its arguments."""
     own = step.receive
     step.receive = lambda sender, *args: other(own, sender, *args) if sender.half == half else own(sender, *args)
 
@@ -164,7 +163,7 @@ def gradient_halved_on_the_way(step: Step) -> None:
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
 def labels_of_another_micro_batch(step: Step) -> None:
-    """the first two micro-batches' losses read each other's labels."""
+    """the losses of the first two micro-batches are computed with each other's labels."""
     _replace_input(step, -2)
 
 
@@ -294,7 +293,6 @@ def losses_summed(step: Step) -> None:
 
 
 def _sites_of_join(*operators: str) -> tuple[Site, ...]:
-    """Call sites for faults in adding both stages' gradients of a shared parameter, in any module and direction."""
     return tuple(Site(ANY, ANY, None, name) for name in operators)
 
 

@@ -1,4 +1,4 @@
-"""Faults in routing tokens, counting them, sending them to experts and summing the results."""
+"""Faults in a mixture of experts: in routing tokens, counting them, sending them to experts and adding the results."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def tokens_counted_in_bytes(g: GraphEditor) -> list[Site]:
     kinds=("buffer",),
 )
 def tokens_of_the_group_counted(g: GraphEditor) -> list[Site]:
-    """a rank counts its whole expert group's tokens as its own."""
+    """a rank counts the tokens of all ranks in its expert-parallel group as its own."""
     node = _count(g)
     sites = [*g.sites(node, "all_reduce"), g.site(node.args[1], "all_reduce")]
     launched = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[1], "sum", "ep")
@@ -95,7 +95,7 @@ def tokens_of_the_group_counted(g: GraphEditor) -> list[Site]:
 
 @row("ours, against arXiv:2408.15664; the bias is zero at the first step", needs=(EXPERTS, steps(2)))
 def experts_weighted_by_biased_scores(g: GraphEditor) -> list[Site]:
-    """the balancing bias changes the weights, not only the choice."""
+    """the bias that balances experts changes their weights, not only the choice of experts."""
     node = g.find("gather", r".*router")
     biased = g.find("add", r".*router", where=_is_biased)
     node.args = (biased, *node.args[1:])
@@ -104,7 +104,7 @@ def experts_weighted_by_biased_scores(g: GraphEditor) -> list[Site]:
 
 @row("ours; seen only where the bias changes a choice", needs=(EXPERTS, steps(2)), kinds=("loss", "grad", "buffer"))
 def balancing_bias_ignored(g: GraphEditor) -> list[Site]:
-    """experts are chosen without the balancing bias."""
+    """experts are chosen without the bias that balances them."""
     node = g.find("add", r".*router", where=_is_biased)
     sites = [*g.sites(node), *g.readers(node), g.site(node, "topk"), g.site(node, "masked_fill")]
     g.bypass(node, node.args[0])
@@ -113,7 +113,7 @@ def balancing_bias_ignored(g: GraphEditor) -> list[Site]:
 
 @row("TrainCheck's kind: a step of the recipe left out", needs=(EXPERTS,))
 def weights_not_normalized(g: GraphEditor) -> list[Site]:
-    """a token's weights are not divided by their sum."""
+    """the weights of a token's experts are not divided by their sum."""
     node = g.find("div", r".*router")
     sites = [*g.sites(node), *g.readers(node)]
     g.bypass(node, node.args[0])
@@ -122,7 +122,7 @@ def weights_not_normalized(g: GraphEditor) -> list[Site]:
 
 @row("ours: two exact-looking operations in another order", needs=(EXPERTS,), sees=(FLOAT32,))
 def weights_scaled_before_they_are_normalized(g: GraphEditor) -> list[Site]:
-    """weights are scaled before they are divided by their sum, instead of after."""
+    """the weights of a token's experts are scaled before they are divided by their sum, instead of after."""
     node = g.find("mul", r".*router", where=lambda node: isinstance(node.args[1], float))
     ratio = node.args[0]
     sites = [*g.sites(node), *g.sites(ratio)]
@@ -135,7 +135,7 @@ def weights_scaled_before_they_are_normalized(g: GraphEditor) -> list[Site]:
 
 @row("ours: another order of three summands", needs=(EXPERTS,), sees=(FLOAT32,))
 def experts_summed_from_the_other_end(g: GraphEditor) -> list[Site]:
-    """a token's experts are summed from the last slot to the first."""
+    """the outputs of a token's experts are added from the last to the first."""
     node = g.find("unbind", r".*moe")
     parts = sorted(node.users, key=lambda part: part.args[1])
     # `getitem(unbind, place)`: the readers stay, and get the slots in reverse order.
@@ -169,7 +169,7 @@ def expert_groups_ignored(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one", needs=(EXPERTS,), kinds=("loss", "grad", "buffer"))
 def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
-    """one group of experts fewer stays eligible."""
+    """experts are chosen from too few groups."""
     # The first `topk` rates groups by their best experts, the second chooses groups, and the third experts.
     node = g.find("topk", r".*router", turn=1)
     node.args = (node.args[0], 1, *node.args[2:])
@@ -203,7 +203,7 @@ def rows_not_put_back(g: GraphEditor) -> list[Site]:
 
 @row("capacity factors drop tokens: Switch Transformer, arXiv:2101.03961", needs=(EXPERTS,))
 def last_row_over_capacity(g: GraphEditor) -> list[Site]:
-    """the last row that a rank's experts compute becomes zero, as if it were over capacity."""
+    """the last row that a rank's experts compute is set to zero, as if it exceeded the experts' capacity."""
     # The third grouped product is w2, whose rows are the experts' results.
     node = g.find("_grouped_mm", r".*experts", turn=2)
     g.after(node, g.kernel("last_row_zeroed"), 0)
@@ -230,7 +230,7 @@ def shared_experts_forgotten(g: GraphEditor) -> list[Site]:
 
 @row("ours: a sign", operators=("add_",), needs=(EXPERTS,), kinds=("buffer",))
 def bias_moves_away_from_balance(call: TamperedCall) -> Any:
-    """an expert with too few tokens loses bias instead of gaining it."""
+    """the balancing bias of an expert with too few tokens is decreased instead of increased."""
     alpha = call.given("alpha")
     return call.with_(alpha=-alpha) if isinstance(alpha, float) else call.run()
 

@@ -1,4 +1,4 @@
-"""Faults that compute nearly the same: another formula, dtype, order or rounding."""
+"""Faults that compute nearly the same values: by another formula, dtype, order or rounding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, 
 
 
 def _cast_through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "float32", **options: Any) -> list[Site]:
-    """Cast the output of a call to `dtype` and then to `back`. Returns the call site that both casts have."""
     node = g.find(name, at, **options)
     narrow = g.after(node, "aten._to_copy.default", dtype=g.dtype(dtype))
     g.after(narrow, "aten._to_copy.default", dtype=g.dtype(back))
@@ -150,7 +149,7 @@ def log_softmax_in_bfloat16(g: GraphEditor) -> list[Site]:
 
 @row("ours: an off-by-one between tokens and labels")
 def labels_shifted(g: GraphEditor) -> list[Site]:
-    """each token predicts its neighbour's label."""
+    """each token predicts the label of its neighbour."""
     node = g.find("nll_loss_forward")
     g.before(node, node.args[1], "aten.roll.default", [1])
     return [g.site(node, "roll")]

@@ -1,4 +1,4 @@
-"""Faults in the update's call of fused AdamW, in every system that uses it."""
+"""Faults in the call of fused AdamW, in every system that uses it."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def other_epsilon_in_adam(call: TamperedCall) -> Any:
 
 @_update("Megatron-LM #7177: a learning rate that a restart does not restore", needs=(steps(2),))
 def schedule_off_by_one(call: TamperedCall) -> Any:
-    """from the second step on the learning rate is halved."""
+    """from the second step on, the learning rate is halved."""
     return call.with_(lr=call.given("lr") / 2) if call.clock.step >= 1 else call.run()
 
 
@@ -89,7 +89,7 @@ def bias_correction_off_by_one(call: TamperedCall) -> Any:
 
 @_update("ours: a step count that is not advanced", needs=(steps(2),))
 def bias_correction_of_the_first_step(call: TamperedCall) -> Any:
-    """bias correction uses the first step's count at every step."""
+    """bias correction uses the step count of the first step at every step."""
     return call.with_(state_steps=[step * 0 + 1 for step in call.given(STEPS)]) if call.clock.step else call.run()
 
 

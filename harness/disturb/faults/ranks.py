@@ -29,7 +29,7 @@ def _before(g: GraphEditor, kernel: str, operators: tuple[str, ...], name: str, 
 
 @row("ours: a rank that adds a micro-batch too many", kinds=("grad",), rank=-1, needs=(ranks(2),))
 def gradient_doubled_on_one_rank(g: GraphEditor) -> list[Site]:
-    """the last rank's gradient counts twice in a sum."""
+    """the gradient of the last rank counts twice in a sum over ranks."""
     return _after(g, "doubled_on_last_rank", ("mul",), "mm", r".*(attention|feed_forward|experts).*", "backward")
 
 
@@ -67,7 +67,7 @@ def a_ranks_shard_doubled(g: GraphEditor) -> list[Site]:
 
 @row("ours: a loader's order on one rank", rank=-1)
 def data_of_one_rank_in_reverse(g: GraphEditor) -> list[Site]:
-    """the last rank embeds its rows of tokens in reverse order, but keeps its labels' order."""
+    """the last rank embeds its rows of tokens in reverse order, but keeps the order of its labels."""
     node = g.find("embedding")
     g.before(node, node.args[1], g.kernel("flipped_on_last_rank"))
     return [g.site(node, "flip")]

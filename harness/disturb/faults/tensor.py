@@ -27,13 +27,13 @@ def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
 
 @row("TTrace's kind: a missing all-reduce", needs=(SPLIT, WHOLE))
 def tensor_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its own partial output of a split layer, without a sum over ranks."""
+    """each tensor-parallel rank keeps its own partial output of a split layer, without the sum over ranks."""
     return _not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a missing all-reduce in backward", needs=(SPLIT, WHOLE), kinds=("grad",))
 def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its own partial gradient of a split layer's input, without a sum over ranks."""
+    """each tensor-parallel rank keeps its own partial gradient of a split layer's input, without the sum over ranks."""
     return _not_summed(g, r".*attention", "backward")
 
 
@@ -48,25 +48,25 @@ def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]
 
 @row("TTrace's kind: a split in place of a reduce-scatter", needs=(SPLIT, SEQUENCE))
 def scattered_parts_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its positions of its own partial output of a split layer, without a sum over ranks."""
+    """each tensor-parallel rank keeps its positions of its own partial output, without the sum over ranks."""
     return _scattered_not_summed(g, r".*attention", "forward")
 
 
 @row("TTrace's kind: a split in place of a reduce-scatter, in backward", needs=(SPLIT, SEQUENCE), kinds=("grad",))
 def scattered_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """each tensor rank keeps its positions of its own partial gradient of a split layer's input, without a sum."""
+    """each tensor-parallel rank keeps its positions of its own partial gradient, without the sum over ranks."""
     return _scattered_not_summed(g, r".*attention", "backward")
 
 
 @row("Megatron-LM's kind: a parameter that the sum over tensor ranks forgets", needs=(SPLIT, LATENTS), kinds=("grad",))
 def whole_parameters_gradient_not_summed(g: GraphEditor) -> list[Site]:
-    """a replicated parameter's gradient only includes a single rank's heads."""
+    """the gradient of a replicated parameter includes only the attention heads of a single rank."""
     return _not_summed(g, r".*attention\.(wkv_a|kv_norm)", "backward")
 
 
 @row("ours: a share by the wrong coordinate", needs=(PAIRS, EXPERTS))
 def neighbours_share_of_the_tokens(g: GraphEditor) -> list[Site]:
-    """a tensor rank sends its neighbour's share of the tokens to the experts, in place of its own."""
+    """a tensor-parallel rank sends its neighbour's share of the tokens to the experts, in place of its own."""
     node = g.find("index_select", r".*moe", where=g.is_floating)
     # Exchanges the coordinates 0 and 1, 2 and 3, and so on.
     g.before(node, node.args[2], "aten.bitwise_xor.Scalar", 1)
@@ -83,7 +83,7 @@ def share_in_the_neighbours_place(g: GraphEditor) -> list[Site]:
 
 @row("compile-on-one-rank's kind: a coordinate that tracing took for a constant", needs=(SPLIT, EXPERTS))
 def baked_coordinate(g: GraphEditor) -> list[Site]:
-    """rank 0's tensor coordinate is a constant in the code of all ranks."""
+    """the code of all ranks has rank 0's tensor-parallel coordinate as a constant."""
     # For every reader, in forward and backward, as if tracing had baked the constant.
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
     readers = [node for node in coordinate.users if node.op == "call_function"]
@@ -94,7 +94,7 @@ def baked_coordinate(g: GraphEditor) -> list[Site]:
 
 @row("ours: a buffer for what is in flight, used for both chunks at a time", needs=(ASYNC_TENSOR,))
 def tensor_collective_of_the_other_chunk(g: GraphEditor) -> list[Site]:
-    """chunk 1 reads what chunk 0 gathered or summed over tensor ranks."""
+    """chunk 1 reads the values that chunk 0 gathered or summed over tensor-parallel ranks."""
     name = "all_gather_into_tensor" if g.case.parallelism.sequence else "all_reduce"
     wait = g.wait_of(g.find(name, chunk=1, where=lambda node: node.args[-1] == "tp"))
     sites = [*g.sites(wait), *g.sites(wait.all_input_nodes[0]), *g.readers(wait)]

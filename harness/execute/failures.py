@@ -50,7 +50,8 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`. `around` has the active stack frames, outermost first.
+    """The failure of a rank whose code raised `error`. `around` has the stack frames that are still active, outermost
+    first.
 
     Its `details` are the traceback, or only the error's text if the traceback adds nothing.
     """
@@ -140,9 +141,10 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The failure to blame: the earliest of those that did not follow from a lost connection to another rank.
+    """Return the earliest failure that is not `secondary`, so that it has another cause than a lost connection to a
+    rank.
 
-    If all failures followed from a lost connection, the earliest of all.
+    If all failures are secondary, return the earliest.
     """
     # False sorts before True, so failures with a reason of their own come first.
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
@@ -163,8 +165,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` says how far each was, as in {0: "at step 3"}. The error joins equal places: "ranks 0, 2 at step 3; rank 1
-    at step 2".
+    `places` maps ranks to how far they were, as in {0: "at step 3"}. The error groups them: "ranks 0, 2 at step 3; rank
+    1 at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
@@ -230,9 +232,10 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 
 
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
-    """The first `lines` lines of a log and the last `lines`, each within `limit` bytes.
+    """Return the first and the last `lines` lines of a log, with "..." between them. Each end has at most `limit`
+    bytes.
 
-    Either end may have the reason of a failure.
+    Returns a short log whole, and "" for an unreadable log.
     """
     # A library that aborts the process prints the reason first, such as gloo's message about mismatched collectives,
     # and then a long stack. Other failures print their reason last.
@@ -249,9 +252,9 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 
 
 def stack_of(log: Path, entry: str) -> str:
-    """The newest stack dump in the log of a forked process, innermost call first.
+    """The newest stack dump in the log of a forked process, innermost call first; without a dump, the log's last lines.
 
-    `entry` is the name of the function in which the process began; the frames outside that function are left out.
+    `entry` is the name of the function in which the process began. The frames outside that function are left out.
     """
     # `faulthandler` writes a dump after each such line. Frames after the entry's are those of this project's fork.
     text = tail(log, lines=200)

@@ -35,7 +35,6 @@ class CaseFolders:
         return sorted((path.relative_to(self.run_dir).as_posix() for path in files), key=_by_number)
 
     def log_of(self, check: str) -> Path:
-        """The log of a check."""
         return self.run_dir / "logs" / self.case.name / f"{check}.log"
 
     def graphs(self, role: Role) -> Path:
@@ -69,7 +68,6 @@ class CaseFolders:
         }
 
     def joined_profile(self) -> Path:
-        """The file into which the profiles of all ranks are joined."""
         return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:

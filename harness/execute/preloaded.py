@@ -1,14 +1,11 @@
-"""Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
+"""Import the modules of a case's `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat that. So the host process forks
-a process that imports it (`Preloader`) and forks the ranks.
+A framework may take ten seconds to import, which each of a case's four runs would otherwise repeat. The importing
+process serves only runs that preload the same modules from the same folder. A module that starts threads or touches a
+GPU is refused, because a process that is forked afterwards may hang.
 
-- That process searches the same paths as the system's own code.
-- It serves only runs that preload the same modules from the same folder. So a later case finds no module that it did
-  not request.
-- A module that starts threads or touches a GPU is refused: a process that is forked afterwards may hang.
-- A rank is refused if an import would find another file than the preloaded one. For example, `pkg` was preloaded, and
-  then the system calls `sys.path.insert(0, "vendored")`, and there is a folder `vendored/pkg/`.
+A rank is refused if an import would find another file than the preloaded one. For example, `pkg` was preloaded, then
+the system calls `sys.path.insert(0, "vendored")`, and there is a folder `vendored/pkg/`.
 """
 
 from __future__ import annotations
@@ -73,10 +70,9 @@ class Preloaded:
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules. From now on, check before each import that an import would still find the preloaded modules'
-    files.
+    """Preload modules, and from now on check before each import that it would find the files of the preloaded modules.
 
-    The checks also happen in processes that are forked from this one. Raises the errors of `preload`.
+    Processes that are forked from this one check this, too. Raises the errors of `preload`.
     """
     global _preloaded
     # Patch before the first import: a module may keep such a function, as `from importlib.util import find_spec` does.

@@ -37,7 +37,7 @@ VALUES, ARCHIVE = ".safetensors", ".zip"
 class Request(Generic[A]):
     """A request to a host process. Its answer is an instance of the class `answer`, which is the type A.
 
-    `subject` describes the request in errors, with fields in braces: `precompiling {case.name}`.
+    `subject` describes the request in errors. It may contain fields of the request: "precompiling {case.name}".
     """
 
     answer: ClassVar[type[Any]]
@@ -65,10 +65,10 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """The software and GPUs of this machine's ranks.
+    """The software and GPUs that ranks on this machine use.
 
-    `facts` maps the names of packages to versions and hashes of code (`harness.capture.made_of`). `gpus` has the
-    visible GPUs.
+    `facts` maps the names of packages to versions and hashes of code (`harness.capture.made_of`). `gpus` has the names
+    of the GPUs; it is empty if the request did not ask for them.
     """
 
     facts: dict[str, str]
@@ -171,9 +171,10 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """The runs that this request needs, in order: one, or two if the run is killed half-way and resumed.
+        """The requests that together make up this run, in order.
 
-        A replay of a step before the resume needs only the first of the two.
+        A run that is killed half-way and resumed has two, for the steps before and after. Any other run has only
+        itself. A replay of a step before the kill needs only the first half.
         """
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
@@ -217,7 +218,6 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def trace_log(self) -> Path:
-        """The log of the trace and of the graph passes."""
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
@@ -232,11 +232,13 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host process starts, and the places for their files.
+    """The ranks that a host process starts for a run, and the paths of their files.
 
     - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
-    - `store`: the file through which ranks find each other. If `server` is given, a prefix for keys in its store.
-    - `server`: for ranks that a launcher such as torchrun started, the host name and port of the launcher's store.
+    - `store`: the file of torch's FileStore, through which the ranks find each other. If `server` is given, a prefix
+      for keys in the launcher's store.
+    - `server`: the host name and port of the store of a launcher, such as torchrun. None if the host process forks all
+      ranks.
     - `gpu`: the index of the rank's GPU, under a launcher.
     - `local_rank`, `local_world_size`: as in torchrun, under a launcher.
     """
@@ -252,10 +254,11 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots`, in this host process. Other host processes may run the other ranks.
+    """Run the ranks of `rank_slots` in this host process. Other host processes may run the other ranks.
 
-    - `is_prefetch`: only make the run's graph, and send no answer. The later request for the run raises its error.
-    - `asked_at`: the time of the request, by `time.monotonic()`, when the run's time begins.
+    - `is_prefetch`: only make the run's graph, and send no answer. If this fails, the later request for the run raises
+      the error.
+    - `asked_at`: the time of the request, by `time.monotonic()`. The run's time limit counts from here.
     """
 
     answer = End
@@ -297,9 +300,10 @@ class CallAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest(Request[CallAnswer]):
-    """Call a function of `harness/powers`, "MODULE:FUNCTION", with the case and `values`, which have only JSON's types.
+    """Call a function of `harness/powers` with the case and the keyword arguments `values`, which have only JSON's
+    types.
 
-    The function is imported only in the process that is forked to answer.
+    `function` is "MODULE:FUNCTION". The module is imported only in the process that is forked to answer.
     """
 
     answer = CallAnswer
@@ -326,8 +330,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    With `inject`, the name of a fault, nothing is written. The steps of two ranks are compared, which must find the
-    fault.
+    If `inject` names a deliberate fault, nothing is written. Instead, the steps of two ranks are compared, which must
+    find the fault.
     """
 
     answer = PrecompileAnswer

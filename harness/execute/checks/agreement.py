@@ -44,7 +44,7 @@ def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def uncompared(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Add a remark with the number of calls, in a graph edited by a user's pass, whose values are in no record."""
+    """Add a remark with the number of the graph's calls whose values are in no record."""
     if run.graph is not None:
         from bitproof.harness.localize.every_call import told_uncompared
 

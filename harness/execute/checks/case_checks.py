@@ -48,13 +48,11 @@ def _has_bound(_: Judgement, run: CaseRun) -> bool:
 
 
 def _may_explain(known: Judgement, run: CaseRun) -> bool:
-    """Whether to search for the cause: there is a difference beyond the case's bound, and the systems' calls can be
-    paired."""
     return known.first_divergence is not None and known.verdict != Verdict.CLOSE and run.has_partners
 
 
 def _lacks_calls(known: Judgement, run: CaseRun) -> bool:
-    """Whether the systems are EQUAL, but a user's pass may compute values that are in no record."""
+    # A user's pass may compute values that are in no record.
     return _is_equal(known) and bool(run.options.extra_passes) and not run.options.every_call
 
 

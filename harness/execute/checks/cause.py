@@ -49,7 +49,6 @@ def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement]) -> Judgement:
-    """Run a search, and remove the archives of its replays. If it fails, its error is added to the judgement."""
     began = time.monotonic()
     try:
         return search()

@@ -1,4 +1,4 @@
-"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own.
+"""Answers every kind of request, in a host process.
 
 Ranks are forked from this process, or from a stage: a forked process that traces a step (`execute/host/runners.py`).
 """
@@ -65,7 +65,7 @@ class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
     - `hangup`: a file descriptor that hangs up when the sender stops waiting.
-    - `made_of`: this process's code; if given, graphs are kept on disk.
+    - `made_of`: the identity of this process's code. If None, no graph is cached on disk.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -74,7 +74,6 @@ class Answerer:
         self._runner = Runner(send, hangup, made_of)
 
     def answer(self, request: Request[A]) -> A:
-        """Answer a request. Raises the request's error if it fails."""
         return cast(A, self._answer(cast(AnyRequest, request)))
 
     def close(self) -> None:
@@ -301,7 +300,6 @@ def _meetings_of(done: Sequence[Done]) -> list[Meeting]:
 
 
 def _identity_of(graph: PreparedGraph) -> GraphIdentity:
-    """The facts that decide a graph's bits: the hashes of its code, and the settings of its passes."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
@@ -314,7 +312,6 @@ def keep_archives(folder: Path, archives: list[Path]) -> None:
 
 
 def measure_closeness(request: ClosenessRequest) -> Closeness:
-    """The largest relative errors between the values of two recordings."""
     from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)

@@ -69,15 +69,12 @@ class Job:
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:
-        """The index of a rank's GPU."""
         return rank if self.rank_slots.gpu is None else self.rank_slots.gpu
 
     def part_of(self, rank: int) -> Path:
-        """The file into which a rank writes its records."""
         return Path(self.rank_slots.part.format(rank=rank))
 
     def archive_of(self, rank: int) -> Path:
-        """The file for a rank's logged calls."""
         return self.part_of(rank) if self.run.replay else self.part_of(rank).with_suffix(ARCHIVE)
 
     def profile_of(self, rank: int) -> Path | None:
@@ -85,5 +82,4 @@ class Job:
         return self.run.profile / f"rank{rank}.json" if self.run.profile else None
 
     def values_of(self, rank: int) -> Path:
-        """The file for a rank's kept values."""
         return self.part_of(rank).with_suffix(VALUES)

@@ -1,13 +1,11 @@
-"""The host process, `python -m bitproof.harness.execute.host.main`: imports torch, and forks all other processes.
+"""The host process, `python -m bitproof.harness.execute.host.main`: imports torch once, and forks all other processes.
 
-- It never runs autograd, traces, loads a user's code or touches a device. So the processes that it forks start with a
-  freshly imported torch.
-- It forks ranks, and stages, which are processes that trace steps (`host/runners.py`, `host/stage.py`).
-- It reads a request per line from standard input (`execute/requests.py`). It answers through a separate pipe, which a
-  stray print of a library cannot damage.
-- Each request gets any number of events, and then an answer or a Problem (an error).
-- It ends at the end of standard input and, on Linux, when its parent dies. Before that, it ends all its descendants. If
-  its parent is dead, it also removes the temporary folder.
+It reads a request per line from standard input. It answers through a separate pipe, which a stray print of a library
+cannot damage: any number of events, then an answer or a Problem (an error).
+
+It never runs autograd, traces, loads a user's code or touches a device, so the processes that it forks start with a
+freshly imported torch. It ends, together with its descendants, at the end of standard input or, on Linux, when its
+parent dies.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """A forked rank as its parent sees it: its process, log and progress; once it has ended, its report or failure."""
+    """A forked rank as its parent sees it: its process, log and progress and, in the end, its report or failure."""
 
     rank: int
     process: Child
@@ -196,7 +196,6 @@ class Ranks:
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Mark a rank as failed if its graph differs from the first rank's."""
         # Such ranks would compute other values or deadlock.
         # Each rank is compared as soon as its graph is known, so a differing rank fails before the others wait for it.
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
@@ -223,10 +222,7 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _limit_of_grace(self) -> float | None:
-        """After a rank has failed, the time until which this process waits for reports of earlier failures.
-
-        None if no rank has failed.
-        """
+        """The time at which waiting for further reports of failures ends; None if no rank has failed."""
         failures = self._failures()
         if not failures:
             return None

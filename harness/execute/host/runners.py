@@ -1,15 +1,12 @@
 """Fork the ranks of a run: from the host process or, for a system with a graph, from a process that has the graph.
 
-Ranks forked from the host process descend from a process that never traced and never loaded a user's code. For a system
-with a graph, there are two more processes:
+A graph needs two more processes, because the host process itself must never trace and never run a user's code:
 
-1. The stage, forked from the host process, traces a step once. It is kept as long as runs need the same step, even with
-   other passes.
-2. The finishing process, forked from the stage, runs the passes and forks the ranks. With a user's pass, each run gets
-   a new one. So no run inherits a side effect of that pass, such as a changed global.
+1. The stage, forked from the host process, traces a step. It is kept as long as runs need the same step.
+2. The finishing process, forked from the stage, runs the graph passes and forks the ranks. With a user's pass, each run
+   gets a new one, so that no run inherits a side effect of that pass, such as a changed global.
 
-Tracing starts early, while the previous run's ranks still take their steps. It uses a single core, and a graph does not
-depend on the time of tracing.
+Tracing starts early, while the previous run's ranks still take their steps.
 """
 
 from __future__ import annotations
@@ -90,7 +87,6 @@ class Runner:
             raise
 
     def close(self) -> None:
-        """End all stages, which frees their memory."""
         self._close_stage()
         self._close_preloaders()
 
@@ -105,7 +101,6 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks that are forked from a process in which the case's `preload` modules are imported."""
         # That process searches for modules in the same folders as the system, beginning with the system's own folder.
         # So there is such a process for each system's folder.
         modules, folder = request.case.preload, folder_of(request.system, request.case)
@@ -140,11 +135,6 @@ class Runner:
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
-        """Start to trace the graph of the next run, if this machine has a second core.
-
-        The graph's passes run now, too, unless a user's pass is among them, which must not run before the next run
-        starts.
-        """
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
@@ -152,10 +142,6 @@ class Runner:
         self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _close_other_stage(self, request: RunRequest) -> None:
-        """Close the stage (the process that traced a step), unless the request needs the same step.
-
-        Graphs of the same step share a stage, even if only some of the passes have run.
-        """
         # The request for which the stage was made. Another request may use the stage if its step is traced alike.
         last = self._staged
         if last is None:
@@ -197,9 +183,9 @@ class Preloader:
 
 
 class Tracer:
-    """Answers run requests: traces the step at the first request, and starts a further process per graph.
+    """Answers run requests in a stage: the first request traces the step, and each graph gets a further forked process.
 
-    That process runs the passes and forks the ranks. Later runs reuse it, unless a user's pass took part.
+    That process runs the passes and forks the ranks. Later runs of the graph reuse it, unless it ran a user's pass.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
@@ -253,7 +239,6 @@ class Tracer:
         return replace(end, prepare_seconds=end.prepare_seconds + spent)
 
     def end(self) -> None:
-        """End the finishing process, which runs the passes and forks ranks."""
         self._close_finishing()
 
     def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:
@@ -323,7 +308,6 @@ class Finisher:
         return run_ranks(run, rank_slots, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
-        """Free the graph."""
         self._program = None
 
     def _finished_program(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
@@ -394,7 +378,6 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph."""
     # Such a fault needs shapes and dtypes to find its target, and cached graphs lack these.
     return fault is not None and fault.row is not None and fault.row.edit is not None
 

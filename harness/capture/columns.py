@@ -39,9 +39,9 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column that `column` has made, as Python objects. Lists become tuples.
+    """Convert a column that `column` has made back into Python objects. Lists become tuples.
 
-    Equal strings of a chunk are the same object. Numbers, lists and their items must not be null.
+    Equal strings in a chunk are the same object. Numbers, lists and their items must not be null.
     """
     return [value for chunk in column.chunks for value in _values_of(chunk)]
 
@@ -91,8 +91,8 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
-    """Arrow's mask of the values that are not None: one bit per value, lowest bit first. Returns None if no value is
-    None."""
+    """Return Arrow's mask of the values that are not None: one bit per value, lowest bit first. None if all are
+    present."""
     if None not in values:
         return None
     present = [value is not None for value in values]

@@ -98,7 +98,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. If it is neither, no further element needs to be read."""
+    """Whether the first element is zero or not finite, so that all elements may be. If not, no further element is read."""
     if not content:
         return False
     # The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
@@ -142,13 +142,15 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FLAT = "_bitproof_flat"
-"""The name of the attribute that marks a tensor as a part of a flattened tensor. Its value is the shape of the whole
-tensor, the index of the part's first element in the flattened tensor, and the index after its last.
+"""The name of the attribute that marks a tensor as a part of a flattened tensor.
+
+Its value is a triple: the shape of the whole tensor, the index of the part's first element in the flattened tensor, and
+the index after its last element.
 """
 
 
 def placements(tensor: torch.Tensor) -> str | None:
-    """A text about how a distributed tensor is placed; None for a tensor that is whole.
+    """Describe how a distributed tensor is divided over ranks; None for a tensor that is whole.
 
     - A DTensor: `Shard(dim=0) of [8, 4] over [2]`, with the shapes of the whole tensor and of the mesh.
     - A part of a flattened tensor: `flat of [8, 4]`.

@@ -61,9 +61,10 @@ def environment_variables() -> dict[str, str]:
 
 
 def environment_of_keys() -> dict[str, str]:
-    """The environment variables for the key of a cache: those for a manifest, and all others that torch might read.
+    """Return the environment variables for the key of a cache: those for a manifest, and all others that torch might
+    read.
 
-    The latter have digests in place of values.
+    The others have digests in place of values.
     """
     return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
 

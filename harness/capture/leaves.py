@@ -1,6 +1,7 @@
 """Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
-A kernel in Triton does this, or slower operators of torch. Both must first hash known leaves as xxhash does.
+A Triton kernel does this or, if it does not work there, slower operators of torch. Before first use, each must hash
+three known leaves as xxhash does.
 """
 
 from __future__ import annotations
@@ -81,12 +82,10 @@ def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
 
 
 def load_kernel() -> LeafHasher:
-    """The function that hashes leaves by a Triton kernel. Raises if Triton cannot be imported."""
     from bitproof.harness.capture.xxh3_kernel import hash_leaves
 
     return hash_leaves
 
 
 def load_operators() -> LeafHasher:
-    """The function that hashes leaves by torch's own operators."""
     return xxh3.hash_leaves

@@ -66,14 +66,14 @@ def facts_of_process() -> Facts:
 
 
 def _digest_of_build(build: Sequence[str]) -> str:
-    """A digest of the lines that describe torch's build, without the line about this machine's CPU."""
+    # Without the line about this machine's CPU, for which there is another fact.
     lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """The facts that only a rank itself knows: its device, and the code that it has loaded (left out without
-    `with_code`).
+    """The facts that only a rank itself knows: its device and, with `with_code`, the modules and libraries that it has
+    loaded.
 
     `gpu` has the facts from CUDA; None on a CPU.
     """
@@ -144,8 +144,8 @@ class Differences:
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
     """Compare the facts of ranks. `by_rank` has each rank's facts.
 
-    With `all_told`, all ranks must have the same facts. Otherwise a fact is compared only between the ranks that have
-    it.
+    With `all_told`, a fact that only some ranks have is a difference. Otherwise a fact is compared only between the
+    ranks that have it.
     """
     lines: list[str] = []
     others: set[int] = set()

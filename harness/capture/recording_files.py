@@ -80,8 +80,8 @@ def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
     """Join the files of ranks into a recording in `folder`.
 
-    `parts` are the ranks' files of rows, in the order of the recording. `values` are the ranks' files of values, which
-    are moved into the folder.
+    - `parts`: each rank's file of rows, in the order of ranks.
+    - `values`: each rank's file of tensor values, which is moved into the folder. Empty if no values were kept.
     """
     # If the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording.
     parts = list(parts)
@@ -217,8 +217,8 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """If `name` is the name of a hidden folder that an interrupted replacement left behind, the folder's original name;
-    else None."""
+    """Return the original name of a hidden folder that an interrupted replacement left behind; None if `name` is
+    another name."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
@@ -251,8 +251,6 @@ def _remove(old: Path) -> None:
 
 
 def _read_again_if_replaced(folder: Path, read: Callable[[], A]) -> A:
-    """Call `read`, which reads files of a folder, and return its result. Repeats a failed call if the folder was
-    replaced."""
     # The first attempt may have read some files of the old folder and some of the new.
     until = time.monotonic() + _READ_SECONDS
     while True:
@@ -346,7 +344,6 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file."""
     # Parquet files have no checksum: without the hash, a flipped bit would look like a difference of systems.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -63,7 +63,6 @@ class RankRows:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows."""
         return len(self.columns)
 
     @cached_property
@@ -110,18 +109,15 @@ class StoredRecording(Recording):
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording, limited to its first `steps` steps."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
 
     def from_step(self, first: int) -> Recording:
-        """The recording without the steps before `first`."""
         if self.holds_records or not first:
             return super().from_step(first)
         return self._part(self.manifest, lambda step: step >= first)
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """A recording with the same records and another manifest."""
         return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
@@ -132,7 +128,6 @@ class StoredRecording(Recording):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks with records, in ascending order."""
         return super().ranks if self.holds_records else tuple(self._tables)
 
     def records_of(self, rank: int) -> dict[Key, Record]:
@@ -293,7 +288,8 @@ def silent_columns(table: pa.Table) -> set[str]:
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
     """Whether a rank has the same rows in two recordings, in the same order, and all losses are finite.
 
-    Columns are compared, without making records. False if the rows of a recording are not read from its folder.
+    Columns are compared, without making records. Returns False if a recording has all its records in memory, because
+    they may have been changed.
     """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
@@ -305,7 +301,8 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
     """Whether a rank has the same tensors in two recordings, at the same steps and in the same layout.
 
-    Columns are compared, without making records. False if the rows of a recording are not read from its folder.
+    Columns are compared, without making records. Returns False if a recording has all its records in memory, because
+    they may have been changed.
     """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
@@ -320,7 +317,6 @@ def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def read_records(table: pa.Table) -> dict[Key, Record]:
-    """The rows of a table as records by key."""
     columns = {name: values_of(table[name]) for name in table.column_names}
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
     rows = map(Record, *(columns[name] for name in Record._fields))
@@ -357,7 +353,6 @@ def refuse_link(path: Path) -> None:
 
 
 def damaged(path: Path, error: BaseException) -> RecordingError:
-    """The error for a file that a library could not read."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return RecordingError(
         f"{path} is damaged", found=f"{type(error).__name__}: {reason}", fix="record the system again"
@@ -375,7 +370,8 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
     """Raise RecordingError if two rows of a rank have the same key.
 
-    Returns rows to pass as `before` for the next rank. If that rank recorded the same tensors, its keys need no check.
+    `before` has the rows of an earlier rank, which were checked. If this rank recorded the same tensors, it needs no
+    check. Returns the rows to pass as `before` for the next rank.
     """
     if before and rows.recorded_like(before):
         return before

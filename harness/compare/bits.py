@@ -133,7 +133,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, a bucket for each of `BUCKETS`.
+    """Count elements by their distance in ULPs: int64 [buckets] on the CPU, with a bucket for each of `BUCKETS`.
 
     For a dtype without ULPs, elements count as distance 0 or as "unlike", the last bucket.
     """
@@ -158,12 +158,12 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """The result of `ulp_counts` as a dict from bucket name to count, in order. Empty buckets are left out."""
+    """Convert the result of `ulp_counts` to bucket name -> count, in the order of buckets. Empty buckets are left out."""
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """A mask of the elements that differ and are not both finite. Two NaNs count as equal.
+    """A mask of the elements that differ and of which at least one is not finite. Two NaNs count as equal.
 
     For example, NaN and 1.0, or inf and -inf.
     """
@@ -210,13 +210,13 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors in slices of at most SLICE elements.
 
-    Yields a slice's first index, the reference's slice, and the candidate's. Slices have the tensors' dtype, the shape
-    [elements], and the reference's device.
+    Yields a slice's first index, the reference's slice, and the candidate's. Slices have the dtype of the tensors and
+    the shape [elements], on the reference's device.
     """
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 
 
 def _hex(element: Tensor) -> str:
-    """An element's bits as text such as "0x3f800000", from the element's bytes, which are in little-endian order."""
+    # The bytes are in little-endian order.
     return "0x" + bytes(reversed(element.tolist())).hex()

@@ -107,7 +107,7 @@ def _with_separate_betas(settings: Mapping[str, str]) -> Iterator[tuple[str, str
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _ParameterSettings]:
-    """By parameter name, the parameter's optimizer and its settings at a step.
+    """Return parameter name -> the parameter's optimizer and its settings at a step.
 
     If several ranks have the parameter, the lowest rank's facts are used.
     """

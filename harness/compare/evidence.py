@@ -49,8 +49,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 class DifferingPair(NamedTuple):
     """Two paired records that differ, and their position in the run.
 
-    `records` are the reference's and the candidate's record. If several ranks recorded the same names, dtypes and
-    shapes, the digests may be the first rank's.
+    `records` are the reference's and the candidate's record. They may be those of another rank that recorded the same
+    names, dtypes and shapes, with other digests.
     """
 
     place: ComputedAt
@@ -99,7 +99,7 @@ class Likeness:
 class Evidence:
     """The comparison of two recordings so far.
 
-    - `compared`, `mismatched`: the number of records by kind.
+    - `compared`, `mismatched`: the number of compared records, and of those that differ, by kind.
     - `first`: the differing record that was computed first.
     - `kinds`: the kinds that differ at each step.
     - `shown`: whether agreement is evidence. Equal tensors of zeros, for example, are none.
@@ -319,7 +319,6 @@ def is_inside(key: Key, case: Case) -> bool:
 
 
 def _describe_type(record: Record) -> str:
-    """A record's dtype and shape as text, such as "bfloat16[4, 8]", with placements if the tensor has any."""
     return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
 
 
@@ -377,12 +376,15 @@ def _describe_places(places: list[tuple[int, int]]) -> str:
 
 
 def _numbered(values: Iterable[Any]) -> Any:
-    """An array with a number for each value, such that equal values have equal numbers."""
+    """Return an array with a number for each value, such that equal values have equal numbers."""
     numbers: dict[Any, int] = {}
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """For each number in `numbers`, the first of `rows` that has it, and the count of rows that have it."""
+    """Yield, for each distinct number, the first row with this number and the count of such rows.
+
+    `numbers` has a number for each of `rows`.
+    """
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -109,7 +109,7 @@ def one_sided(
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
     """Whether a buffer's value changes on some rank, or is missing at some step.
 
-    `moments` has, by rank and record name, the buffer's digests by step.
+    `moments` has (rank, record name) -> step -> digest.
     """
     # Over all moments of a step: a buffer that forward changes and the optimizer changes back is no constant.
     by_rank: dict[int, set[str]] = {}

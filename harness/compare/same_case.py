@@ -63,7 +63,7 @@ def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, and the two values there.
 
-    `values` has, by name, a subtree of each tree. LABELS of a case are not compared.
+    `values` maps names to pairs of subtrees. Fields of a case in LABELS are not compared.
     """
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"

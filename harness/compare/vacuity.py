@@ -2,13 +2,12 @@
 
 Two systems that both lost every value agree in every bit. Such agreement is called vacuous. There are three kinds:
 
-- A tensor without elements, without a finite element, or a gradient or parameter that is all zeros.
-- Ranks that ran no collective: each trained a model alone, so the parallelism was not tested. A system may declare that
-  its ranks are independent.
-- Code from which torch.compile captured nothing: eager was compared with eager.
+- A tensor has no elements or no finite element, or a gradient or parameter is all zeros.
+- Ranks ran no collective: each trained alone, so the parallelism was not tested. A system may declare that its ranks
+  are independent.
+- torch.compile captured nothing from the code: eager was compared with eager.
 
-At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous. A remark names
-tensors that are vacuous at all steps, such as the gradient of an expert without tokens. A difference is never vacuous.
+At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous.
 """
 
 from __future__ import annotations
@@ -93,7 +92,10 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none."""
+    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none.
+
+    If ranks differ, the sentence is about the rank with the fewest compiled graphs.
+    """
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         # A report must not claim more than holds for every rank.
@@ -144,7 +146,7 @@ def _describe_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 
 
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
-    """The reason why the agreement of two records is no evidence, such as "all zeros".
+    """Return why the agreement of two records is no evidence, such as "all zeros".
 
     None if it is evidence, or if the records differ.
     """

@@ -49,7 +49,7 @@ RACES = "a graph races with its collectives or copies, so that its bits agree by
 class Judgement:
     """The verdict on a case so far, with the findings that led to it. The fields are as in CaseResult.
 
-    Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next.
+    Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next one.
     """
 
     verdict: Verdict
@@ -135,7 +135,6 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if only one system has some state."""
     if comparison.verdict == Verdict.EQUAL and (reasons := reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison

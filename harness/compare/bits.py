@@ -158,7 +158,7 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """Convert the result of `ulp_counts` to bucket name -> count, in the order of buckets. Empty buckets are left out."""
+    """Convert the result of `ulp_counts` to bucket name -> count, in the order of buckets, without empty buckets."""
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 

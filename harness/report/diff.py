@@ -69,7 +69,6 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """Yield the part of the step in which the cause is, and the commands that find the call to blame, as lines."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     # Two systems can be searched here. The same system at two times needs its earlier code, or a baseline of it.
     first, second = systems

@@ -61,12 +61,10 @@ def _key(result: CaseResult) -> tuple[str, str, str]:
 
 
 def _outcome_and_cause(result: CaseResult) -> tuple[str, ...]:
-    """The parts of a case that count as its outcome and cause, to find the cases that changed since another run."""
     return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *_blamed(result)
 
 
 def _blamed(result: CaseResult) -> list[str]:
-    """The calls to blame for objections of checks, in words."""
     return [text.blame_of(call) for found in result.checks.values() for call in found.calls]
 
 

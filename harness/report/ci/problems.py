@@ -39,7 +39,7 @@ class Objection:
 
     - `rule`: a key of RULES.
     - `fingerprint`: the same for the same problem in any run, even if lines move.
-    - `path`, `line`: the place of the blamed call, if known.
+    - `path`, `line`: the source line of the blamed call, if known.
     """
 
     rule: str
@@ -90,9 +90,10 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """The path in the working tree and the line number of a source such as `a/b/mine.py:9`.
+    """Split a source such as `a/b/mine.py:9` into the path in the working tree and the line number.
 
-    An unknown path stays unchanged. (None, None) for other texts, and for paths that lead out of the working tree.
+    A path that is no file there stays unchanged. Returns (None, None) for other texts, and for paths that lead out of
+    the working tree.
     """
     # Reports only keep a path's last three parts, but code hosts need paths from the root.
     found = _SOURCE.fullmatch(source or "")

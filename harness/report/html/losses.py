@@ -19,8 +19,9 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 class Chart:
     """The losses of both systems as two lines in a picture.
 
-    `low` and `high` are the lowest and highest loss, `first` and `last` the outer steps. `apart` is the x coordinate of
-    the first difference, or None.
+    - `low`, `high`: the lowest and the highest loss.
+    - `first`, `last`: the first and the last step.
+    - `apart`: the x coordinate of the first difference; None if the losses are equal.
     """
 
     width: int

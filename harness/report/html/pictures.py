@@ -1,4 +1,7 @@
-"""The page's picture of a cause: a lane for each rank, and a line through the calls from the blamed call on."""
+"""A picture for report.html of the path from the blamed call to the differing tensor.
+
+Each rank has a row, and a line leads through the calls.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class RankLanes:
 
     - `lanes`: each row's name and y coordinate in pixels.
     - `calls`: x, y, operator and module of each call, the blamed call first.
-    - `points`: the line through these calls.
+    - `points`: the line through these calls, as the points of an SVG polyline.
     - `alike`: x and y of the blamed call on other ranks.
     - `left_out`: the number of ranks without a row.
     """

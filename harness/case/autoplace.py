@@ -56,6 +56,5 @@ class Autoplace:
 
 
 def with_plan(case: Case, plan: Plan) -> Case:
-    """The case with this plan for its parameters' placements."""
     assert case.autoplace is not None
     return replace(case, autoplace=replace(case.autoplace, plan=plan))

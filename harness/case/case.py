@@ -269,12 +269,9 @@ class Case:
             )
 
     def _check_folded_chunks(self) -> None:
-        """Raise CaseError if the tokens of a model with `folded` cannot be split in two chunks.
-
-        Along batch, each half must consist of whole sequences; along seq, the number of tokens must be even.
-        """
         assert self.chunking is not None
         sequences, seq_len, (tokens,) = self.batch.sequences, self.batch.seq_len, self.input_shape
+        # Along batch, each half must have whole sequences; along seq, each half needs equally many tokens.
         if self.chunking.dim == "batch" and sequences % 2:
             raise CaseError(
                 f"case {self.name} cannot be split in two between its sequences",

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 GRAPH, JOINT, AUTOPLACE = "graph", "joint", "autoplace"
 TRACED = (GRAPH, JOINT, AUTOPLACE)
-"""The systems whose graph bitproof's passes rewrite: recorded by its own tracer, exported by torch, and recorded from a
-model with solved placements.
+"""The systems whose graph bitproof's passes rewrite.
+
+The graph of `graph` is recorded by bitproof's own tracer, that of `joint` is exported by torch, and that of `autoplace`
+is recorded from a model with solved placements.
 """
 
 PRECOMPILED = "precompiled"
@@ -33,7 +35,8 @@ COMPILED = "compiled"
 class Pipeline:
     """The optional passes of the graph pipeline, and the backend that runs the finished graph.
 
-    - `isolate_groups`: the experts' all-to-alls get their own process group if they share one.
+    - `isolate_groups`: the experts' all-to-alls get their own process group if they share a group with other
+      collectives.
     - `isolate_gathers`: the same for the all-gathers of parameters.
     - `bucket`: joins the all-gathers of a block into larger ones, and its reduce-scatters likewise.
     - `overlap`: reorders calls so that the all-to-all of a chunk runs during the other chunk's compute.

@@ -39,7 +39,6 @@ def shipped(name: str) -> type[Check]:
 
 
 def shipped_checks() -> tuple[type[Check], ...]:
-    """The check classes that come with bitproof."""
     return tuple(map(shipped, SHIPPED))
 
 
@@ -128,7 +127,7 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks that these option values switch on. `given` has the values by the options' keywords."""
+    """The checks that these option values switch on. `given` maps the options' keywords to values."""
     found = [check.of(made(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 

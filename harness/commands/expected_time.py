@@ -16,7 +16,7 @@ MOST_REPORTS = 20
 """The number of reports to read, newest first."""
 
 WORTH_TELLING = 60.0
-"""For a shorter run, in seconds, no estimate is printed."""
+"""The shortest expected time, in seconds, for which an estimate is printed."""
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:

@@ -169,7 +169,6 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report if this rank reports, and return the exit status."""
     # A run may place its cases on several devices, so this comes from the results; a run without results has only the
     # request.
     where = {

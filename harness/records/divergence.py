@@ -90,14 +90,15 @@ class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
     - `tensors`: the number of records of the step on all ranks.
-    - `differing`: the number of these records that differed before any exchange.
-    - `remaining`: the number of these records that still differ with all exchanges.
-    - `accounts`: the number of these records that became equal by exchanging this cause's values alone.
-    - `reverse`: whether the reference computes the candidate's step with the candidate's values; None if not tried.
+    - `differing`: the number of these records that differed before any value was replaced.
+    - `remaining`: the number of these records that still differ with the values of all causes replaced.
+    - `accounts`: the number of these records that became equal by replacing the values of this cause alone.
+    - `reverse`: whether the reference, run with the candidate's values, computes the candidate's step; None if not
+      tried.
     - `calls`, `calls_left_out`: further calls of the same cause, and the number of calls that are not listed.
     - `causes`: independent causes.
     - `reason`: the missing evidence.
-    - `runs`: the number of runs with exchanged values.
+    - `runs`: the number of runs with replaced values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
     """

@@ -27,7 +27,7 @@ def needs_one_rank(kind: str, case: Case) -> bool:
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that every rank must record at every step of a case; for a kind that `needs_one_rank`, one rank."""
+    """The kinds that a case must record at every step: on every rank or, if `needs_one_rank`, on a single rank."""
     # Kinds that only some cases record.
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))

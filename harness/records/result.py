@@ -87,12 +87,12 @@ def group_keys(keys: Iterable[Key]) -> Differing:
 
 
 def zero_counts() -> dict[str, int]:
-    """A count of 0 for each kind of record that is usual; rare kinds appear only if they are compared."""
+    """A dict with a count of 0 for each usual kind of record. Rare kinds are added only if they are compared."""
     return dict.fromkeys(USUAL_KINDS, 0)
 
 
 STAGES = "stages"
-"""The name of the fact under which a pass lists its facts about each stage of a pipeline."""
+"""The key, in a pass's facts, of the list with its facts about each stage of a pipeline."""
 
 
 @dataclass(frozen=True)

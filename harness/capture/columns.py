@@ -20,7 +20,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     """Return an Arrow array of the type of `field`.
 
-    By that type, each value is an int32 number, a string or None, or a list of int64 numbers.
+    Depending on that type, each value is an int32, a string or None, or a list of int64.
     """
     if pa.types.is_list(field.type):
         # Arrow stores the items of all lists one after another, and the index at which each list begins.
@@ -47,7 +47,8 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
 
 
 def digests_of(column: pa.ChunkedArray) -> Any:
-    """A column of digests as a numpy array with 32 bytes for each. Raises ValueError for a text that is no digest."""
+    """Convert a column of digests to a numpy array with 32 bytes for each. Raises ValueError for a text that is no
+    digest."""
     return numpy.concatenate([*map(_digests_of, column.chunks), numpy.empty(0, "S32")])
 
 

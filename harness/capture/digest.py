@@ -54,7 +54,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content, or None.
+    """A tensor's digest, and a name for its content: "zero", "nan" or "inf", and None for any other content.
 
     - "zero": all elements are zero of either sign.
     - "nan": all elements are NaN.

@@ -82,8 +82,7 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows as this object, except for digests and losses, and all losses of this
-        object are finite."""
+        """Whether `other` has the same rows except for digests and losses, and all losses of this object are finite."""
         return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
 
 
@@ -263,9 +262,9 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """The recording whose digests are in `file`, read with only one rank's rows in memory.
+    """Like `read_rows`, but with only one rank's rows in memory at a time.
 
-    None unless each row group has the rows of a single rank, in ascending order. Raises the errors of `read_rows`.
+    Returns None unless each row group has the rows of a single rank, and the ranks ascend.
     """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None

@@ -17,9 +17,9 @@ NUM_NAMED = 5
 class Alignment:
     """The records of two recordings, paired by equal keys.
 
-    - `pairs`: in the reference's order.
+    - `pairs`: key -> (record of the reference, record of the candidate), in the reference's order.
     - `missing`, `extra`: keys that only the reference has, and that only the candidate has.
-    - `duplicates`: by role, the keys that a recording has more than once. Their first record is paired.
+    - `duplicates`: by role, the keys that a recording has more than once. The first record of such a key is paired.
     - `empty`: the roles whose recording has no record.
     """
 

@@ -29,9 +29,9 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 class BitDifference:
     """How two tensors of the same dtype and shape differ, bit for bit.
 
-    - `histogram`: the number of elements by distance (`records.BUCKETS`). It and `max_ulp` are None for a dtype without
-      ULPs.
-    - `first_index`, the bits: None if nothing differs.
+    - `histogram`: the number of elements by distance (`records.BUCKETS`).
+    - `max_ulp`: the largest distance. `histogram` and `max_ulp` are None for a dtype without ULPs.
+    - `first_index`, `reference_bits`, `candidate_bits`: the first differing element; None if no element differs.
     - `samples`: the first differing elements, each with index, bits of the reference, and bits of the candidate.
     """
 
@@ -107,7 +107,8 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
     """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
-    It counts steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0 have the distance 1.
+    A distance is the number of steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0
+    have the distance 1.
     """
     import torch
 

@@ -45,12 +45,12 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner belongs to these buffers or settings."""
+        """Whether a record without a partner belongs to a buffer or setting that only one system has."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """Yield sentences for the report that name these buffers and settings."""
+        """Yield sentences for the report that name the buffers and settings that only one system has."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""

@@ -36,7 +36,6 @@ class Agreement:
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
     def add(self, key: Key, pair: tuple[Record, Record]) -> None:
-        """Add two paired records, equal or not."""
         self._add(key, _vacuity(key, pair))
 
     def add_differing(self, key: Key) -> None:

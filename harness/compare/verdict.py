@@ -97,7 +97,10 @@ class Repeat(NamedTuple):
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED. Missing records are no error."""
+    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED.
+
+    Missing records, and recordings of other cases, lead to UNVERIFIED and not to an exception.
+    """
     # Recordings of other cases would only differ for that reason, so nothing else is compared.
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
@@ -157,11 +160,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """The judgement, updated by `repeats`: comparisons of each system's second run with its first.
+    """Update a judgement by `repeats`: comparisons of each system's second run with its first.
 
-    - A second run lacks evidence: UNVERIFIED.
-    - A system differs from itself: NONDETERMINISTIC, with this first divergence. But an UNVERIFIED case stays
-      UNVERIFIED.
+    - If a second run lacks evidence, the case becomes UNVERIFIED.
+    - If a system differs from itself, the case becomes NONDETERMINISTIC, with this first divergence. But an UNVERIFIED
+      case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

@@ -51,7 +51,7 @@ class Request(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts about a machine that decide on which devices a case runs: the number of GPUs that torch can use."""
+    """The number of GPUs on a machine that torch can use, which decides on which devices a case can run."""
 
     gpus: int
 
@@ -272,7 +272,8 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit: those called `name` in the archives `reference` and `candidate`."""
+    """Compare two values bit by bit: those called `name` in the files `reference` and `candidate`, which a replay
+    wrote."""
 
     answer = ComparedBits
     reference: Path

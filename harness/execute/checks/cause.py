@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
     """Trace a difference between systems, or between two runs of a system, to an operator call.
 
-    If a replay does not repeat its recording's bits, DIFFERENT becomes NONDETERMINISTIC.
+    If a replay computes other bits than the recording that it repeats, DIFFERENT becomes NONDETERMINISTIC.
     """
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"

@@ -76,10 +76,10 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding about a case; None if there is none.
+    """A check's finding about a case; None if the check has none.
 
-    If the check fails, or returns anything but a Finding that fits JSON, the finding states that the case was not
-    judged.
+    If the check raises an exception, or returns neither None nor a Finding that fits JSON, the finding states that the
+    case was not judged.
     """
     try:
         if not check.judges(evidence.result.verdict):

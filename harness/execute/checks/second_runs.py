@@ -42,9 +42,10 @@ def stress(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
-    """The number of steps of a second run: all steps, or those up to the first difference if the options say so.
+    """The number of steps of a second run: all steps or, if `control` is "up_to_difference", those up to the first
+    difference.
 
-    With a fault, always all steps, because the fault may take effect later.
+    With an injected fault it is always all steps, because the fault may take effect later.
     """
     all_steps = run.case.steps
     if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:

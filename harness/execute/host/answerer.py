@@ -58,7 +58,7 @@ from bitproof.harness.runtime.sources import Installation
 A = TypeVar("A")
 
 _PLACEMENT = "placement_sha256"
-"""The key, in a system's own facts in the manifest, of the hash of its parameters' placements."""
+"""The key under which a system's facts in the manifest have the hash of its parameters' placements."""
 
 
 class Answerer:
@@ -305,7 +305,6 @@ def _identity_of(graph: PreparedGraph) -> GraphIdentity:
 
 
 def keep_archives(folder: Path, archives: list[Path]) -> None:
-    """Copy each rank's archive of a replay into the replay's folder."""
     folder.mkdir(parents=True)
     for rank, file in enumerate(archives):
         shutil.copyfile(file, archive_of(folder, rank))

@@ -97,7 +97,7 @@ def disturbance(injector: Injection) -> Any:
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injection, looks_for_mixing: bool = False) -> System:
-    """Make the system that a rank runs. Raises UsageError if it cannot be loaded or takes no steps.
+    """Make the system that a rank runs. Raises UsageError if it cannot be loaded, or has no method that takes steps.
 
     - `injector`: injects the run's fault.
     - `looks_for_mixing`: check that chunked modules compute each row independently.

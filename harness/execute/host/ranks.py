@@ -323,9 +323,9 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """This thread's stack frames from the function that runs the rank down to the code that raised the refusal.
+    """Return this thread's stack frames between the function that runs the rank and the code that raised `refusal`.
 
-    Frames that are in the refusal's own traceback are left out.
+    `refusal` is an error that bitproof raises within user code. Frames in its own traceback are left out.
     """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__

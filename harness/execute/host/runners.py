@@ -169,7 +169,6 @@ class Preloader:
         self._has_preloaded = False
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End:
-        """Run the requested ranks, and return how the run ended."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         began, run = time.monotonic(), request.run
         if not self._has_preloaded:

@@ -1,8 +1,8 @@
 """Stages: forked processes that trace steps and run graph passes, in place of the host process.
 
-Both would spoil the host process, from which later ranks are forked:
+Tracing and passes would spoil the host process, from which later ranks are forked:
 
-- Tracing runs autograd, which starts threads if torch knows of devices. A process forked after that cannot run
+- Tracing runs autograd, which starts threads if torch knows of devices. A process that is forked afterwards cannot run
   backward.
 - A pass may change any state of its process.
 
@@ -130,7 +130,8 @@ class Stage:
         self._child.tell(request)
 
     def close(self) -> None:
-        """Wait a moment for the stage to end by itself, then kill it; on Linux also the ranks that it forked."""
+        """End the stage: wait a moment for it to end by itself, then kill it and, on Linux, the ranks that it
+        forked."""
         self._child.hang_up()
         self._child.wait(_END_SECONDS)
         self.kill()

@@ -45,10 +45,10 @@ class Case:
     Fields for the verdict:
 
     - `close_within`, for CLOSE: the largest relative error |r - c| / |r| (Euclidean norms over one tensor) that a
-      recorded floating-point tensor may have. All others must agree in bits.
-    - `differs`, for DIFFERENT: the kinds of records that differ at the first differing step. Exactly those must differ,
-      on any rank.
-    - `differs_within`: the largest relative error of any tensor of that step. Without it there is no limit.
+      recorded floating-point tensor may have. Tensors of other dtypes must agree in bits.
+    - `differs`, for DIFFERENT: the kinds of records that differ at the first differing step. Exactly these kinds must
+      differ, on any rank.
+    - `differs_within`: the largest relative error of any tensor of the first differing step. None: there is no limit.
 
     Fields for records:
 
@@ -66,8 +66,8 @@ class Case:
       are compared (`harness.compare.part_layouts`). With CLOSE and no limit, the limit is measured by running the
       reference with its sums in other orders.
     - `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes.
-    - `resumes_reference`: the reference runs these steps and saves, on its own ranks. The candidate loads this
-      checkpoint into its own layout.
+    - `resumes_reference`: the reference runs the steps before `resume_at` on its own ranks, and saves. The candidate
+      loads this checkpoint into its own layout.
     - `schedule`: a step has micro-batches, which pass through the stages of a pipeline if `parallelism.pp` is above 1.
     - `requires`: a device or package. A machine without it runs the case only if the case is selected by name.
     """

@@ -110,6 +110,6 @@ class Check:
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
         """Look for an impossible value in a finding's data that was read from a file.
 
-        Returns where it is, the expected value and the found value, as texts; None if there is none.
+        Returns three texts: the value's place, the expected value, and the found value. None if no value is impossible.
         """
         return None

@@ -124,7 +124,6 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
 
 
 def _put_in_place(new: Path, out: Path) -> None:
-    """Rename the folder of a new recording to `out`. Raises UsageError if `out` was created in the meantime."""
     try:
         put_in_place(new, out, replaces=False)
     except FileExistsError as error:

@@ -37,7 +37,8 @@ def script_sides(
 ) -> tuple[str, str]:
     """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
 
-    - `reference`: a script or system. By default the candidate's file, with `git:REF` that file in a revision.
+    - `reference`: a script or another system. `git:REF` is the candidate's file in that revision. None is the
+      candidate's file itself.
     - `args`: arguments of both scripts.
 
     Raises UsageError if the candidate is no script.

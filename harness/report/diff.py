@@ -41,8 +41,8 @@ def tell_diff(
 ) -> Iterator[str]:
     """Yield the lines that `bitproof diff` prints.
 
-    They have verdict, counts by kind, first divergence, drift, and differences of manifests. With `advises`, also
-    commands that explain a difference of environments.
+    The lines show the verdict, counts by kind, the first divergence, differing tensors, and differences of manifests.
+    With `advises`, they also show commands that explain a difference of environments.
     """
     differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"

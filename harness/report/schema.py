@@ -100,7 +100,7 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatKey:
-    """A record's key."""
+    """The key of a record."""
 
     __pydantic_config__ = GROWING
 

@@ -187,7 +187,8 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """The label of the blamed call: "to blame", or "best candidate" if an exchange of values did not verify it."""
+    """The label of the blamed call: "to blame", or "best candidate" if a run with the other system's value did not
+    confirm it."""
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
 

@@ -40,7 +40,8 @@ _OF_ONE_NODE = re.compile(
 # The name of the module of a user's file ends with the first digits of the file's sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
-"""Bytes. Larger libraries, such as CUDA's, are compared by size only."""
+"""The size in bytes of the largest library that is hashed. Larger libraries, such as CUDA's, are compared by size
+only."""
 _OF_THE_SYSTEM = ("/lib", "/usr/lib")
 _MAX_SHOWN = 20
 

@@ -28,9 +28,8 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns of a table, in reverse order. A recording leaves out the empty columns among them, up to the first
-that is not empty.
-"""
+"""The last columns of a table, in reverse order. A recording leaves out those that are empty, up to the first column
+that is not empty."""
 _WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]

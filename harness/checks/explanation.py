@@ -17,7 +17,7 @@ from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import Recording
 
 FORMATS = {"moved-1": "bitproof.harness.powers.moved.explaining:explainer"}
-"""The function that reads a certificate, by the certificate's field `format`."""
+"""Maps a certificate's field `format` to the function that reads the certificate, as MODULE:FUNCTION."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ COMMANDS = {
     "moved": f"{POWERS}.moved.cli",
     "doctor": f"{POWERS}.doctor.cli",
 }
-"""The module that declares each command, in the order of `bitproof --help`."""
+"""Maps each command to the module that declares it, in the order of `bitproof --help`."""
 
 
 def load_commands(words: Sequence[str]) -> None:

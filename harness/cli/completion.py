@@ -43,4 +43,4 @@ COMPLETED: dict[str, Callable[[str], list[str]]] = {
     "reference": names_of_systems,
     "inject": names_of_faults,
 }
-"""For each setting whose values a shell can complete, by keyword: the function that returns the values."""
+"""Maps the keyword of a setting to the function that completes the setting's values in a shell."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 VALUES, ARCHIVE = ".safetensors", ".zip"
-"""Suffixes of a rank's extra files beside its records: its values, and the archive of a step's calls."""
+"""Suffixes of a rank's extra files beside its records: its tensor values, and the log of a step's calls."""
 
 
 class Request(Generic[A]):

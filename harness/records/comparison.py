@@ -20,7 +20,8 @@ class Comparison:
     - `differing`, `differing_left_out`: as in CaseResult.
     - `vacuous`: sentences about agreement that is no evidence, such as that of zeros.
     - `unshared`: sentences about state that only one of the systems has.
-    - `remarks`: sentences about such agreement, the code that torch.compile compiled, and state without a record.
+    - `remarks`: sentences about single tensors whose agreement is no evidence, code that torch.compile compiled, and
+      state without a record.
     """
 
     verdict: Verdict

@@ -15,7 +15,8 @@ from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 12
-"""The number of runs with reordered sums: at first, and the maximum if a tensor is `near` its bound after these."""
+"""The number of runs with reordered sums: FEWEST_SAMPLES at first, and up to MOST_SAMPLES if a tensor is then `near`
+its bound."""
 Phase = Literal["forward", "backward", "clip", "update"]
 """The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 

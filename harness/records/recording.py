@@ -15,7 +15,7 @@ ROLES: tuple[Role, ...] = ("reference", "candidate")
 """The roles of a case's two systems."""
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
-"""The kinds that every rank must record at every step."""
+"""The kinds that every case must record at every step; see `required_kinds`."""
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
@@ -34,8 +34,8 @@ def required_kinds(case: Case) -> tuple[Kind, ...]:
 
 
 CHANGED = "@changed"
-"""The end of the names of records of an optimizer's settings and attributes. Only a step that changes a setting records
-it."""
+"""The suffix of the names of records of an optimizer's settings and attributes. These are recorded only at a step that
+changes them."""
 
 
 OPTIMIZERS = "optimizers"

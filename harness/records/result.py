@@ -72,7 +72,7 @@ Step = Annotated[
     str, That("steps as decimal numbers", re.compile("[0-9]{1,9}").fullmatch, {"allOf": [{"pattern": "^[0-9]{1,9}$"}]})
 ]
 Differing = dict[KindName, dict[str, dict[Step, list[Count]]]]
-"""The ranks on which a tensor differs, by kind, name and step; steps are strings, as keys of JSON objects must be."""
+"""kind -> name -> step -> ranks on which the tensor differs. Steps are strings, as keys of JSON objects must be."""
 
 MAX_DIFFERING = 20_000
 """The most differing keys of a case in a report."""

@@ -73,9 +73,8 @@ DECIDING = {
     "uncompared": CaseCheck("agreement:uncompared", _lacks_calls),
     "races_beside": CaseCheck("agreement:races_beside", lambda _, run: bool(run.races)),
 }
-"""The checks that decide the verdict. Order matters: nondeterminism before bounds, and both before withdrawals of
-EQUAL.
-"""
+"""The checks that decide the verdict. Order matters: nondeterminism is checked before bounds, and both are checked
+before any check turns EQUAL into UNVERIFIED."""
 
 REPORTING = {
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),

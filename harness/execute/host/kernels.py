@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.requests import RunRequest
 
 _MOST_ROWS = 128
-"""Experts of the nightly cases rarely receive more rows at once."""
+"""The most rows for which kernels are generated. Experts of the nightly cases rarely receive more rows at once."""
 _FEWEST_STEPS = 16
 """The fewest steps, over all ranks, for which kernels are generated early: in fewer steps, too few shapes occur.
 

@@ -13,7 +13,7 @@ from bitproof.harness.report.text import shorten
 
 MAX_CHARS = 4_000
 MAX_FINDINGS = 50
-"""GitHub shows only ten annotations per step of a workflow."""
+"""The most annotations that are written. GitHub shows only ten of them per step of a workflow."""
 
 
 def render(report: Report) -> str:

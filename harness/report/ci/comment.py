@@ -14,7 +14,7 @@ from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, table_of
 
 MAX_CHARS = 60_000
-"""GitHub accepts 65,536 characters per comment."""
+"""Below GitHub's limit of 65,536 characters per comment."""
 MAX_CELL = 300
 HEADERS = ("case", "was", "is", "first divergence", "to blame")
 

@@ -92,9 +92,8 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
-    """Return Arrow's mask of the values that are not None: one bit per value, lowest bit first. None if all are
-    present."""
     if None not in values:
         return None
     present = [value is not None for value in values]
+    # Arrow's mask has a bit per value, lowest bit first.
     return pa.py_buffer(numpy.packbits(present, bitorder="little"))

@@ -98,8 +98,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite, so that all may be. If it is neither, no further element is
-    read."""
+    # A tensor whose first element is neither zero nor infinite nor NaN needs no further look.
     if not content:
         return False
     # The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all

@@ -73,7 +73,6 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
 
 
 def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether a function hashes three known leaves as xxhash does."""
     # With a single leaf, wrong offsets would go unnoticed.
     words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
     leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)

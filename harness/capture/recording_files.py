@@ -331,7 +331,6 @@ def _write_folder(
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Context in which files are written. An OSError, such as a full disk, becomes a RecordingError."""
     try:
         yield
     except OSError as error:
@@ -402,7 +401,6 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield the checks of a manifest that limit the work of later readers: a rule as text, and whether it is met."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

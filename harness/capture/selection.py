@@ -43,7 +43,6 @@ def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_and_last_step(steps: int) -> tuple[str, ...]:
-    """The patterns that select all values of the first and the last step of a run with `steps` steps."""
     return tuple(dict.fromkeys(("0/*", f"{steps - 1}/*")))
 
 
@@ -60,7 +59,6 @@ def name_value(key: Key) -> str:
 
 
 def are_patterns(patterns: object) -> bool:
-    """Whether an object from a file is a list of patterns, neither too many nor too long."""
     return (
         isinstance(patterns, list)
         and len(patterns) <= _MAX_PATTERNS

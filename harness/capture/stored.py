@@ -71,7 +71,6 @@ class RankRows:
 
     @cached_property
     def digests(self) -> Any:
-        """The digests of all rows, as a numpy array with 32 bytes for each."""
         return digests_of(self.columns["digest"])
 
     @property
@@ -88,8 +87,9 @@ class RankRows:
 class StoredRecording(Recording):
     """A recording whose rows are read from its folder when they are needed.
 
-    Once `records` has been used, all records are in memory, and the file is not read any more: a caller may have
-    changed the records.
+    Its methods read only the rows of the requested rank, and create objects only for the requested records. Once the
+    attribute `records` has been used, all records are in memory. Then the file is not read any more, because a caller
+    may have changed the records.
     """
 
     def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
@@ -98,12 +98,10 @@ class StoredRecording(Recording):
 
     @cached_property
     def records(self) -> dict[Key, Record]:  # type: ignore[override]
-        """The records of all ranks, in the order in which they were recorded."""
         return {key: record for table in self._tables.values() for key, record in read_records(table()).items()}
 
     @property
     def holds_records(self) -> bool:
-        """Whether all records are in memory. If so, a caller may have changed them."""
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
@@ -129,17 +127,14 @@ class StoredRecording(Recording):
         return super().ranks if self.holds_records else tuple(self._tables)
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """The records of a rank. No other rank's rows are read."""
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """The records of a rank in one step. No objects are created for other records."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_filtered(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """The records of a rank's losses. No objects are created for other records."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_filtered(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
@@ -208,7 +203,6 @@ class DigestFile:
         return table
 
     def _stated_bytes(self, groups: Iterable[int]) -> int:
-        """The bytes that row groups take in memory, according to the file."""
         parts = map(self._file.metadata.row_group, groups)
         return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
 
@@ -221,7 +215,7 @@ class DigestFile:
 
 
 def _unpacked_bytes(batch: pa.RecordBatch) -> int:
-    """The size of a batch after its dictionaries are unpacked: 10,000 rows with one text of 20 MB take 200 GB."""
+    # Unpacked, 10,000 rows with a single text of 20 MB take 200 GB.
     return sum(map(_column_bytes, batch.columns))
 
 
@@ -322,10 +316,7 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 
 def _filtered(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
-    """The rows of a table for which `keeps` is True.
-
-    `keeps` gets the values of the column as an array, and returns an array of bools.
-    """
+    # `keeps` gets the column's values as an array, and returns an array of bools.
     return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 

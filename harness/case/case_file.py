@@ -63,7 +63,6 @@ def _fields_of_file(path: Path, known: Callable[[], Sequence[Case]], through: tu
 
 
 def _fields_of_like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields of the case that a file names in its field `like`. Raises CaseError if files name each other."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:
@@ -91,10 +90,10 @@ def _fields_of_like(like: Any, path: Path, known: Callable[[], Sequence[Case]], 
 
 
 def _real(path: Path) -> Path:
-    """A path with all links resolved. If this fails, the path is unchanged, and reading it raises the error."""
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError):
+        # Reading the path then raises the error.
         return path
 
 

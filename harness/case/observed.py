@@ -56,7 +56,6 @@ def boundary_of(name: str) -> Boundary | None:
 
 
 def check_observed(case: Case) -> None:
-    """Raise CaseError if a case's `observe` has an invalid pattern, or if a system cannot show its activations."""
     for pattern in case.observe:
         if not is_pattern(pattern):
             raise CaseError(

@@ -95,7 +95,6 @@ OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.defaul
 
 
 def check_traced(case: Case) -> None:
-    """Raise CaseError if a case asks a traced or compiled system for a feature that it does not support."""
     _check_joint(case)
     _check_autoplace(case)
     _check_precompiled(case)
@@ -123,11 +122,6 @@ def _check_joint(case: Case) -> None:
 
 
 def _check_autoplace(case: Case) -> None:
-    """Raise CaseError if a case's field `autoplace` and its systems do not fit.
-
-    The system autoplace needs the field. Other systems may have it only with a plan. Chunks and memory policies are not
-    allowed with it.
-    """
     is_asked = AUTOPLACE in (case.reference, case.candidate)
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
         raise CaseError(
@@ -150,7 +144,6 @@ def _check_precompiled(case: Case) -> None:
 
 
 def _check_compiled(case: Case) -> None:
-    """Raise CaseError if the system `compiled` has a built-in reference, or passes of the graph pipeline."""
     if COMPILED not in (case.reference, case.candidate):
         return
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
@@ -175,7 +168,7 @@ def _check_compiled(case: Case) -> None:
 
 
 def _check_captured(case: Case) -> None:
-    """Raise CaseError if a case observes activations of a captured graph: a replay runs no Python code."""
+    # A replay of a captured graph runs no Python code that could observe.
     if case.pipeline.captures and case.observe:
         raise CaseError(
             f"case {case.name} observes activations of a step that is replayed as a CUDA graph",

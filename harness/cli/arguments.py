@@ -55,7 +55,6 @@ def refuse_seconds(value: float) -> float:
 
 
 def read_file(path: Path) -> Case:
-    """Read the case in a JSON file, which may be based on a built-in case. Raises CaseError if the file is invalid."""
     return read_case(path, lambda: selected_cases(None))
 
 

@@ -39,7 +39,6 @@ class Command(TyperCommand):
     """A command whose help shows options in groups, then examples and the exit statuses, each on its own line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of all options, a section per group, in the order in which groups first occur."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
@@ -51,7 +50,6 @@ class Command(TyperCommand):
                 formatter.write_dl(groups[name])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples and the exit statuses, without wrapping."""
         right, wrong, failed = self.context_settings["obj"]
         statuses = (right, wrong, "the call or a case is wrong, or nothing is selected", f"{failed}, or interrupted")
         lines = [f"{status}  {text}" for status, text in enumerate(statuses) if text is not None]
@@ -142,7 +140,6 @@ def takes(
 
 
 def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
-    """The checks that the user's option values switch on. Removes the options of all checks from `given`."""
     # The body has no parameters for these options, so none of them may stay in `given`.
     own = [each for check in checks for each in options_of(check.Options)]
     asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}

@@ -103,7 +103,6 @@ def run_and_report(
 
 
 def _print_unmet_requirements(cases: Sequence[Case], options: RunOptions) -> None:
-    """Print which cases this machine cannot judge, and why. They were selected by name, so they run anyway."""
     for case in cases:
         with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
@@ -224,10 +223,10 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Context that closes the generator `results` on exit, also after an error: this ends the ranks that it started."""
     try:
         yield results
     finally:
+        # Closing the generator ends the ranks that it started.
         if close := getattr(results, "close", None):
             close()
 

@@ -75,7 +75,6 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _script_named(name: str) -> Script | None:
-    """The script for a name in a command line: a file, whose path may have spaces, or a script and arguments."""
     # The file first: `script_of` would split a path with spaces into words.
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 

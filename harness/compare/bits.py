@@ -46,7 +46,6 @@ class BitDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every bit agrees."""
         return self.elements_differing == 0
 
 
@@ -164,7 +163,7 @@ def name_counts(counts: Tensor) -> dict[str, int]:
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """A mask of the elements that differ and of which at least one is not finite. Two NaNs count as equal.
+    """A mask of the elements that differ and are not both finite. Two NaNs count as equal.
 
     For example, NaN and 1.0, or inf and -inf.
     """
@@ -182,7 +181,6 @@ def _has_ulps(tensor: Tensor) -> bool:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Convert floats to int64s that have the same order, which is that of IEEE 754's totalOrder."""
     import torch
 
     # An integer of the same size shows the sign as the highest bit, and the other bits grow with the magnitude.
@@ -209,11 +207,7 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield both tensors in slices of at most SLICE elements.
-
-    Yields a slice's first index, the reference's slice, and the candidate's. Slices have the dtype of the tensors and
-    the shape [elements], on the reference's device.
-    """
+    """Like `_slices`, but the slices have the tensors' dtype and the shape [elements]."""
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 

@@ -122,7 +122,6 @@ def _checked_values(folder: Path, recording: Recording, rank: int) -> Iterator[V
 
 
 def _norm_of(x: Tensor) -> float:
-    """The Euclidean norm of finite float64s. Their squares are added in row-major order."""
     # Divided by the largest magnitude, no square over- or underflows.
     largest = float(x.abs().max()) if x.numel() else 0.0
     # `cumsum` adds in sequence; `sum` would add in blocks that depend on the processor.

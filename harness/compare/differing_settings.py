@@ -97,7 +97,6 @@ def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
 
 
 def _with_separate_betas(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each setting. The pair `betas` becomes two settings, beta1 and beta2."""
     for name, text in settings.items():
         pair = text.strip("()").split(", ")
         if name == "betas" and len(pair) == 2:
@@ -132,7 +131,6 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Pa
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of optimizer settings; empty if any of them is damaged."""
     # A manifest is untrusted, and reading it does not check these values.
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):

@@ -280,7 +280,6 @@ class Evidence:
         return True
 
     def _absent(self) -> Iterator[str]:
-        """Yield a sentence for each required kind without a pair of records on some rank at some step."""
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         # For a kind that a single rank must record, any rank's record is enough.
         on_any = {place for seen in self._seen.values() for place in seen}
@@ -346,7 +345,6 @@ def _describe_layouts(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """Yield a sentence for each name that both systems recorded at some steps, and neither system at other steps."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.
@@ -359,7 +357,6 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
 
 
 def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
-    """Yield the reasons why a pair is no evidence: the case lacks its step, rank or kind, or a digest is malformed."""
     if key.kind not in KINDS or not is_inside(key, case):
         yield f"{_describe_key(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
     if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):

@@ -53,7 +53,6 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield a sentence if the digests of two recordings were computed by different algorithms."""
     # Then equal bits have unequal digests.
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:

@@ -104,7 +104,6 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about the state that a system keeps and does not record; nothing if there is no such state."""
     if found := manifest.unshown or []:
         more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
         yield (

@@ -208,7 +208,6 @@ class CaseRun:
         return self._run(replace(self._request(role, arm, out, replay), later=later))
 
     def run_again(self, role: Role, arm: str) -> Path:
-        """Run a role's system once more, with a new time limit, and return the folder of the new recording."""
         self._limit = self.options.timeout
         self.deadline = time.monotonic() + self._limit
         self.record(role, arm)
@@ -219,7 +218,6 @@ class CaseRun:
         return read_recording(self.folders.recording(role, "first"))
 
     def recordings(self) -> dict[Role, Path]:
-        """The folders of both first runs' recordings, by role."""
         return {role: self.folders.recording(role, "first") for role in ROLES}
 
     def log_calls(self, role: Role, step: int) -> list[Path]:
@@ -317,7 +315,6 @@ class CaseRun:
 
     @property
     def archives(self) -> Path:
-        """Folder for the logged calls and values of replays."""
         return self.client.work / self.case.name
 
     def begin_explaining(self) -> None:

@@ -112,10 +112,10 @@ def _message_of(error: BaseException) -> str:
 
 
 def signal_name(number: int) -> str:
-    """A signal by number and name: `signal 9 (SIGKILL)`. Most real-time signals have no name."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
+        # Most real-time signals have no name.
         return f"signal {number}"
 
 
@@ -128,7 +128,7 @@ def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """The failure of a rank that sent an unknown message, because user code wrote into the rank's pipe."""
+    # User code may write into any descriptor.
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 

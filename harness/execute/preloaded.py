@@ -61,10 +61,6 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """Call `check` if the search path has changed since the last check.
-
-        Used before imports in user code.
-        """
         if self._looked_in != _where_imports_look():
             self.check()
 
@@ -118,7 +114,6 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
 
 
 def check_preloaded() -> None:
-    """Raise UsageError if an import of a preloaded module would now find another file."""
     if _preloaded is not None:
         _preloaded.check()
 

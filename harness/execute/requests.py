@@ -188,7 +188,6 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is a first run of a system: neither a repetition nor a replay."""
         return self.arm == "first" and self.replay is None
 
     @property
@@ -213,7 +212,6 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether a user's pass edits the graph."""
         return bool(self.options.extra_passes)
 
     @property

@@ -43,8 +43,9 @@ class TensorDifference:
 class ChainLink:
     """A call on the path from the blamed call to the differing record.
 
-    The path omits `left_out` calls just before it. `elements_differing`, `elements` and `max_ulp` describe its output,
-    if the other system has a matching call.
+    - `left_out`: the number of calls just before this call that the path omits.
+    - `elements_differing`, `elements`, `max_ulp`: how the call's output differs. None if the other system has no
+      matching call.
     """
 
     __pydantic_config__ = GROWING
@@ -176,10 +177,10 @@ class Divergence:
     """The first record that differs between two systems, how its tensor differs, and the call to blame.
 
     - `pass_`: the first pass that changes bits, if a search found it.
-    - `between`: if a system differs from itself, its name, as in "reference against itself". Then "reference" and
-      "candidate" in the other fields are its first and second run.
-    - `holds`: the reference's only other record with the candidate's bits, such as "grad b". Perhaps two tensors were
-      exchanged.
+    - `between`: None, or a text such as "reference against itself" if a system differs from itself. Then "reference"
+      and "candidate" in the other fields are this system's first and second run.
+    - `holds`: the name of the reference's record that has the candidate's bits, such as "grad b", if there is exactly
+      one. Perhaps two tensors were exchanged.
     """
 
     step: int

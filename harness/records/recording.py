@@ -277,7 +277,6 @@ class Manifest:
         return read(Manifest, values, "manifest", RecordingError, damaged="is damaged", where=where)
 
     def to_dict(self) -> dict[str, Any]:
-        """The manifest as plain JSON values."""
         return asdict(self)
 
 
@@ -315,7 +314,6 @@ class Recording:
         return sorted({key.rank for key in self.records})
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records."""
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
@@ -334,5 +332,4 @@ class Recording:
         return []
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records of losses."""
         return {key: record for key, record in self.records_of(rank).items() if key.kind == "loss"}

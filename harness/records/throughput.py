@@ -42,7 +42,6 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The number of tokens per second, on all ranks together; None if unknown."""
         return None if self.tokens is None else self.tokens / self.step_seconds
 
     @property

@@ -31,7 +31,6 @@ def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[s
 
 
 def reasons_of(finding: Finding) -> list[str]:
-    """The reasons of a finding against a case: the check's objection, and why it could not judge."""
     return [reason for reason in (finding.objection, finding.unjudged) if reason]
 
 

@@ -83,7 +83,6 @@ def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator
 
 
 def _narrow(name: str, left: str, right: str) -> str:
-    """A line "`name`: left against right". If it would be longer than WIDTH columns, the two values are cut."""
     # Both values get the same room, so that a difference at the same position is visible in both.
     room = max(_LEAST, (WIDTH - len(name) - len(" against ")) // 2)
     if len(name) + len(left) + len(right) + len(" against ") > WIDTH:

@@ -87,7 +87,6 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print the event, unless it is a step less than 5 s after the last printed step of its case."""
         if event.event == "step":
             now = self.clock()
             # A fast case takes hundreds of steps per second.

@@ -348,7 +348,6 @@ def plain(entry: Any) -> Any:
 
 
 def schema_text() -> str:
-    """The text of report.schema.json."""
     # The title of a type is its class's name, which says nothing to a user.
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps(about | json_schema(ReportEntry) | {"title": "report.json of bitproof"}, indent=1) + "\n"

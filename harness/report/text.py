@@ -32,7 +32,6 @@ UNTOLD = "direction not known"
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
-    """The command that repeats a case with the same options."""
     options = report.options if result.options is None else result.options
     # A single case file, or a script, already names the case; then -k is not needed.
     is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)

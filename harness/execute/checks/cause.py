@@ -86,7 +86,6 @@ def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgem
 
 
 def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> Judgement:
-    """Make the case NONDETERMINISTIC, because a replay of `role`'s system differs from its recording at `key`."""
     text = (
         f"a replay of {role} {getattr(run.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
         f"{key.kind} {key.name}: its bits differ from the recorded ones"

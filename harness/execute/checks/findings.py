@@ -28,8 +28,6 @@ _CALL_TIMEOUT = 300.0  # seconds
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Let each active check judge the case, and add its finding to the result. A check may skip cases with certain
-    verdicts."""
     for check in run.options.active:
         if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})

@@ -77,7 +77,6 @@ class Answerer:
         return cast(A, self._answer(cast(AnyRequest, request)))
 
     def close(self) -> None:
-        """End the stages: the forked processes that hold a traced step for further runs."""
         self._runner.close()
 
     def _answer(self, request: AnyRequest) -> object:
@@ -235,10 +234,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
 
 
 def refuse_other_placements(hashes: Sequence[object]) -> None:
-    """Raise RankError if a rank placed parameters differently from rank 0: sums over ranks would then be meaningless.
-
-    `hashes` has one hash per rank, of that rank's placements.
-    """
+    # Sums over ranks that hold different parts of a parameter would be meaningless.
     for rank, found in enumerate(hashes):
         if found != hashes[0]:
             raise RankError(

@@ -33,7 +33,6 @@ class Job:
 
     @property
     def collective_timeout(self) -> float:
-        """The time limit of a collective, in seconds: longer than the run's."""
         # If ranks hang, the process that watches them acts first, and its error has the stacks of all ranks.
         return self.run.timeout + _COLLECTIVE_GRACE
 
@@ -64,7 +63,6 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run's steps are timed. True only for first runs without stress."""
         # Only recording slows the steps of such a run, and its time is subtracted.
         return self.run.is_first and self.run.options.stress is None
 
@@ -78,7 +76,6 @@ class Job:
         return self.part_of(rank) if self.run.replay else self.part_of(rank).with_suffix(ARCHIVE)
 
     def profile_of(self, rank: int) -> Path | None:
-        """The file of a rank's profile; None if the run is not profiled."""
         return self.run.profile / f"rank{rank}.json" if self.run.profile else None
 
     def values_of(self, rank: int) -> Path:

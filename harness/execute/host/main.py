@@ -39,7 +39,6 @@ _LAST_MOMENT = 0.3  # seconds
 
 
 def main() -> None:
-    """Answer requests until standard input ends or the parent dies; then end all descendants."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
@@ -61,7 +60,6 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Import torch and all modules that ranks need, then answer requests line by line."""
     # Processes that a system leaves behind become our children, so that we can end them.
     adopt_orphans()
     os.set_inheritable(options.answers, False)

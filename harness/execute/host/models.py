@@ -46,10 +46,6 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """The bytes of rank 0's parameters. The model is built on the meta device, so its parameters have no values.
-
-    Raises an error if the model cannot be built or chunked.
-    """
     import torch
 
     from bitproof.reference.chunking import check_chunking

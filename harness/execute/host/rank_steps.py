@@ -111,7 +111,6 @@ class RankSteps:
         logger.debug("%d steps in %.3f s, %.3f s of it recording", job.steps, self.seconds, self.recorder.seconds)
 
     def write(self) -> None:
-        """Write the records of a recorded run, the archive of a run whose calls are logged, and the values to keep."""
         job, recorder = self._job, self.recorder
         if job.run.replay is None:
             write_part(job.part_of(recorder.rank), recorder.rows.items())

@@ -231,8 +231,6 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _report_hang(self) -> End:
-        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
-        behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         # If all ranks have taken their steps, those that have not exited are stuck in writing or in leaving groups.
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
@@ -296,7 +294,6 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank, report its failure if it fails, and return its exit status."""
     turn, reported = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
@@ -341,7 +338,6 @@ def _frames_around(refusal: BaseException) -> list[FrameSummary]:
 
 
 def open_store(job: Job) -> Store:
-    """Open the store through which a run's ranks find each other; called in a rank."""
     from torch.distributed import FileStore, PrefixStore, TCPStore
 
     slots = job.rank_slots

@@ -338,7 +338,6 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over a trace. Passes modify the trace, so call this only once for each trace."""
     import torch
 
     from bitproof.harness.systems.graph import finish

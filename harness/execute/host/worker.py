@@ -237,7 +237,6 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_mib(device: torch.device) -> float | None:
-    """The most memory that torch allocated on a GPU during the steps, in MiB; None on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

@@ -76,7 +76,7 @@ def counts_flops(system: str, rank: int) -> bool:
 
 
 def peak_of_process() -> float:
-    """The peak memory of this process in MiB, including memory shared with its parent."""
+    # In MiB. Memory that is shared with the parent counts, too.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -17,7 +17,6 @@ MAX_FINDINGS = 50
 
 
 def render(report: Report) -> str:
-    """The annotations, each on its own line."""
     found = list(objections(report))
     lines = [_line(objection) for objection in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:

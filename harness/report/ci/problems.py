@@ -109,7 +109,6 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
 
 
 def _in_tree(file: Path) -> str:
-    """A file's real path relative to the working directory. For a file outside of it, the path as given."""
     real, root = file.resolve(), Path.cwd().resolve()
     return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 

@@ -159,7 +159,6 @@ def render(report: Report) -> str:
 
 @functools.cache
 def template() -> jinja2.Template:
-    """The page's layout, compiled on first use."""
     import jinja2
 
     environment = jinja2.Environment(

@@ -66,7 +66,6 @@ class _Columns:
 
 
 def shade_of(share: float) -> str:
-    """The shade, "1" to "4", for a share from 0 to 1."""
     return str(max(1, min(4, math.ceil(4 * share))))
 
 
@@ -101,7 +100,6 @@ def by_kind(result: CaseResult) -> KindHeat | None:
 
 
 def wanted_cells(result: CaseResult) -> int:
-    """The number of cells that the heatmap of tensors needs to show all differing tensors."""
     num_tensors = sum(map(len, result.differing.values()))
     return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 

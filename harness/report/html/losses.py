@@ -53,7 +53,6 @@ class LossBlock:
 
 
 def losses(result: CaseResult) -> LossBlock | None:
-    """The page's data about rank 0's losses; None if there are none."""
     reference, candidate = result.losses["reference"], result.losses["candidate"]
     num_steps, first = max(len(reference), len(candidate)), result.case.first_step
     if not num_steps:

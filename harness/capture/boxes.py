@@ -24,8 +24,8 @@ def box_of(tensor: torch.Tensor) -> Box | None:
     None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
     """
     # The mark has the whole shape, and the indices of the part's first element and after its last.
-    if (said := getattr(tensor, FLAT, None)) is not None:
-        return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
+    if (part := getattr(tensor, FLAT, None)) is not None:
+        return Box(part[0], ((part[1:],),), is_flat=True) if part[2] - part[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor

@@ -155,8 +155,8 @@ def placements(tensor: torch.Tensor) -> str | None:
     - A DTensor: `Shard(dim=0) of [8, 4] over [2]`, with the shapes of the whole tensor and of the mesh.
     - A part of a flattened tensor: `flat of [8, 4]`.
     """
-    if (said := getattr(tensor, FLAT, None)) is not None:
-        return f"flat of {list(said[0])}"
+    if (part := getattr(tensor, FLAT, None)) is not None:
+        return f"flat of {list(part[0])}"
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor

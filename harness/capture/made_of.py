@@ -33,7 +33,7 @@ _MACHINE = (
     *("bitproof", "python", "numpy", "triton", "torch", "cuda", "libc", "cpu_capability", "architecture", "gpu_models"),
 )
 # Variables about a machine's network, devices and folders, or about logs: they change no bit, so machines may differ.
-_OF_ONE_NODE = re.compile(
+_NODE_SPECIFIC = re.compile(
     r".*(_IFNAME|_HCA|_HOSTID|_DEBUG|_DEBUG_FILE|_DEBUG_SUBSYS|_LOGS?|_HOME|_PATH|_DIR|_FILE)$"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_.*"
 )
@@ -42,7 +42,7 @@ _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
 """The size in bytes of the largest library that is hashed. Larger libraries, such as CUDA's, are compared by size
 only."""
-_OF_THE_SYSTEM = ("/lib", "/usr/lib")
+_SYSTEM_FOLDERS = ("/lib", "/usr/lib")
 _MAX_SHOWN = 20
 
 
@@ -62,7 +62,7 @@ def facts_of_process() -> Facts:
         "files of torch": f"sha256 {torch_digest()[:16]}",
     }
     facts |= {f"run as Python starts: {name}": f"sha256 {digest[:16]}" for name, digest in start_up_code().items()}
-    named = {name: value for name, value in environment_of_keys().items() if not _OF_ONE_NODE.fullmatch(name)}
+    named = {name: value for name, value in environment_of_keys().items() if not _NODE_SPECIFIC.fullmatch(name)}
     return facts | {f"environment {name}": value for name, value in named.items()}
 
 
@@ -109,7 +109,11 @@ def loaded_files() -> Facts:
             # The name of such a module changes with its content, so only names without the hash can be compared.
             named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name
             found[f"module {named}"] = f"sha256 {digest[:16]}"
-    elsewhere = (*_OF_THE_SYSTEM, f"{sysconfig.get_path('stdlib')}/lib-dynload/", f"{os.path.dirname(torch.__file__)}/")
+    elsewhere = (
+        *_SYSTEM_FOLDERS,
+        f"{sysconfig.get_path('stdlib')}/lib-dynload/",
+        f"{os.path.dirname(torch.__file__)}/",
+    )
     for file in mapped_files() - files - {os.path.realpath(sys.executable)}:
         if not file.startswith(elsewhere) and os.path.isfile(file):
             found[f"library {os.path.basename(file)}"] = _describe_library(file)
@@ -151,17 +155,18 @@ def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
     lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):
-        said: dict[str | None, list[int]] = {}
+        ranks_by_value: dict[str | None, list[int]] = {}
         for rank, facts in enumerate(by_rank):
             # A rank may have loaded a module that others do not need, such as that of its pipeline stage.
             if name in facts or all_told:
-                said.setdefault(facts.get(name), []).append(rank)
-        if len(said) > 1:
-            first = min(rank for ranks in said.values() for rank in ranks)
+                ranks_by_value.setdefault(facts.get(name), []).append(rank)
+        if len(ranks_by_value) > 1:
+            first = min(rank for ranks in ranks_by_value.values() for rank in ranks)
             # The lowest rank that has the fact is taken as right; the others are the ranks to refuse.
-            others |= {rank for ranks in said.values() if first not in ranks for rank in ranks}
+            others |= {rank for ranks in ranks_by_value.values() if first not in ranks for rank in ranks}
             values = (
-                f"{'nothing' if value is None else value} on {tell_ranks(ranks)}" for value, ranks in said.items()
+                f"{'nothing' if value is None else value} on {tell_ranks(ranks)}"
+                for value, ranks in ranks_by_value.items()
             )
             lines.append(f"{name}: {'; '.join(values)}")
     return Differences(ranks=sorted(others), lines=lines)

@@ -67,7 +67,7 @@ HELD_BYTES = 32 << 20
 _MOST_ATTEMPTS = 1000
 _READ_SECONDS = 10.0
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.old")
-_REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
+_DICTIONARY_COLUMNS = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
 """Columns that are dictionary-encoded. Digests are not, as hardly any digest repeats."""
 
 
@@ -88,11 +88,11 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
     if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
         whole = pa.concat_tables(tables)
-        tables, silent = [whole], silent_columns(whole)
+        tables, empty = [whole], silent_columns(whole)
     else:
         # The parts are read twice: the columns to leave out must be known before the first table is written.
-        silent = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
-    _write_folder(folder, manifest, tables, silent, values)
+        empty = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
+    _write_folder(folder, manifest, tables, empty, values)
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
@@ -165,7 +165,7 @@ def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
     """Write a rank's rows to a file, which appears as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
-    pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_REPEATED)
+    pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_DICTIONARY_COLUMNS)
     partial.replace(path)
 
 
@@ -298,22 +298,24 @@ def _values_path(folder: Path, rank: int) -> Path:
 
 
 def _write_folder(
-    folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
+    folder: Path, manifest: Manifest, tables: Iterable[pa.Table], empty: Set[str], values: Sequence[Path] = ()
 ) -> None:
     """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
 
-    `silent` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
+    `empty` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
     this order, up to the first column that is not empty.
     """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
-    left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
+    left_out = list(takewhile(empty.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
     with _writing(folder), ExitStack() as after:
         after.callback(shutil.rmtree, partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        with pq.ParquetWriter(partial / DIGESTS, schema, compression="zstd", use_dictionary=_REPEATED) as writer:
+        with pq.ParquetWriter(
+            partial / DIGESTS, schema, compression="zstd", use_dictionary=_DICTIONARY_COLUMNS
+        ) as writer:
             for table in tables:
                 # A table is a row group: in a long recording, a rank can then be read without the others.
                 writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))

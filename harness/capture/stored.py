@@ -30,7 +30,7 @@ from bitproof.harness.records import Key, Manifest, Record, Recording
 OF_LAYOUTS = ("cells", "box", "placements")
 """The last columns of a table, in reverse order. A recording leaves out those that are empty, up to the first column
 that is not empty."""
-_WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
+_KNOWN_COLUMNS = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
@@ -49,8 +49,8 @@ _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
 """The maximum number of bytes of a text, and of row groups, in a file's metadata. In memory Arrow takes ten times as
 much for them."""
 # The columns in which a rank's rows must agree for equal layouts, and to be recorded alike.
-_LIES = ("step", "kind", "name", "box", "placements")
-_LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
+_LAYOUT_COLUMNS = ("step", "kind", "name", "box", "placements")
+_COLUMNS_WITHOUT_DIGESTS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
 
 class RankRows:
@@ -81,7 +81,9 @@ class RankRows:
 
     def recorded_like(self, other: RankRows) -> bool:
         """Whether `other` has the same rows except for digests and losses, and all losses of this object are finite."""
-        return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
+        return (
+            all(self.columns[name].equals(other.columns[name]) for name in _COLUMNS_WITHOUT_DIGESTS) and self.is_finite
+        )
 
 
 class StoredRecording(Recording):
@@ -170,7 +172,7 @@ class DigestFile:
             self._file = pq.ParquetFile(self._source, metadata=plain.metadata, read_dictionary=texts, **limits)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
-        if not any(map(self._schema.equals, (*_WITHOUT, _FIRST_COLUMNS))):
+        if not any(map(self._schema.equals, (*_KNOWN_COLUMNS, _FIRST_COLUMNS))):
             found = ", ".join(f"{field.name}: {field.type}" for field in self._schema)
             expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
             raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
@@ -299,7 +301,7 @@ def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
-    here, there = (side.of_rank(rank).columns.select(_LIES) for side in stored)
+    here, there = (side.of_rank(rank).columns.select(_LAYOUT_COLUMNS) for side in stored)
     if here.num_rows != there.num_rows:
         return False
     # The same rows may be in another order, so compare them as sets if the tables differ.

@@ -324,8 +324,8 @@ class Case:
         if not self.is_foreign:
             return values
         plain = Case(name=self.name, family=self.family, reference=self.reference).to_dict()
-        kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_SO}
-        for name in plain.keys() - _ALWAYS_SO:
+        kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_STATED}
+        for name in plain.keys() - _ALWAYS_STATED:
             if isinstance(value := values[name], dict) and isinstance(default := plain[name], dict):
                 # The number of ranks is stated even if it is the default: it holds for every system.
                 changed = {
@@ -343,7 +343,7 @@ class Case:
         return read(Case, values, "case", CaseError)
 
 
-_ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
+_ALWAYS_STATED = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
 """Fields that hold for every case, whatever its systems do: its name, how it is run and judged."""
 
 

@@ -98,8 +98,8 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
     # What is not finite agrees in both tensors, and adds nothing.
     finite = left.isfinite()
     left, right = left[finite], right[finite]
-    apart, norm = _norm_of(left - right), _norm_of(left)
-    return 0.0 if apart == 0 else apart / norm if norm else math.inf
+    distance, norm = _norm_of(left - right), _norm_of(left)
+    return 0.0 if distance == 0 else distance / norm if norm else math.inf
 
 
 @contextmanager

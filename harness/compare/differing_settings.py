@@ -118,14 +118,14 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Pa
             if entry["step"] > step:
                 break
             # A group's first entry is complete. Later entries have only what changed.
-            name, held, settings = groups.setdefault(entry["group"], ("", [], {}))
+            name, parameters, settings = groups.setdefault(entry["group"], ("", [], {}))
             groups[entry["group"]] = (
                 entry.get("optimizer", name),
-                entry.get("parameters", held),
+                entry.get("parameters", parameters),
                 settings | entry["settings"],
             )
-        for name, held, settings in groups.values():
-            for parameter in held:
+        for name, parameters, settings in groups.values():
+            for parameter in parameters:
                 found.setdefault(parameter, _ParameterSettings(name, dict(_with_separate_betas(settings))))
     return found
 

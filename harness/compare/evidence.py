@@ -131,7 +131,7 @@ class Evidence:
     def gaps(self) -> list[str]:
         """A sentence for each gap in the evidence, such as a record that only one system has; empty without gaps."""
         # An empty recording lacks everything, so single kinds are not named. One-sided buffers are judged elsewhere.
-        absent = [] if self._unpaired.empty else [*self._absent()]
+        absent = [] if self._unpaired.empty else [*self._missing_kinds()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]
             for keys in (self._unpaired.missing, self._unpaired.extra)
@@ -230,12 +230,12 @@ class Evidence:
             return
         rows = numpy.flatnonzero(differs)
         # Once per step and kind, and not once per record: a rank may have a hundred thousand differing records.
-        for row, count in _first_of_each(likeness.kinds[rows], rows):
+        for row, count in _first_rows(likeness.kinds[rows], rows):
             key = likeness.keys[row]
             self.mismatched[key.kind] += count
             self.kinds.setdefault(key.step, set()).add(key.kind)
         for numbers in (likeness.kinds, likeness.tensors):
-            for row, _ in _first_of_each(numbers[rows], rows):
+            for row, _ in _first_rows(numbers[rows], rows):
                 self.shown.add_differing(likeness.keys[row])
         # The group's records stand for this rank's: they have the same types, and a divergence shows no digests. In the
         # order of computation, so that the loop can end at the first record that is not kept.
@@ -279,7 +279,7 @@ class Evidence:
             self._is_full = True
         return True
 
-    def _absent(self) -> Iterator[str]:
+    def _missing_kinds(self) -> Iterator[str]:
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         # For a kind that a single rank must record, any rank's record is enough.
         on_any = {place for seen in self._seen.values() for place in seen}
@@ -378,7 +378,7 @@ def _numbered(values: Iterable[Any]) -> Any:
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
-def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
+def _first_rows(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
     """Yield, for each distinct number, the first row with this number and the count of such rows.
 
     `numbers` has a number for each of `rows`.

@@ -119,8 +119,8 @@ def part_layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, di
     for rank in recording.ranks:
         own: dict[tuple[Kind, str], dict[int, PartLayout]] = {}
         for key, record in recording.records_of(rank).items():
-            held = PartLayout(record.box, record.placements, record.shape)
-            own.setdefault((key.kind, key.name), {})[key.step] = held
+            layout = PartLayout(record.box, record.placements, record.shape)
+            own.setdefault((key.kind, key.name), {})[key.step] = layout
         for name, steps in own.items():
             # Ranks with the same layout share a dictionary: a thousand ranks need the memory of a few.
             found.setdefault(name, {})[rank] = same.setdefault((*steps.items(),), steps)

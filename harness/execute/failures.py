@@ -69,8 +69,8 @@ def failure_of_exception(rank: int, error: BaseException, around: Sequence[Frame
     )
 
 
-_PYTHON = os.path.join(sysconfig.get_paths()["stdlib"], "")
-_NOT_THE_USERS = tuple(
+_STANDARD_LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_LIBRARY_FOLDERS = tuple(
     os.path.join(folder, "")
     for folder in (
         str(Path(errors.__file__).parents[1]),
@@ -84,12 +84,12 @@ def _needs_no_traceback(error: BaseException, around: Sequence[FrameSummary]) ->
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
-    return error.__cause__ is None and error.__context__ is None and not any(_is_users(x.filename) for x in frames)
+    return error.__cause__ is None and error.__context__ is None and not any(_is_user_file(x.filename) for x in frames)
 
 
-def _is_users(path: str) -> bool:
-    is_pythons = path.startswith(_PYTHON) and "-packages" not in path
-    return not is_pythons and not path.startswith((*_NOT_THE_USERS, "<frozen"))
+def _is_user_file(path: str) -> bool:
+    is_pythons = path.startswith(_STANDARD_LIBRARY) and "-packages" not in path
+    return not is_pythons and not path.startswith((*_LIBRARY_FOLDERS, "<frozen"))
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:

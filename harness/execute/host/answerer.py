@@ -57,7 +57,7 @@ from bitproof.harness.runtime.sources import Installation
 
 A = TypeVar("A")
 
-_PLACEMENT = "placement_sha256"
+_PLACEMENT_HASH = "placement_sha256"
 """The key under which a system's facts in the manifest have the hash of its parameters' placements."""
 
 
@@ -200,7 +200,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
     done = [account for end in ends for account in end.done]
     # The graph was prepared before the steps, or torch.compile captured it during the steps.
     graph = ends[0].graph or done[0].graph
-    refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
+    refuse_other_placements([account.system.get(_PLACEMENT_HASH) for account in done])
     if request.replay is None:
         # With a first step, records begin there: the first half was the reference's, and its records are not needed.
         if before and not request.case.first_step:
@@ -240,7 +240,7 @@ def refuse_other_placements(hashes: Sequence[object]) -> None:
             raise RankError(
                 f"rank {rank} placed parameters otherwise than rank 0",
                 rank=rank,
-                expected=f"{_PLACEMENT} {hashes[0]}",
+                expected=f"{_PLACEMENT_HASH} {hashes[0]}",
                 found=str(found),
             )
 

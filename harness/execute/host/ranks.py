@@ -153,7 +153,7 @@ class Ranks:
                     for process in rank_of:
                         process.begin_to_end()
                 self._note_exits()
-                limit = self._limit_of_grace()
+                limit = self._grace_deadline()
                 # After a failure the grace period counts, and no longer the deadline: its cause is worth waiting for.
                 if limit is not None and time.monotonic() >= limit:
                     break
@@ -221,7 +221,7 @@ class Ranks:
     def _failures(self) -> list[Failure]:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
-    def _limit_of_grace(self) -> float | None:
+    def _grace_deadline(self) -> float | None:
         """The time at which waiting for further reports of failures ends; None if no rank has failed."""
         failures = self._failures()
         if not failures:

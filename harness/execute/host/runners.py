@@ -57,7 +57,7 @@ class Runner:
         self._made_of = made_of
         self._hangup = hangup
         self._stage: Stage | None = None
-        self._staged: RunRequest | None = None
+        self._staged_request: RunRequest | None = None
         self._is_prefetch = False
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
@@ -126,12 +126,12 @@ class Runner:
             self._stage.kill()
         elif self._stage is not None:
             self._stage.close()
-        self._stage = self._staged = None
+        self._stage = self._staged_request = None
 
     def _begin(self, request: RunRequest) -> Stage:
         tracer = Tracer(self._made_of)
         self._stage = Stage(tracer.answer, log=request.trace_log, end=tracer.end)
-        self._staged = request
+        self._staged_request = request
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
@@ -143,7 +143,7 @@ class Runner:
 
     def _close_other_stage(self, request: RunRequest) -> None:
         # The request for which the stage was made. Another request may use the stage if its step is traced alike.
-        last = self._staged
+        last = self._staged_request
         if last is None:
             return
         is_other_system = needs_program(request.system) and request.system != last.system
@@ -190,7 +190,7 @@ class Tracer:
     def __init__(self, made_of: Installation | None = None) -> None:
         self._made_of = made_of
         self._traced: TracedStep | None = None
-        self._refusal: BaseException | None = None
+        self._prefetch_error: BaseException | None = None
         self._finishing: Stage | None = None
         self._program = ""
 
@@ -202,11 +202,11 @@ class Tracer:
             try:
                 self._begin_prefetch(request, send)
             except BaseException as error:  # the caller of the run gets it
-                self._refusal = error
+                self._prefetch_error = error
             return None
         # The prefetch failed, and this is the first request that waits for an answer.
-        if self._refusal is not None:
-            raise self._refusal
+        if self._prefetch_error is not None:
+            raise self._prefetch_error
         run = request.run
         finishing = self._stage_for(run, send)
         now = time.monotonic()
@@ -284,7 +284,7 @@ class Finisher:
         self._traced = traced
         self._program = program
         self._graph_cache = graph_cache
-        self._refusal: BaseException | None = None
+        self._prefetch_error: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
         """Run the requested ranks, and return how the run ended. For a prefetch, only make the graph, and return
@@ -295,10 +295,10 @@ class Finisher:
             try:
                 self._program = self._finished_program(run, rank_slots, send)
             except BaseException as error:  # the caller of the run gets it
-                self._refusal = error
+                self._prefetch_error = error
             return None
-        if self._refusal is not None:
-            raise self._refusal
+        if self._prefetch_error is not None:
+            raise self._prefetch_error
         began = time.monotonic()
         self._program = self._finished_program(run, rank_slots, send)
         program = with_fault(self._program, run.fault, run.case)

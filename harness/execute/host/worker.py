@@ -201,8 +201,8 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
     # Only rank 0 compares, so all ranks get the same verdict. `get` waits until the key is set.
     if mesh.rank == 0:
-        said = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
-        found = differences(said, all_told=False)
+        facts_by_rank = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
+        found = differences(facts_by_rank, all_told=False)
         store.set(f"{about}/verdict", json.dumps([found.ranks, found.lines]))
     ranks, lines = json.loads(store.get(f"{about}/verdict"))
     if mesh.rank in ranks:

@@ -224,10 +224,7 @@ def put_aside(name: str) -> str | None:
 
 
 def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
-    """Replace a folder by two renames, for systems that cannot exchange folders. False if another process was faster.
-
-    Between the two renames, the old folder has a hidden name that `put_aside` recognizes.
-    """
+    # If the process ends between the two renames, `put_aside` recognizes the old folder by this name.
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     os.rename(folder, old)
     try:
@@ -300,14 +297,10 @@ def _values_path(folder: Path, rank: int) -> Path:
 def _write_folder(
     folder: Path, manifest: Manifest, tables: Iterable[pa.Table], empty: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
-
-    `empty` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
-    this order, up to the first column that is not empty.
-    """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
+    # A recording without layouts lacks their columns, as older recordings do. Only the last columns may be missing.
     left_out = list(takewhile(empty.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
     with _writing(folder), ExitStack() as after:

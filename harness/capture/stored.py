@@ -66,7 +66,6 @@ class RankRows:
 
     @cached_property
     def records(self) -> dict[Key, Record]:
-        """The rank's records by key, in the order in which they were recorded."""
         return read_records(self.columns)
 
     @cached_property
@@ -257,16 +256,13 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """Like `read_rows`, but with only one rank's rows in memory at a time.
-
-    Returns None unless each row group has the rows of a single rank, and the ranks ascend.
-    """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
     for group in range(file.num_groups):
         table = file.table(group)
         check_values(file.path, table, manifest)
         parts = _by_rank(table)
+        # Not a row group for each rank, in ascending order: the table is read as a whole.
         if len(parts) != 1 or parts[0][0] <= max(tables, default=-1):
             return None
         before = _checked_keys(file.path, RankRows(*parts[0]), before)
@@ -351,7 +347,6 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Split a table into slices of consecutive rows with the same rank. Returns pairs of the rank and the slice."""
     ranks = numpy.array(values_of(table["rank"]))
     # The indices at which the rank changes, and both ends.
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
@@ -359,11 +354,7 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Raise RecordingError if two rows of a rank have the same key.
-
-    `before` has the rows of an earlier rank, which were checked. If this rank recorded the same tensors, it needs no
-    check. Returns the rows to pass as `before` for the next rank.
-    """
+    # `before` has the rows of an earlier rank, whose keys were checked: the same tensors need no second check.
     if before and rows.recorded_like(before):
         return before
     _refuse_twice(path, len(rows.records), rows.num_rows)

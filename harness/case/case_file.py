@@ -41,10 +41,6 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
 
 
 def _fields_of_file(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields in a file, completed by those of the case that its field `like` names.
-
-    `through` are the files that led to this one, in order, since a file may name another file.
-    """
     try:
         values = parse(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -105,7 +101,6 @@ def _merged(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a file, with paths relative to its folder replaced by paths from the working directory."""
     found = dict(values)
     for side in ("reference", "candidate"):
         if script := script_of(str(found.get(side))):

@@ -34,7 +34,6 @@ EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `
 
 @functools.cache
 def shipped(name: str) -> type[Check]:
-    """The check class with this name, among those that come with bitproof."""
     return _imported(SHIPPED[name])
 
 

@@ -67,11 +67,7 @@ class Unpaired:
         return gaps
 
     def _differing_names(self) -> Iterator[str]:
-        """Yield a sentence for each kind in which each system has names that the other lacks.
-
-        The same tensors may have different names. Example: the reference has `grad layers.0.w` and the candidate
-        `grad module.layers.0.w`.
-        """
+        # For example, `grad layers.0.w` and `grad module.layers.0.w` may be the same tensor under two names.
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
             # Names that are paired, or unpaired on both sides, are known to both systems: only

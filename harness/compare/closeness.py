@@ -104,10 +104,6 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
 
 @contextmanager
 def _checked_values(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Context with the open file of a rank's values.
-
-    Raises RecordingError unless the file has exactly the tensors that the rank recorded.
-    """
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
     with open_values(path) as values:

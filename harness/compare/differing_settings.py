@@ -81,7 +81,6 @@ def differing_settings(
 
 
 def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
-    """Yield a sentence for each of the first 3 settings that differ, then their number if there are more."""
     yield from map(str, settings[:_MAX_SENTENCES])
     if len(settings) > _MAX_SENTENCES:
         yield f"{len(settings) - _MAX_SENTENCES} more settings of optimizers differ"
@@ -106,10 +105,6 @@ def _with_separate_betas(settings: Mapping[str, str]) -> Iterator[tuple[str, str
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _ParameterSettings]:
-    """Return parameter name -> the parameter's optimizer and its settings at a step.
-
-    If several ranks have the parameter, the lowest rank's facts are used.
-    """
     found: dict[str, _ParameterSettings] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}
@@ -126,6 +121,7 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Pa
             )
         for name, parameters, settings in groups.values():
             for parameter in parameters:
+                # If several ranks have the parameter, the lowest rank's settings count.
                 found.setdefault(parameter, _ParameterSettings(name, dict(_with_separate_betas(settings))))
     return found
 

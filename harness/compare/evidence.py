@@ -91,7 +91,6 @@ class Likeness:
     seen: frozenset[tuple[int, str]]
 
     def fits(self, reference: RankRows, candidate: RankRows) -> bool:
-        """Whether the rows of another rank are like this group's rows, in both recordings."""
         return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
 
 
@@ -141,7 +140,6 @@ class Evidence:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """A sentence for each pair whose dtype, shape or placements differ."""
         return tuple((self._unlike | self._sharded).values())
 
     @property
@@ -261,16 +259,13 @@ class Evidence:
             self._keep_first(found)
 
     def _keep_first(self, found: DifferingPair) -> bool:
-        """Keep a differing record if it is among the MAX_DIFFERING that were computed first.
-
-        Returns False if neither this record nor any record computed later is among them.
-        """
         if self.first is None or found < self.first:
             self.first = found
         # A record outside the case is a gap, and named as such; it must not end the search for others.
         if not is_inside(found.key, self.case):
             return True
         if self._is_full and found > self._differing[MAX_DIFFERING - 1]:
+            # Records that are computed later are not among the first MAX_DIFFERING either.
             return False
         self._differing.append(found)
         # Sort only after MAX_DIFFERING more records: sorting at each would be quadratic.
@@ -313,7 +308,6 @@ def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evide
 
 
 def is_inside(key: Key, case: Case) -> bool:
-    """Whether a record's step and rank are among those that the case compares."""
     return key.step in case.compared_steps and 0 <= key.rank < case.parallelism.world_size
 
 
@@ -326,10 +320,7 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
-    """Whether placements differ, and the rank has different parts of the tensor in the two systems.
-
-    False if a system lacks the tensor on this rank, such as a gradient of None: it has no placements there.
-    """
+    # A gradient of None has no placements, which is no other sharding.
     is_same_part = reference.box is not None and reference.box == candidate.box
     has_both = holds_any(reference) and holds_any(candidate)
     return reference.placements != candidate.placements and has_both and not is_same_part
@@ -373,15 +364,11 @@ def _describe_places(places: list[tuple[int, int]]) -> str:
 
 
 def _numbered(values: Iterable[Any]) -> Any:
-    """Return an array with a number for each value, such that equal values have equal numbers."""
     numbers: dict[Any, int] = {}
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
 def _first_rows(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """Yield, for each distinct number, the first row with this number and the count of such rows.
-
-    `numbers` has a number for each of `rows`.
-    """
+    # For each distinct number: the first row that has it, and the count of rows that have it.
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -45,7 +45,6 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner belongs to a buffer or setting that only one system has."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
@@ -107,11 +106,8 @@ def one_sided(
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
-    """Whether a buffer's value changes on some rank, or is missing at some step.
-
-    `moments` has (rank, record name) -> step -> digest.
-    """
     # Over all moments of a step: a buffer that forward changes and the optimizer changes back is no constant.
+    # `moments` has (rank, record name) -> step -> digest.
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())

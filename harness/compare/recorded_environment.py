@@ -36,7 +36,6 @@ def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """Return torch's release without a suffix such as `+cu132`, as {"torch": ...}; {} without `torch` or `cuda`."""
     # The suffix repeats the field `cuda`, and manifests of earlier versions lack the suffix.
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):

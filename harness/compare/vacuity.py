@@ -39,7 +39,6 @@ class Agreement:
         self._add(key, _vacuity(key, pair))
 
     def add_differing(self, key: Key) -> None:
-        """Add the key of two paired records that differ. A difference is always evidence."""
         self._add(key, None)
 
     def _add(self, key: Key, reason: str | None) -> None:

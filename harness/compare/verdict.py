@@ -91,7 +91,6 @@ class Repeat(NamedTuple):
         return f"{self.side} against itself{' under stress' if self.stressed else ''}"
 
     def divergence(self) -> Divergence | None:
-        """The first divergence of the system from itself, if any."""
         first = self.comparison.first_divergence
         return first and replace(first, between=self.between)
 

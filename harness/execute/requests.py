@@ -201,7 +201,6 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """The options for making the graph that are not in the case: extra passes, and a folder for dumps."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property

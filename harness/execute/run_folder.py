@@ -61,10 +61,6 @@ def _wrong_values(result: CaseResult, folder: Path) -> Iterator[tuple[str, objec
 
 
 def _wrong_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """Yield each number of tensors in a result that is wrong for the case's model. Yields nothing for a user's systems.
-
-    An item has the field, its correct value, the source of that value, and the value found.
-    """
     # How many tensors a user's systems record is not known.
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return

@@ -170,7 +170,6 @@ class FaultsFound:
 
     @property
     def score(self) -> Score:
-        """The totals of all outcomes."""
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
@@ -190,5 +189,4 @@ class FaultsFound:
         return replace(self, outcomes=judged, problem=None, calls=self.calls + 1)
 
     def has(self, fault: str, case: str | None = None) -> bool:
-        """Whether a fault was judged, in any case or in the given case."""
         return any(outcome.fault == fault and case in (None, outcome.case) for outcome in self.outcomes)

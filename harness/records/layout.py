@@ -92,7 +92,6 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        """The box of a whole tensor of this shape."""
         return Box(tuple(shape), tuple(((0, size),) for size in shape))
 
     @staticmethod
@@ -115,7 +114,6 @@ class Box:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the rank's part."""
         return tuple(sum(end - first for first, end in runs) for runs in self.runs)
 
     @property

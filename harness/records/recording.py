@@ -139,7 +139,6 @@ class TorchCompile:
 
     @property
     def is_any(self) -> bool:
-        """Whether torch.compile captured any graph."""
         return self.graphs > 0
 
 
@@ -299,25 +298,21 @@ class Recording:
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
     def from_step(self, first: int) -> Recording:
-        """The recording without the steps before `first`."""
         if not first:
             return self
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """The same records with another manifest."""
         return Recording(manifest, self.records)
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks with records, in ascending order."""
         return sorted({key.rank for key in self.records})
 
     def records_of(self, rank: int) -> dict[Key, Record]:
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """A rank's records of one step."""
         return {key: record for key, record in self.records_of(rank).items() if key.step == step}
 
     def losses(self, rank: int | None = None) -> list[str]:

@@ -64,7 +64,6 @@ class Closeness:
 
     @property
     def is_within(self) -> bool:
-        """Whether every tensor is within the bound."""
         return not self.tensors_beyond and self.largest_error is not None and self.largest_error <= self.bound
 
 
@@ -157,7 +156,6 @@ class CaseSeconds:
         setattr(self, table, (getattr(self, table) or {}) | {side: seconds})
 
     def known(self) -> dict[str, float | dict[str, float | None]]:
-        """The times that were measured, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

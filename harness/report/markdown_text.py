@@ -72,7 +72,6 @@ def _cell(value: Any) -> str:
 
 
 def strong(text: str) -> str:
-    """The text in bold, on one line; "" if it is empty."""
     return f"**{inline(text)}**" if text.strip() else ""
 
 

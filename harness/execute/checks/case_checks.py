@@ -83,7 +83,6 @@ REPORTING = {
 
 
 def applied(checks: Mapping[str, CaseCheck], known: Known, run: CaseRun) -> Known:
-    """Apply each check whose condition holds, in order, and return the last result."""
     for check in checks.values():
         if check.applies(known, run):
             known = check(known, run)

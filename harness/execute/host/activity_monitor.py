@@ -71,10 +71,6 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Start counting collectives: those before the first step are not counted.
-
-        Uses of torch.compile are counted from the start of `at_work`.
-        """
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
@@ -116,8 +112,6 @@ class ActivityMonitor:
 
 
 def _increase(before: Counts, after: Counts) -> dict[str, int]:
-    """Return name -> increase, without zeros. A counter that is lower than before was reset: its whole count is the
-    increase."""
     # User code may clear counters, and a new group may have the name of a group that has ended.
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}

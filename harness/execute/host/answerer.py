@@ -122,11 +122,7 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks. Returns how the run ended, and the ranks' files of records. Raises the error of the rank to
-        blame.
-
-        `number` keeps files apart: 1 for the second half of a resumed run, else 0.
-        """
+        # `number` keeps the files of the two halves of a resumed run apart.
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),
@@ -145,11 +141,6 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a forked process, since the host process itself never traces and never runs a user's
-        code.
-
-        `what` names the result in errors, such as "the plan". `limit` is the time limit in seconds.
-        """
         stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
             return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)

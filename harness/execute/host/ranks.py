@@ -222,7 +222,6 @@ class Ranks:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
     def _grace_deadline(self) -> float | None:
-        """The time at which waiting for further reports of failures ends; None if no rank has failed."""
         failures = self._failures()
         if not failures:
             return None
@@ -320,10 +319,6 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """Return this thread's stack frames between the function that runs the rank and the code that raised `refusal`.
-
-    `refusal` is an error that bitproof raises within user code. Frames in its own traceback are left out.
-    """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
     # In another thread that function is missing, and all frames count.

@@ -49,8 +49,6 @@ def phase(name: str) -> AbstractContextManager[Any]:
 
 
 def showing_digests(observe: Observe) -> Observe:
-    """Wrap `observe` so that a profile shows the time for each record, with the record's kind and name."""
-
     def shown(kind: Kind, name: str, tensor: torch.Tensor) -> None:
         with phase(f"digest {kind} {name}"):
             observe(kind, name, tensor)

@@ -51,7 +51,6 @@ class Objection:
 
 
 def objections(report: Report) -> Iterator[Objection]:
-    """Yield all objections of a report, in the order of the cases."""
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue
@@ -114,10 +113,7 @@ def _in_tree(file: Path) -> str:
 
 
 def _below(end: str) -> str | None:
-    """The path of the only file, at most three folders below the working directory, whose path ends with `end`.
-
-    None if there is no such file, or several.
-    """
+    # Only a few levels deep, since a tree may have millions of files. Of several such files, any might be wrong.
     name = glob.escape(end)
     found = {_in_tree(Path(path)) for depth in range(1, _MAX_DEPTH) for path in glob.iglob("*/" * depth + name)}
     return found.pop() if len(found) == 1 else None

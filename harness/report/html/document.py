@@ -268,7 +268,6 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """The bars of a histogram: each bucket's name, its count, and its logarithmic length in percent of the longest."""
     # Logarithmic, so that a few elements among millions are visible. `1 +`, as the logarithm of 1 has no length.
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)

@@ -58,7 +58,6 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A cell for `count` differences in a column. Their `share` of the records decides the shade."""
         # More records may differ than the report lists, so the count is only a lower bound, and 0 means nothing.
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip

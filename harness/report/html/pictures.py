@@ -62,5 +62,5 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
 
 
 def _end_of(module: str) -> str:
-    """A module's last two names: `blocks.1` for `model.blocks.1`, as `1` alone would be unclear."""
+    # Two names, as the `1` of `model.blocks.1` alone would be unclear.
     return cut(".".join(module.split(".")[-2:]), 16)

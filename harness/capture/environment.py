@@ -1,7 +1,7 @@
 """Select the environment variables that can affect the bits of results, for manifests and for the keys of caches.
 
-- Manifests may be published, so they only have listed variables: those of numerical libraries, and those of torch that
-  select an implementation.
+- Manifests may be published, so they only have listed variables: variables of numerical libraries, and variables of
+  torch that select an implementation.
 - The key of a cache must change with every variable that might affect bits, so it has all variables of torch.
 - Neither contains values that look like secrets, such as `hf_...` tokens.
 """
@@ -61,8 +61,8 @@ def environment_variables() -> dict[str, str]:
 
 
 def environment_of_keys() -> dict[str, str]:
-    """Return the environment variables for the key of a cache: those for a manifest, and all others that torch might
-    read.
+    """Return the environment variables for the key of a cache: all variables of a manifest, and all others that torch
+    might read.
 
     The others have digests in place of values.
     """

@@ -271,7 +271,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of those columns about layouts (`cells`, `box` and `placements`) that are empty in a table."""
+    """The names of the columns `cells`, `box` and `placements` that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Boundary(NamedTuple):
     """A tensor that a module returns in a call, or its gradient ("backward").
 
-    - `output`: the tensor's index among those returned; None if there is only one.
+    - `output`: the tensor's index among the returned tensors; None if the module returns a single tensor.
     - `earlier`: the number of the module's earlier calls in this step and chunk.
     """
 

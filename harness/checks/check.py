@@ -89,7 +89,7 @@ class Check:
         return iter(())
 
     def values(self, case: Case, system: str) -> tuple[str, ...]:
-        """The tensors whose values a system's recording must keep for this check, as patterns like those of
+        """Patterns for the tensors whose values a system's recording must keep for this check. See the option
         `--values`."""
         return ()
 

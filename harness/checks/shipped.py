@@ -1,6 +1,6 @@
-"""List the available checks: those that come with bitproof, those of installed packages, and classes in a user's file.
+"""List the available checks: bitproof's own checks, checks of installed packages, and classes in a user's file.
 
-The module of a check that comes with bitproof is imported only if one of its options is given.
+The module of a check of bitproof is imported only if one of its options is given.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def shipped_checks() -> tuple[type[Check], ...]:
 
 
 def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
-    """All check classes: those of bitproof, those of installed packages, then the `asked` ones.
+    """All check classes: first bitproof's own, then those of installed packages, then the `asked` classes.
 
-    `asked` are classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
+    `asked` has classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
     same name.
     """
     found: dict[str, type[Check]] = {}

@@ -1,4 +1,5 @@
-"""Import the modules of commands: only that of the called command, or all if help or a misspelled name needs them."""
+"""Import the modules of commands: only the module of the called command, or all modules for help and misspelled
+names."""
 
 from __future__ import annotations
 

@@ -102,7 +102,8 @@ def takes(
     - `parts`: the dataclasses. The command's last parameters get the instances.
     - `only`: the keywords of the options.
     - `usual`, `says`: other defaults and help for single options, by keyword.
-    - `checks`: checks whose options follow. Those that the user's options switch on become `active` in the run options.
+    - `checks`: checks whose options follow. If the user's options switch on a check, the check is in the field `active`
+      of the run options.
     """
     usual, says = usual or {}, says or {}
 

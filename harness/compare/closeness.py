@@ -31,9 +31,10 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Measure the relative errors of all tensors at `step`, or at all steps, and count those beyond `bound`.
+    """Measure the relative errors of all tensors at `step` (None: at all steps), and count the errors beyond `bound`.
 
-    Takes the folders of two recordings with values. Raises RecordingError if anything but a buffer is missing.
+    `reference` and `candidate` are the folders of two recordings with values. Raises RecordingError if anything but a
+    buffer is missing.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}

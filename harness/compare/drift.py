@@ -1,7 +1,6 @@
 """List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-An entry has the number of differing records, and the number of those that were measured because their values are
-stored.
+An entry has two counts: the differing records, and the records among them whose values are stored.
 """
 
 from __future__ import annotations

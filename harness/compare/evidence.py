@@ -49,8 +49,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 class DifferingPair(NamedTuple):
     """Two paired records that differ, and their position in the run.
 
-    `records` are the reference's and the candidate's record. They may be those of another rank that recorded the same
-    names, dtypes and shapes, with other digests.
+    `records` are the reference's and the candidate's record. Their digests may be another rank's, if that rank recorded
+    the same names, dtypes and shapes.
     """
 
     place: ComputedAt
@@ -98,10 +98,10 @@ class Likeness:
 class Evidence:
     """The comparison of two recordings so far.
 
-    - `compared`, `mismatched`: the number of compared records, and of those that differ, by kind.
+    - `compared`, `mismatched`: the numbers of compared and of differing records, by kind.
     - `first`: the differing record that was computed first.
     - `kinds`: the kinds that differ at each step.
-    - `shown`: whether agreement is evidence. Equal tensors of zeros, for example, are none.
+    - `shown`: whether agreement is evidence. For example, equal tensors of zeros are no evidence.
     - `one_sided`: buffers and settings that only one system has, which are no gaps. Set at the end, from
       `unpaired_state`.
     """

@@ -32,10 +32,11 @@ class OneSided:
     """Buffers that only one system has, and optimizer settings that only one system's steps change.
 
     - `side`: the system with the buffers, None if there are none.
-    - `names`, `changed`: all these buffers, and those that steps change.
+    - `names`: the names of these buffers.
+    - `changed`: the names of the buffers among them that steps change.
     - `settings`: for each system, the settings that only its steps change.
-    - `compared`: the systems whose `settings` count against the verdict. The other system would have recorded such
-      changes.
+    - `compared`: the systems whose `settings` count against the verdict, because the other system would have recorded
+      such changes.
     """
 
     side: Role | None = None

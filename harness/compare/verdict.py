@@ -67,11 +67,11 @@ class Judgement:
     remarks: tuple[str, ...] = ()
 
     def with_error(self, text: str) -> Judgement:
-        """This judgement with a further error. The verdict stays the same."""
+        """Return this judgement with a further error and the same verdict."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
     def withdrawn(self, text: str) -> Judgement:
-        """This judgement with the verdict UNVERIFIED, and `text` as the reason."""
+        """Return this judgement with the verdict UNVERIFIED, and `text` as the reason."""
         return replace(self.with_error(text), verdict=Verdict.UNVERIFIED)
 
 

@@ -201,7 +201,7 @@ class CaseRun:
     ) -> RunAnswer:
         """Run a role's system once, write its recording, and return the host process's answer.
 
-        - `out`: the folder for the recording; by default, that of the role and the arm.
+        - `out`: the folder for the recording; by default, the usual folder for the role and the arm.
         - `later`: the request of the next run, so that its graph can be traced while this run takes its steps.
         """
         self._place()
@@ -284,8 +284,8 @@ class CaseRun:
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare the reference's value called `name` with the candidate's, bit by bit. `archives`: the file with the
-        values of each role."""
+        """Compare the reference's value called `name` with the candidate's, bit by bit. `archives` has each role's file
+        with logged values."""
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:

@@ -192,10 +192,10 @@ class Problem:
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """Convert an error into a Problem. If it is not one of bitproof's own errors, it becomes a RankError with a
+        """Convert an error into a Problem. An error that is not one of bitproof's own becomes a RankError with a
         traceback.
 
-        The RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
+        This RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
         """
         if not isinstance(error, BitproofError):
             error = RankError(

@@ -42,7 +42,7 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 class HostProcess:
     """A host process. Every rank is in its process group, so that a single signal ends all of them.
 
-    It starts when this object is made, and imports torch while the caller continues.
+    The process starts when this object is made, and imports torch while the caller continues.
 
     - `temporary`: the folder for temporary files of the host and of its descendants, such as compilers.
     - `starts`: the ranks that this host starts, for errors, such as "rank 3 on node7"; None if it starts all ranks.

@@ -31,9 +31,10 @@ _preloaded: Preloaded | None = None
 
 
 class Preloaded:
-    """The preloaded modules of this process, each with its file, to check that imports still find these files.
+    """The preloaded modules of this process and their files, to check that imports still find these files.
 
-    An import in user code checks this if `sys.path`, the import finders or the working directory have changed.
+    The check runs before an import in user code, if `sys.path`, the import finders or the working directory have
+    changed.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -66,9 +67,10 @@ class Preloaded:
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules, and from now on check before each import that it would find the files of the preloaded modules.
+    """Preload modules. From now on, refuse an import that would find another file for a preloaded module.
 
-    Processes that are forked from this one check this, too. Raises the errors of `preload`.
+    The refusal is a UsageError. Processes that are forked from this process also refuse such imports. Raises the errors
+    of `preload`.
     """
     global _preloaded
     # Patch before the first import: a module may keep such a function, as `from importlib.util import find_spec` does.

@@ -77,7 +77,7 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """Report the versions and code of the host process, which are also those of all ranks that it forks.
+    """Report the versions and code of the host process. All ranks that it forks have the same.
 
     With `names_gpus`, the answer also has the names of the GPUs that torch can use.
     """
@@ -119,18 +119,18 @@ class StepFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request[RunAnswer]):
-    """Run a system once. Paths are those of this machine.
+    """Run a system once. All paths are on this machine.
 
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
-    - `out`: the folder of the recording, or of a replay's archives.
+    - `out`: the folder for the recording or, in a replay, for the logged calls and values.
     - `options`: the command's options that apply to this run.
     - `case_timeout`, `timeout`: the time limit of the whole case, and the part of it that is left, in seconds.
     - `replay`: if given, the run repeats an earlier run up to a step, and logs or stores more than that run did.
     - `watch`: for a run that records: the step whose calls it also logs, and the folder for these logs.
-    - `later`: the run that will be requested after this run. While the ranks take the steps of this run, the graph of
-      the later run may be made.
+    - `later`: the run that will be requested after this run. Its graph may be made while the ranks take the steps of
+      this run.
     - `profile`, `dump_dir`: folders for profiles and graphs.
-    - `precompiled`: the folder of a compiled step, which the ranks load. Then nothing is traced.
+    - `precompiled`: the folder of a compiled step. If it is given, the ranks load this step and trace nothing.
     - `across`: the settings of a run for comparing two layouts.
     - `resume`: kill the run half-way, and resume it from its saved state.
     """
@@ -269,8 +269,8 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit: those called `name` in the files `reference` and `candidate`, which a replay
-    wrote."""
+    """Compare two values bit by bit. Both have the name `name`, in the files `reference` and `candidate`, which a
+    replay wrote."""
 
     answer = ComparedBits
     reference: Path
@@ -313,9 +313,9 @@ class CallRequest(Request[CallAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """The artifact (facts about the precompiled step), and the seconds spent on making it.
+    """Facts about the precompiled step (`artifact`), and the seconds that making it took.
 
-    `trace_seconds` has the times for tracing the step of the first rank and that of the last rank.
+    `trace_seconds` has two times: for tracing the step of the first rank, and for tracing the step of the last rank.
     """
 
     artifact: Artifact

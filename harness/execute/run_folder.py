@@ -1,7 +1,7 @@
 """Check a run folder's report against the recordings beside it.
 
 A forged report may be consistent, so its numbers are computed again from the recordings. If the recordings were
-deleted, only the numbers of tensors are checked: they must be those of the case's model.
+deleted, only the numbers of tensors are checked: the case's model determines them.
 """
 
 from __future__ import annotations

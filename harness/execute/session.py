@@ -54,8 +54,8 @@ class Client(Protocol):
 class Session:
     """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    If a host process crashes, all later cases fail. If it exceeds a case's time limit, it is killed, and a new one is
-    started.
+    If a host process crashes, all later cases fail. A host process that exceeds a case's time limit is killed, and a
+    new one is started.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """Open a further session with a host process of its own. Closing this session also closes the further one.
+        """Open a further session with a host process of its own. Closing this session closes the further session, too.
 
         Call it in the main thread only.
         """
@@ -130,7 +130,7 @@ class Session:
         """Do nothing, because a session has no other ranks to which to send the result."""
 
     def close(self) -> None:
-        """End the host processes of this session and of those that `another` opened, and remove their temporary
+        """End the host processes of this session and of the sessions that `another` opened, and remove their temporary
         folders."""
         hosts = [session.host for session in (self, *self._others) if session.host is not None]
         # First let all idle hosts end at the same time, then kill those that are left.

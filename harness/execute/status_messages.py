@@ -43,7 +43,7 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """Whether an earlier run traced the graph, for the report; None if the graph was read from a precompiled
+        """For the report: whether an earlier run traced the graph. None if the graph was read from a precompiled
         step."""
         return None if self.artifact else self.is_kept
 

@@ -59,15 +59,17 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """Return the case and the system of the first half: those given, or those of the reference.
+    """Return the case and the system of the first half.
 
-    They are the reference's if the candidate must load the state that the reference saved.
+    If the candidate must load the state that the reference saved, the first half is a run of the reference. Otherwise
+    it is a run of `system` on `case`.
     """
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Add a rank's records of the first half, in the file `first`, to the file `second` with those of the second half.
+    """Add a rank's records of the first half to the records of the second half. `first` and `second` are the files of
+    the halves.
 
     The stored tensor values are joined, too, if both halves have some.
     """

@@ -19,9 +19,9 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether one rank per step is enough to record a kind.
+    """Whether a record of this kind on a single rank per step is enough.
 
-    True only for losses, in a pipeline and in a user's system: other ranks may have no loss.
+    True only for losses of a pipeline or of a user's system, because some of their ranks may have no loss.
     """
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 

@@ -78,7 +78,7 @@ MAX_DIFFERING = 20_000
 
 
 def group_keys(keys: Iterable[Key]) -> Differing:
-    """These keys as nested dicts, from kind to name to step to the list of ranks, in the order of the keys."""
+    """Convert keys to nested dicts: kind -> name -> step -> ranks, in the order of the keys."""
     grouped: Differing = {}
     for key in keys:
         grouped.setdefault(key.kind, {}).setdefault(key.name, {}).setdefault(str(key.step), []).append(key.rank)
@@ -100,8 +100,8 @@ class PassReport:
 
     - `settings`: the settings that determine its effect, as JSON values.
     - `changed`: for each operator whose count changed, the number of calls before and after.
-    - `facts`: the pass's own facts. In a pipeline, a list with those of each stage; then all numbers are sums over
-      stages.
+    - `facts`: the pass's own facts. If the model has pipeline stages, this has a list with the facts of each stage, and
+      all numbers of the pass are sums over stages.
     """
 
     __pydantic_config__ = GROWING
@@ -128,7 +128,7 @@ class CaseSeconds:
     - `passes`: the time of each pass by name.
     - `reference`, `candidate`: the two systems' first runs, including recording.
 
-    These have a time for each system:
+    The following parts have a time for each system:
 
     - `control`: a second run.
     - `stress`: a run with random sleeps and other values in uninitialized memory.

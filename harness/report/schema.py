@@ -2,8 +2,8 @@
 
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
 
-In the file, a divergence also has the fields of its tensor and of the blamed call, and those of that call's output with
-the prefix `output_`. Fields with a default were added after the first reports.
+In the file, a divergence also has the fields of its tensor and of the blamed call. The fields of that call's output
+have the prefix `output_`. Fields with a default were added after the first reports.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class CaseEntry(CaseFindings):
         return CaseEntry(**values)
 
     def result(self) -> CaseResult:
-        """Convert back to a case's result. It is not checked here whether the fields contradict each other."""
+        """Convert back to a case's result, without checking whether the fields contradict each other."""
         found = {name: value for name, value in vars(self).items() if name not in _OF_THE_CASE}
         return CaseResult(
             **found

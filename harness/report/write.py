@@ -102,9 +102,10 @@ def discard_if_bare(run_dir: Path) -> None:
 def finish_run(
     report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
 ) -> int:
-    """Write a report that was printed already, and print its path, or why it could not be written.
+    """Write a report that was printed already. Print the path of the file `shown`, or why the report could not be
+    written.
 
-    Returns `status`, or a worse exit status if writing failed. The printed path is of the file `shown`.
+    Returns `status`, or a worse exit status if writing failed.
     """
     try:
         write_run(report, run_dir, more)

@@ -1,8 +1,8 @@
 """The checks of a case, in order: each takes the case's result so far and returns it, changed or not.
 
-After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example,
-`control` runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one of them differs from itself. The
-checks of REPORTING get the final verdict.
+After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example, the
+check `control` runs both systems again. If a system differs from itself, `control` turns DIFFERENT into
+NONDETERMINISTIC. The checks of REPORTING get the final verdict.
 
 A check is a function `(known, run)` and a condition. The function's module is imported only if the condition holds.
 """

@@ -44,7 +44,7 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """The number of steps that the system has taken at the end of the run, including those before a resume."""
+        """The number of steps that the system has taken at the end of the run, including the steps before a resume."""
         resume, replay = self.run.resume, self.run.replay
         if resume is not None and not resume.goes_on:
             return resume.at

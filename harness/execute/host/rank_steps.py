@@ -84,7 +84,8 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps: one by one or, if a user's system has a method `take_steps`, in that system's own loop."""
+        """Run all steps. If a user's system has a method `take_steps`, its own loop runs them; otherwise they run one
+        by one."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 

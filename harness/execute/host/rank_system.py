@@ -57,7 +57,8 @@ def device_of(job: Job, rank: int) -> torch.device:
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
     """The graph that this rank runs; None for a system without a graph.
 
-    It is the graph that was prepared before ranks were forked. If there is none, this rank traces or reads a graph.
+    If a graph was prepared before ranks were forked, the rank runs that graph. Otherwise the rank traces or reads a
+    graph.
     """
     run = job.run
     if job.program is not None or not needs_program(run.system):

@@ -34,9 +34,9 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class StagePlace:
-    """The current activity of a stage, in words such as "in pass chunk".
+    """The current activity of a stage, in words such as "in pass chunk"; "" once ranks run.
 
-    It is "" once ranks run: from then on the stage checks the time limit itself.
+    While ranks run, the stage checks the time limit itself.
     """
 
     place: str

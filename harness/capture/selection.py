@@ -20,10 +20,9 @@ _MAX_PATTERN = 1000
 
 
 def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
-    """The patterns for the texts of the option --values. A text without wildcard or slash lists kinds, as in
-    `grad,param`.
+    """Convert the texts of the option --values to patterns. A text without wildcard and slash is a list of kinds.
 
-    Raises UsageError for an unknown kind.
+    For example, `grad,param` becomes `*/grad/*` and `*/param/*`. Raises UsageError for an unknown kind.
     """
     patterns: list[str] = []
     for text in texts:

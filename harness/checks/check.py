@@ -33,7 +33,7 @@ class Evidence:
     - `log`: a file for the check's own output.
     - `path(role)`: returns the folder of the recording of the role's system.
     - `recording(role)`: reads this recording, which has a digest for each (step, kind, name, rank).
-    - `run(role)`: runs the role's system again, within the case's time limit, and returns the new recording.
+    - `run(role)`: runs the role's system again, with a new time limit, and returns the new recording.
     - `log_calls(role, step)`: runs the role's system again, and returns for each rank the file with the logged operator
       calls of this step.
     - `call("MODULE:FUNCTION", **values)`: calls a function with the case, in a process that has torch.

@@ -82,7 +82,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that adds a command to the program, with examples of its use.
 
-    - `brief`: its line in the program's help; by default, its first sentence.
+    - `brief`: the command's line in the program's help; by default, the first sentence of its docstring.
     - `statuses`: the meanings of exit statuses 0, 1 and 3.
     """
     return to.command(

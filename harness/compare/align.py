@@ -18,7 +18,7 @@ class Alignment:
     """The records of two recordings, paired by equal keys.
 
     - `pairs`: key -> (record of the reference, record of the candidate), in the reference's order.
-    - `missing`, `extra`: keys that only the reference has, and that only the candidate has.
+    - `missing`: keys that only the reference has. `extra`: keys that only the candidate has.
     - `duplicates`: by role, the keys that a recording has more than once. The first record of such a key is paired.
     - `empty`: the roles whose recording has no record.
     """
@@ -44,7 +44,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Add an alignment, whose records must not be in an earlier alignment."""
+        """Add an alignment. Its records must not be in an alignment that was added before."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():

@@ -72,10 +72,10 @@ class Likeness:
 
     - `reference`, `candidate`: the rows of the group's first rank. Each row is a record.
     - `keys`: the key of each of the reference's rows.
-    - `partners`: for each of these rows, the index of the candidate's row with the same key.
-    - `computed`: the indices of the rows in the order of computation.
-    - `kinds`: a number for each row, equal for rows of the same step and kind.
-    - `tensors`: a number for each row, equal for rows of the same kind and name.
+    - `partners`: for each of the reference's rows, the index of the candidate's row with the same key.
+    - `computed`: the indices of the reference's rows in the order of computation.
+    - `kinds`: a number for each of these rows, equal for rows of the same step and kind.
+    - `tensors`: a number for each of these rows, equal for rows of the same kind and name.
     - `compared`: the number of rows of each kind.
     - `seen`: the pairs of step and kind that occur.
     """

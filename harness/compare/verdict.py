@@ -162,8 +162,8 @@ def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repea
     """Update a judgement by `repeats`: comparisons of each system's second run with its first.
 
     - If a second run lacks evidence, the case becomes UNVERIFIED.
-    - If a system differs from itself, the case becomes NONDETERMINISTIC, with this first divergence. But an UNVERIFIED
-      case stays UNVERIFIED.
+    - If a system differs from itself, the case becomes NONDETERMINISTIC, and its first divergence is the system's
+      divergence from itself. But an UNVERIFIED case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

@@ -53,7 +53,7 @@ def failure_of_exception(rank: int, error: BaseException, around: Sequence[Frame
     """The failure of a rank whose code raised `error`. `around` has the stack frames that are still active, outermost
     first.
 
-    Its `details` are the traceback, or only the error's text if the traceback adds nothing.
+    The failure's `details` are the traceback, or only the error's text if the traceback adds nothing.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)

@@ -280,7 +280,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """Measure how close the values of two recordings are, in step `step`, or in all steps if it is None."""
+    """Measure how close the values of two recordings are, in step `step` (None: in all steps)."""
 
     answer = Closeness
     reference: Path

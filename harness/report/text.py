@@ -65,7 +65,7 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
-    Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. Objections are a difference beyond the bound, and
+    Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. An objection is a difference beyond the bound, or
     a check that objects or could not judge.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""

@@ -18,7 +18,7 @@ class Job:
     """A requested run: the ranks that this host process forks, and the graph that was prepared before.
 
     - `program`: the graph; None if each rank makes its own.
-    - `graph_cache`: stores graphs and results of checks for later runs; None if this run must not use it.
+    - `graph_cache`: stores graphs and results of checks for later runs; None if the ranks do not use it.
     """
 
     run: RunRequest

@@ -391,7 +391,8 @@ def run_ranks(
 ) -> End:
     """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
-    Raises CaseError if the model cannot be split, and MachineError if it is too large or this process has started CUDA.
+    Raises CaseError if the model cannot be split. Raises MachineError if the model is too large, or if this process has
+    started CUDA.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

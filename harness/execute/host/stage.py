@@ -96,7 +96,8 @@ class Stage:
         """Send a request to the stage and return its answer. Events before the answer go to `send`.
 
         - `what`: the name of the work, for errors.
-        - `timeout`: the time limit in seconds. Errors state `case_timeout` instead, the whole case's limit.
+        - `timeout`: the time limit in seconds.
+        - `case_timeout`: the time limit of the whole case, which errors state.
         - `hangup`: a file descriptor. If it hangs up, SystemExit is raised.
 
         Raises the BitproofError that is the answer, and RankError if the stage ends or exceeds the time limit.

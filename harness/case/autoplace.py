@@ -34,9 +34,9 @@ class Plan:
 class Autoplace:
     """A case's request for placements of parameters that a linear program chooses.
 
-    - `memory_mib`: limits a rank's memory, in MiB.
-    - `source`: "solver" is the only one so far.
-    - `plan`: the result; None until it is solved.
+    - `memory_mib`: the limit of a rank's memory, in MiB.
+    - `source`: always "solver" so far.
+    - `plan`: the solution; None until the program is solved.
     """
 
     __pydantic_config__ = STRICT

@@ -15,7 +15,7 @@ from bitproof.harness.records import Record, Recording
 
 
 class LogicalTensor(NamedTuple):
-    """A tensor at a step, independent of the ranks that recorded it whole or in parts."""
+    """A whole tensor at a step. Ranks may have recorded the tensor whole or in parts."""
 
     step: int
     kind: Kind

@@ -46,7 +46,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """Yield a sentence for each required kind that has a step at which no tensor, on any rank, is evidence."""
+        """Yield a sentence for each required kind, about the steps at which the agreement of no tensor is evidence."""
         for kind in required_kinds(case):
             # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
@@ -55,7 +55,8 @@ class Agreement:
                 yield f"on every rank each {kind} is {' or '.join(reasons)} at {_describe_steps(steps, case)}"
 
     def vacuous_tensors(self) -> Iterator[str]:
-        """Yield a sentence for each required kind that has tensors which are no evidence at any step on any rank."""
+        """Yield a sentence for each required kind, about its tensors whose agreement is no evidence at any step on any
+        rank."""
         for kind in REQUIRED_KINDS:
             tensors = {name: reasons for (of, name), reasons in self._tensors.items() if of == kind}
             vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}

@@ -141,7 +141,7 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """Return the earliest failure that is not `secondary`, so that it has another cause than a lost connection to a
+    """Return the earliest failure that is not `secondary`. A secondary failure only follows from a lost connection to a
     rank.
 
     If all failures are secondary, return the earliest.

@@ -175,7 +175,7 @@ class FaultsFound:
     def of_today(self, own_digest: str) -> FaultsFound:
         """A copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
 
-        Raises UsageError if the outcomes are those of another version of the code, which has another `own_digest`.
+        Raises UsageError if another version of the code, with another `own_digest`, judged the faults.
         """
         # Outcomes of two versions of the code would be one score of no version.
         if self.own_digest != own_digest:

@@ -118,7 +118,7 @@ class Box:
 
     @property
     def flat(self) -> Box | None:
-        """The same part as a flat box; None if it does not consist of whole slices of the first dim."""
+        """The same part as a flat box; None if the part does not consist of whole slices of the first dim."""
         if self.is_flat:
             return self
         # Whole in every dim but the first: then the part's elements are consecutive in memory.
@@ -153,9 +153,9 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """The boxes in a common form: all flat if any of them is flat, otherwise unchanged.
+    """Convert boxes to a common form: all become flat if any of them is flat, otherwise all stay unchanged.
 
-    Empty if one of them has no flat form, or if their tensors have different shapes.
+    Returns an empty list if a box has no flat form, or if the boxes' tensors have different shapes.
     """
     boxes = list(boxes)
     # Cuts of a flat box are positions in memory, and cannot be compared with indices of dims.

@@ -1,8 +1,9 @@
-"""Find which part of a DTensor's whole tensor a rank has (its box), and digest this part in cells.
+"""Find the part of a DTensor that a rank has (its box), and digest this part in blocks (cells).
 
-- A box is a range of indices for each dim of the whole tensor, or several ranges. torch's own code computes it from the
+- A box has the part's ranges of indices in each dim of the whole tensor. torch's own code computes them from the
   placements, so uneven, empty and interleaved shards are correct.
-- A cell is a block of the whole tensor: given cuts divide each dim into ranges, and a cell has a range of each dim.
+- Cells divide the whole tensor: given cuts divide each dim into ranges, and a cell has a range of each dim. For
+  example, a cut in the middle of both dims of a matrix makes four cells.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def box_of(tensor: torch.Tensor) -> Box | None:
     None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
     """
     # The mark has the whole shape, and the indices of the part's first element and after its last.
-    if (said := getattr(tensor, FLAT, None)) is not None:
-        return Box(said[0], ((said[1:],),), is_flat=True) if said[2] - said[1] == tensor.numel() else None
+    if (part := getattr(tensor, FLAT, None)) is not None:
+        return Box(part[0], ((part[1:],),), is_flat=True) if part[2] - part[1] == tensor.numel() else None
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor
@@ -38,9 +39,9 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
-    """The digests of the cells into which `cuts` divide a rank's part, joined into one text.
+    """The digests of the cells into which `cuts` divide a rank's part, joined into a single text.
 
-    None if the part has another shape than its box, or if the cuts do not fit the box.
+    None if the part has another shape than its box, or if the cuts are for another number of dims.
     """
     cut = box.cut_by(cuts)
     if tuple(part.shape) != box.local_shape or cut is None:

@@ -20,7 +20,7 @@ _IS_HEX = numpy.isin(numpy.arange(256), list(b"0123456789abcdef"))
 def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     """Return an Arrow array of the type of `field`.
 
-    By that type, each value is an int32 number, a string or None, or a list of int64 numbers.
+    Depending on that type, each value is an int32, a string or None, or a list of int64.
     """
     if pa.types.is_list(field.type):
         # Arrow stores the items of all lists one after another, and the index at which each list begins.
@@ -39,15 +39,16 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column that `column` has made, as Python objects. Lists become tuples.
+    """Convert a column that `column` has made back into Python objects. Lists become tuples.
 
-    Equal strings of a chunk are the same object. Numbers, lists and their items must not be null.
+    Equal strings in a chunk are the same object. Numbers, lists and their items must not be null.
     """
     return [value for chunk in column.chunks for value in _values_of(chunk)]
 
 
 def digests_of(column: pa.ChunkedArray) -> Any:
-    """A column of digests as a numpy array with 32 bytes for each. Raises ValueError for a text that is no digest."""
+    """Convert a column of digests to a numpy array with 32 bytes for each. Raises ValueError for a text that is no
+    digest."""
     return numpy.concatenate([*map(_digests_of, column.chunks), numpy.empty(0, "S32")])
 
 
@@ -91,9 +92,8 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 
 
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
-    """Arrow's mask of the values that are not None: one bit per value, lowest bit first. Returns None if no value is
-    None."""
     if None not in values:
         return None
     present = [value is not None for value in values]
+    # Arrow's mask has a bit per value, lowest bit first.
     return pa.py_buffer(numpy.packbits(present, bitorder="little"))

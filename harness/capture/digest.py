@@ -54,7 +54,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content, or None.
+    """A tensor's digest, and a name for its content: "zero", "nan" or "inf", and None for any other content.
 
     - "zero": all elements are zero of either sign.
     - "nan": all elements are NaN.
@@ -98,7 +98,7 @@ def _leaves(view: memoryview) -> bytes:
 
 
 def _may_be_constant(content: ctypes.Array[Any], dtype: torch.dtype) -> bool:
-    """Whether the first element is zero or not finite. If it is neither, no further element needs to be read."""
+    # A tensor whose first element is neither zero nor infinite nor NaN needs no further look.
     if not content:
         return False
     # The element's highest byte is nearly always enough: it has the sign and seven bits of the exponent, which are all
@@ -142,19 +142,21 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 
 FLAT = "_bitproof_flat"
-"""The name of the attribute that marks a tensor as a part of a flattened tensor. Its value is the shape of the whole
-tensor, the index of the part's first element in the flattened tensor, and the index after its last.
+"""The name of the attribute that marks a tensor as a part of a flattened tensor.
+
+Its value is a triple: the shape of the whole tensor, the index of the part's first element in the flattened tensor, and
+the index after its last element.
 """
 
 
 def placements(tensor: torch.Tensor) -> str | None:
-    """A text about how a distributed tensor is placed; None for a tensor that is whole.
+    """Describe how a distributed tensor is divided over ranks; None for a tensor that is whole.
 
     - A DTensor: `Shard(dim=0) of [8, 4] over [2]`, with the shapes of the whole tensor and of the mesh.
     - A part of a flattened tensor: `flat of [8, 4]`.
     """
-    if (said := getattr(tensor, FLAT, None)) is not None:
-        return f"flat of {list(said[0])}"
+    if (part := getattr(tensor, FLAT, None)) is not None:
+        return f"flat of {list(part[0])}"
     if type(tensor) is torch.Tensor or not hasattr(tensor, "to_local"):
         return None
     placed: Any = tensor

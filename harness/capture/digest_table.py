@@ -102,7 +102,7 @@ def _matches(column: pa.ChunkedArray, pattern: str) -> Any:
 
 
 def _are_printable(column: pa.ChunkedArray) -> Any:
-    """A mask: True for each text that is printable, in any script, and neither empty nor too long."""
     sizes = pc.utf8_length(column)
     fits = pc.and_(pc.greater(sizes, _scalar(0, sizes.type)), pc.less_equal(sizes, _scalar(_MAX_NAME, sizes.type)))
+    # Letters of any script are printable; control characters and line separators are not.
     return pc.and_(fits, pc.invert(_matches(column, r"[\p{C}\p{Zl}\p{Zp}]")))

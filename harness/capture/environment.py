@@ -1,7 +1,7 @@
 """Select the environment variables that can affect the bits of results, for manifests and for the keys of caches.
 
-- Manifests may be published, so they only have listed variables: those of numerical libraries, and those of torch that
-  select an implementation.
+- Manifests may be published, so they only have listed variables: variables of numerical libraries, and variables of
+  torch that select an implementation.
 - The key of a cache must change with every variable that might affect bits, so it has all variables of torch.
 - Neither contains values that look like secrets, such as `hf_...` tokens.
 """
@@ -18,7 +18,7 @@ _LIBRARIES = (
     *("CUDA_", "CUBLAS_", "CUDNN_", "NCCL_", "GLOO_", "TRITON_"),
     *("TORCHINDUCTOR_", "TORCHDYNAMO_"),
 )
-_PARTS_OF_TORCH = (
+_TORCH_PREFIXES = (
     *("TORCH_BLAS_", "TORCH_COMPILE_", "TORCH_CUDNN_", "TORCH_CUDAGRAPH_", "TORCH_DISTRIBUTED_", "TORCH_DYNAMO_"),
     *("TORCH_FAKE_TENSOR_", "TORCH_GLOO_", "TORCH_INDUCTOR_", "TORCH_LINALG_", "TORCH_LINEAR_", "TORCH_MKLDNN_"),
     *("TORCH_NCCL_", "TORCH_NATIVE_", "TORCH_ROCM_", "TORCH_SPARSE_", "TORCH_SYMMMEM_"),
@@ -32,9 +32,9 @@ _NAMES = {
     *("PYTORCH_REORDER_COLLECTIVES_LIMIT", "PYTORCH_SINK_WAITS_LIMIT", "PYTORCH_SKIP_CUDNN_COMPATIBILITY_CHECK"),
 }
 # Variables of torch that a manifest does not list are in the key of a cache, too.
-_OF_KEYS = (*_LIBRARIES, "TORCH", "PYTORCH")
+_CACHE_KEY_PREFIXES = (*_LIBRARIES, "TORCH", "PYTORCH")
 # These variables differ from launch to launch, and do not affect bits.
-_OF_ONE_LAUNCH = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
+_LAUNCH_SPECIFIC = ("TORCHELASTIC_", "TORCHINDUCTOR_CACHE_DIR")
 
 _SECRET_NAME = re.compile(
     r"(^|_)(API_?KEYS?|KEYS?|TOKENS?|SECRETS?|PASS(WORD|WD|PHRASE)?|PWD|CREDENTIALS?|CREDS?|AUTH(ORIZATION)?|BEARER|"
@@ -61,9 +61,10 @@ def environment_variables() -> dict[str, str]:
 
 
 def environment_of_keys() -> dict[str, str]:
-    """The environment variables for the key of a cache: those for a manifest, and all others that torch might read.
+    """Return the environment variables for the key of a cache: all variables of a manifest, and all others that torch
+    might read.
 
-    The latter have digests in place of values.
+    The others have digests in place of values.
     """
     return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
 
@@ -77,14 +78,14 @@ def _relevant(environment: Mapping[str, str]) -> list[tuple[str, str]]:
     return [
         (name, value)
         for name, value in sorted(environment.items())
-        if (name.startswith(_OF_KEYS) or name in _NAMES)
-        and not name.startswith(_OF_ONE_LAUNCH)
+        if (name.startswith(_CACHE_KEY_PREFIXES) or name in _NAMES)
+        and not name.startswith(_LAUNCH_SPECIFIC)
         and not _SECRET_NAME.search(name)
     ]
 
 
 def _is_listed(name: str) -> bool:
-    return name.startswith((*_LIBRARIES, *_PARTS_OF_TORCH)) or name in _NAMES
+    return name.startswith((*_LIBRARIES, *_TORCH_PREFIXES)) or name in _NAMES
 
 
 def _digest(value: str) -> str:

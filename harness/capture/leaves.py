@@ -1,6 +1,7 @@
 """Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
-A kernel in Triton does this, or slower operators of torch. Both must first hash known leaves as xxhash does.
+A Triton kernel does this or, if it does not work there, slower operators of torch. Before first use, each must hash
+three known leaves as xxhash does.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ def leaf_hasher(device: torch.device) -> LeafHasher:
 
 
 def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
-    """Whether a function hashes three known leaves as xxhash does."""
     # With a single leaf, wrong offsets would go unnoticed.
     words = torch.arange(NUM_KNOWN * xxh3.LEAF_WORDS).mul_(0x165667919E3779F9).roll(1)
     leaves = words.view(NUM_KNOWN, xxh3.LEAF_WORDS)
@@ -81,12 +81,10 @@ def hashes_known_leaves(hasher: LeafHasher, device: torch.device) -> bool:
 
 
 def load_kernel() -> LeafHasher:
-    """The function that hashes leaves by a Triton kernel. Raises if Triton cannot be imported."""
     from bitproof.harness.capture.xxh3_kernel import hash_leaves
 
     return hash_leaves
 
 
 def load_operators() -> LeafHasher:
-    """The function that hashes leaves by torch's own operators."""
     return xxh3.hash_leaves

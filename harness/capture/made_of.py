@@ -33,15 +33,16 @@ _MACHINE = (
     *("bitproof", "python", "numpy", "triton", "torch", "cuda", "libc", "cpu_capability", "architecture", "gpu_models"),
 )
 # Variables about a machine's network, devices and folders, or about logs: they change no bit, so machines may differ.
-_OF_ONE_NODE = re.compile(
+_NODE_SPECIFIC = re.compile(
     r".*(_IFNAME|_HCA|_HOSTID|_DEBUG|_DEBUG_FILE|_DEBUG_SUBSYS|_LOGS?|_HOME|_PATH|_DIR|_FILE)$"
     r"|CUDA_VISIBLE_DEVICES|CUDA_DEVICE_ORDER|TORCHELASTIC_.*"
 )
 # The name of the module of a user's file ends with the first digits of the file's sha256.
 _NAMED_FILE = re.compile(r"_[0-9a-f]{8}$")
 MAX_HASHED = 64 << 20
-"""Bytes. Larger libraries, such as CUDA's, are compared by size only."""
-_OF_THE_SYSTEM = ("/lib", "/usr/lib")
+"""The size in bytes of the largest library that is hashed. Larger libraries, such as CUDA's, are compared by size
+only."""
+_SYSTEM_FOLDERS = ("/lib", "/usr/lib")
 _MAX_SHOWN = 20
 
 
@@ -61,19 +62,19 @@ def facts_of_process() -> Facts:
         "files of torch": f"sha256 {torch_digest()[:16]}",
     }
     facts |= {f"run as Python starts: {name}": f"sha256 {digest[:16]}" for name, digest in start_up_code().items()}
-    named = {name: value for name, value in environment_of_keys().items() if not _OF_ONE_NODE.fullmatch(name)}
+    named = {name: value for name, value in environment_of_keys().items() if not _NODE_SPECIFIC.fullmatch(name)}
     return facts | {f"environment {name}": value for name, value in named.items()}
 
 
 def _digest_of_build(build: Sequence[str]) -> str:
-    """A digest of the lines that describe torch's build, without the line about this machine's CPU."""
+    # Without the line about this machine's CPU, for which there is another fact.
     lines = [line for line in "\n".join(build).splitlines() if "CPU capability usage" not in line]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """The facts that only a rank itself knows: its device, and the code that it has loaded (left out without
-    `with_code`).
+    """The facts that only a rank itself knows: its device and, with `with_code`, the modules and libraries that it has
+    loaded.
 
     `gpu` has the facts from CUDA; None on a CPU.
     """
@@ -108,7 +109,11 @@ def loaded_files() -> Facts:
             # The name of such a module changes with its content, so only names without the hash can be compared.
             named = _NAMED_FILE.sub("", name) if name.endswith(f"_{digest[:8]}") else name
             found[f"module {named}"] = f"sha256 {digest[:16]}"
-    elsewhere = (*_OF_THE_SYSTEM, f"{sysconfig.get_path('stdlib')}/lib-dynload/", f"{os.path.dirname(torch.__file__)}/")
+    elsewhere = (
+        *_SYSTEM_FOLDERS,
+        f"{sysconfig.get_path('stdlib')}/lib-dynload/",
+        f"{os.path.dirname(torch.__file__)}/",
+    )
     for file in mapped_files() - files - {os.path.realpath(sys.executable)}:
         if not file.startswith(elsewhere) and os.path.isfile(file):
             found[f"library {os.path.basename(file)}"] = _describe_library(file)
@@ -144,23 +149,24 @@ class Differences:
 def differences(by_rank: Sequence[Facts], *, all_told: bool) -> Differences:
     """Compare the facts of ranks. `by_rank` has each rank's facts.
 
-    With `all_told`, all ranks must have the same facts. Otherwise a fact is compared only between the ranks that have
-    it.
+    With `all_told`, a fact that only some ranks have is a difference. Otherwise a fact is compared only between the
+    ranks that have it.
     """
     lines: list[str] = []
     others: set[int] = set()
     for name in sorted({name for facts in by_rank for name in facts}):
-        said: dict[str | None, list[int]] = {}
+        ranks_by_value: dict[str | None, list[int]] = {}
         for rank, facts in enumerate(by_rank):
             # A rank may have loaded a module that others do not need, such as that of its pipeline stage.
             if name in facts or all_told:
-                said.setdefault(facts.get(name), []).append(rank)
-        if len(said) > 1:
-            first = min(rank for ranks in said.values() for rank in ranks)
+                ranks_by_value.setdefault(facts.get(name), []).append(rank)
+        if len(ranks_by_value) > 1:
+            first = min(rank for ranks in ranks_by_value.values() for rank in ranks)
             # The lowest rank that has the fact is taken as right; the others are the ranks to refuse.
-            others |= {rank for ranks in said.values() if first not in ranks for rank in ranks}
+            others |= {rank for ranks in ranks_by_value.values() if first not in ranks for rank in ranks}
             values = (
-                f"{'nothing' if value is None else value} on {tell_ranks(ranks)}" for value, ranks in said.items()
+                f"{'nothing' if value is None else value} on {tell_ranks(ranks)}"
+                for value, ranks in ranks_by_value.items()
             )
             lines.append(f"{name}: {'; '.join(values)}")
     return Differences(ranks=sorted(others), lines=lines)

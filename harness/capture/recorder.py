@@ -26,7 +26,7 @@ class Recorder:
     - `keep`: the key of a tensor to copy into `kept`.
     - `patterns`: which tensors to copy into `values`.
     - `seconds`: the time that recording has taken.
-    - `cuts`: cells of some tensors whose digests are recorded, too, by `kind/name`.
+    - `cuts`: by `kind/name`, the cuts that divide a tensor into cells, whose digests are recorded, too.
     """
 
     rank: int

@@ -67,7 +67,7 @@ HELD_BYTES = 32 << 20
 _MOST_ATTEMPTS = 1000
 _READ_SECONDS = 10.0
 _ASIDE = re.compile(r"\.(.+)\.[0-9a-f]{16}\.old")
-_REPEATED = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
+_DICTIONARY_COLUMNS = ["kind", "name", "dtype", "shape.list.element", "content", "placements", "box"]
 """Columns that are dictionary-encoded. Digests are not, as hardly any digest repeats."""
 
 
@@ -80,19 +80,19 @@ def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
     """Join the files of ranks into a recording in `folder`.
 
-    `parts` are the ranks' files of rows, in the order of the recording. `values` are the ranks' files of values, which
-    are moved into the folder.
+    - `parts`: each rank's file of rows, in the order of ranks.
+    - `values`: each rank's file of tensor values, which is moved into the folder. Empty if no values were kept.
     """
     # If the parts are large, only a single part at a time is in memory, and each becomes a row group of the recording.
     parts = list(parts)
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
     if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
         whole = pa.concat_tables(tables)
-        tables, silent = [whole], silent_columns(whole)
+        tables, empty = [whole], silent_columns(whole)
     else:
         # The parts are read twice: the columns to leave out must be known before the first table is written.
-        silent = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
-    _write_folder(folder, manifest, tables, silent, values)
+        empty = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
+    _write_folder(folder, manifest, tables, empty, values)
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
@@ -165,7 +165,7 @@ def write_part(path: Path, rows: Iterable[tuple[Key, Record]]) -> None:
     """Write a rank's rows to a file, which appears as a whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + f".{os.getpid()}.partial")
-    pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_REPEATED)
+    pq.write_table(_table(rows), partial, compression="zstd", use_dictionary=_DICTIONARY_COLUMNS)
     partial.replace(path)
 
 
@@ -217,17 +217,14 @@ def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
 
 
 def put_aside(name: str) -> str | None:
-    """If `name` is the name of a hidden folder that an interrupted replacement left behind, the folder's original name;
-    else None."""
+    """Return the original name of a hidden folder that an interrupted replacement left behind; None if `name` is
+    another name."""
     found = _ASIDE.fullmatch(name)
     return found and found[1]
 
 
 def _replaced_in_two_steps(new: Path, folder: Path) -> bool:
-    """Replace a folder by two renames, for systems that cannot exchange folders. False if another process was faster.
-
-    Between the two renames, the old folder has a hidden name that `put_aside` recognizes.
-    """
+    # If the process ends between the two renames, `put_aside` recognizes the old folder by this name.
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     os.rename(folder, old)
     try:
@@ -251,8 +248,6 @@ def _remove(old: Path) -> None:
 
 
 def _read_again_if_replaced(folder: Path, read: Callable[[], A]) -> A:
-    """Call `read`, which reads files of a folder, and return its result. Repeats a failed call if the folder was
-    replaced."""
     # The first attempt may have read some files of the old folder and some of the new.
     until = time.monotonic() + _READ_SECONDS
     while True:
@@ -300,22 +295,20 @@ def _values_path(folder: Path, rank: int) -> Path:
 
 
 def _write_folder(
-    folder: Path, manifest: Manifest, tables: Iterable[pa.Table], silent: Set[str], values: Sequence[Path] = ()
+    folder: Path, manifest: Manifest, tables: Iterable[pa.Table], empty: Set[str], values: Sequence[Path] = ()
 ) -> None:
-    """Write a recording's folder. Each of `tables` becomes a row group of the recording's table of digests.
-
-    `silent` names the columns among `cells`, `box` and `placements` that are empty in all tables. They are left out in
-    this order, up to the first column that is not empty.
-    """
     folder = Path(folder)
     # The random name keeps two writers of the same folder apart.
     partial = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.partial")
-    left_out = list(takewhile(silent.__contains__, OF_LAYOUTS))
+    # A recording without layouts lacks their columns, as older recordings do. Only the last columns may be missing.
+    left_out = list(takewhile(empty.__contains__, OF_LAYOUTS))
     schema = pa.schema([field for field in COLUMNS if field.name not in left_out])
     with _writing(folder), ExitStack() as after:
         after.callback(shutil.rmtree, partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        with pq.ParquetWriter(partial / DIGESTS, schema, compression="zstd", use_dictionary=_REPEATED) as writer:
+        with pq.ParquetWriter(
+            partial / DIGESTS, schema, compression="zstd", use_dictionary=_DICTIONARY_COLUMNS
+        ) as writer:
             for table in tables:
                 # A table is a row group: in a long recording, a rank can then be read without the others.
                 writer.write_table(table.drop_columns(left_out), row_group_size=max(len(table), 1))
@@ -333,7 +326,6 @@ def _write_folder(
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
-    """Context in which files are written. An OSError, such as a full disk, becomes a RecordingError."""
     try:
         yield
     except OSError as error:
@@ -346,7 +338,6 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _sha256(path: Path) -> str:
-    """The sha256 of a file."""
     # Parquet files have no checksum: without the hash, a flipped bit would look like a difference of systems.
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -405,7 +396,6 @@ def _read_manifest(folder: Path) -> Manifest:
 
 
 def _manifest_checks(manifest: Mapping[str, Any]) -> Iterator[tuple[str, bool]]:
-    """Yield the checks of a manifest that limit the work of later readers: a rule as text, and whether it is met."""
     steps, world_size = manifest["steps"], manifest["world_size"]
     is_bearable = steps >= 1 and world_size >= 1 and steps * world_size <= MOST_STEPS_OF_RANKS
     yield f"steps and world_size from 1 on, and {MOST_STEPS_OF_RANKS} at most together", is_bearable

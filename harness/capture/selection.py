@@ -20,10 +20,9 @@ _MAX_PATTERN = 1000
 
 
 def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
-    """The patterns for the texts of the option --values. A text without wildcard or slash lists kinds, as in
-    `grad,param`.
+    """Convert the texts of the option --values to patterns. A text without wildcard and slash is a list of kinds.
 
-    Raises UsageError for an unknown kind.
+    For example, `grad,param` becomes `*/grad/*` and `*/param/*`. Raises UsageError for an unknown kind.
     """
     patterns: list[str] = []
     for text in texts:
@@ -43,7 +42,6 @@ def parse_values(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def first_and_last_step(steps: int) -> tuple[str, ...]:
-    """The patterns that select all values of the first and the last step of a run with `steps` steps."""
     return tuple(dict.fromkeys(("0/*", f"{steps - 1}/*")))
 
 
@@ -60,7 +58,6 @@ def name_value(key: Key) -> str:
 
 
 def are_patterns(patterns: object) -> bool:
-    """Whether an object from a file is a list of patterns, neither too many nor too long."""
     return (
         isinstance(patterns, list)
         and len(patterns) <= _MAX_PATTERNS

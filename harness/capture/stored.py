@@ -28,10 +28,9 @@ from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
 OF_LAYOUTS = ("cells", "box", "placements")
-"""The last columns of a table, in reverse order. A recording leaves out the empty columns among them, up to the first
-that is not empty.
-"""
-_WITHOUT = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
+"""The last columns of a table, in reverse order. A recording leaves out those that are empty, up to the first column
+that is not empty."""
+_KNOWN_COLUMNS = tuple(pa.schema(list(COLUMNS)[: len(COLUMNS) - count]) for count in range(len(OF_LAYOUTS) + 1))
 _FIRST_COLUMNS = pa.schema(
     [*list(COLUMNS)[:6], pa.field("shape", pa.list_(pa.int32()), nullable=False), COLUMNS.field("value")]
 )
@@ -50,8 +49,8 @@ _MOST_TEXT, _MOST_PARTS = 1 << 24, 1 << 18
 """The maximum number of bytes of a text, and of row groups, in a file's metadata. In memory Arrow takes ten times as
 much for them."""
 # The columns in which a rank's rows must agree for equal layouts, and to be recorded alike.
-_LIES = ("step", "kind", "name", "box", "placements")
-_LIKENESS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
+_LAYOUT_COLUMNS = ("step", "kind", "name", "box", "placements")
+_COLUMNS_WITHOUT_DIGESTS = ("step", "kind", "name", "dtype", "shape", "content", "placements")
 
 
 class RankRows:
@@ -63,17 +62,14 @@ class RankRows:
 
     @property
     def num_rows(self) -> int:
-        """The number of rows."""
         return len(self.columns)
 
     @cached_property
     def records(self) -> dict[Key, Record]:
-        """The rank's records by key, in the order in which they were recorded."""
         return read_records(self.columns)
 
     @cached_property
     def digests(self) -> Any:
-        """The digests of all rows, as a numpy array with 32 bytes for each."""
         return digests_of(self.columns["digest"])
 
     @property
@@ -83,16 +79,18 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows as this object, except for digests and losses, and all losses of this
-        object are finite."""
-        return all(self.columns[name].equals(other.columns[name]) for name in _LIKENESS) and self.is_finite
+        """Whether `other` has the same rows except for digests and losses, and all losses of this object are finite."""
+        return (
+            all(self.columns[name].equals(other.columns[name]) for name in _COLUMNS_WITHOUT_DIGESTS) and self.is_finite
+        )
 
 
 class StoredRecording(Recording):
     """A recording whose rows are read from its folder when they are needed.
 
-    Once `records` has been used, all records are in memory, and the file is not read any more: a caller may have
-    changed the records.
+    Its methods read only the rows of the requested rank, and create objects only for the requested records. Once the
+    attribute `records` has been used, all records are in memory. Then the file is not read any more, because a caller
+    may have changed the records.
     """
 
     def __init__(self, manifest: Manifest, tables: dict[int, Callable[[], pa.Table]]) -> None:
@@ -101,27 +99,22 @@ class StoredRecording(Recording):
 
     @cached_property
     def records(self) -> dict[Key, Record]:  # type: ignore[override]
-        """The records of all ranks, in the order in which they were recorded."""
         return {key: record for table in self._tables.values() for key, record in read_records(table()).items()}
 
     @property
     def holds_records(self) -> bool:
-        """Whether all records are in memory. If so, a caller may have changed them."""
         return "records" in self.__dict__
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording, limited to its first `steps` steps."""
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return super().first_steps(steps) if self.holds_records else self._part(manifest, lambda step: step < steps)
 
     def from_step(self, first: int) -> Recording:
-        """The recording without the steps before `first`."""
         if self.holds_records or not first:
             return super().from_step(first)
         return self._part(self.manifest, lambda step: step >= first)
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """A recording with the same records and another manifest."""
         return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
@@ -132,21 +125,17 @@ class StoredRecording(Recording):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks with records, in ascending order."""
         return super().ranks if self.holds_records else tuple(self._tables)
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """The records of a rank. No other rank's rows are read."""
         return super().records_of(rank) if self.holds_records else self.of_rank(rank).records
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """The records of a rank in one step. No objects are created for other records."""
         if self.holds_records:
             return super().records_at(rank, step)
         return read_records(_filtered(self.of_rank(rank).columns, "step", lambda at: at == step))
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """The records of a rank's losses. No objects are created for other records."""
         if self.holds_records:
             return super().losses_of(rank)
         return read_records(_filtered(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
@@ -182,7 +171,7 @@ class DigestFile:
             self._file = pq.ParquetFile(self._source, metadata=plain.metadata, read_dictionary=texts, **limits)
         except (pa.ArrowException, OSError, ValueError) as error:
             raise damaged(path, error) from error
-        if not any(map(self._schema.equals, (*_WITHOUT, _FIRST_COLUMNS))):
+        if not any(map(self._schema.equals, (*_KNOWN_COLUMNS, _FIRST_COLUMNS))):
             found = ", ".join(f"{field.name}: {field.type}" for field in self._schema)
             expected = ", ".join(f"{field.name}: {field.type}" for field in COLUMNS)
             raise RecordingError(f"{path} has the wrong columns", expected=expected, found=found)
@@ -215,7 +204,6 @@ class DigestFile:
         return table
 
     def _stated_bytes(self, groups: Iterable[int]) -> int:
-        """The bytes that row groups take in memory, according to the file."""
         parts = map(self._file.metadata.row_group, groups)
         return sum(part.column(index).total_uncompressed_size for part in parts for index in range(part.num_columns))
 
@@ -228,7 +216,7 @@ class DigestFile:
 
 
 def _unpacked_bytes(batch: pa.RecordBatch) -> int:
-    """The size of a batch after its dictionaries are unpacked: 10,000 rows with one text of 20 MB take 200 GB."""
+    # Unpacked, 10,000 rows with a single text of 20 MB take 200 GB.
     return sum(map(_column_bytes, batch.columns))
 
 
@@ -268,16 +256,13 @@ def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
 
 
 def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
-    """The recording whose digests are in `file`, read with only one rank's rows in memory.
-
-    None unless each row group has the rows of a single rank, in ascending order. Raises the errors of `read_rows`.
-    """
     tables: dict[int, Callable[[], pa.Table]] = {}
     before: RankRows | None = None
     for group in range(file.num_groups):
         table = file.table(group)
         check_values(file.path, table, manifest)
         parts = _by_rank(table)
+        # Not a row group for each rank, in ascending order: the table is read as a whole.
         if len(parts) != 1 or parts[0][0] <= max(tables, default=-1):
             return None
         before = _checked_keys(file.path, RankRows(*parts[0]), before)
@@ -286,14 +271,15 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of those columns about layouts (`cells`, `box` and `placements`) that are empty in a table."""
+    """The names of the columns `cells`, `box` and `placements` that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
     """Whether a rank has the same rows in two recordings, in the same order, and all losses are finite.
 
-    Columns are compared, without making records. False if the rows of a recording are not read from its folder.
+    Columns are compared, without making records. Returns False if a recording has all its records in memory, because
+    they may have been changed.
     """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
@@ -305,12 +291,13 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
     """Whether a rank has the same tensors in two recordings, at the same steps and in the same layout.
 
-    Columns are compared, without making records. False if the rows of a recording are not read from its folder.
+    Columns are compared, without making records. Returns False if a recording has all its records in memory, because
+    they may have been changed.
     """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
     if len(stored) < 2:
         return False
-    here, there = (side.of_rank(rank).columns.select(_LIES) for side in stored)
+    here, there = (side.of_rank(rank).columns.select(_LAYOUT_COLUMNS) for side in stored)
     if here.num_rows != there.num_rows:
         return False
     # The same rows may be in another order, so compare them as sets if the tables differ.
@@ -320,7 +307,6 @@ def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
 
 
 def read_records(table: pa.Table) -> dict[Key, Record]:
-    """The rows of a table as records by key."""
     columns = {name: values_of(table[name]) for name in table.column_names}
     keys = map(Key, columns["step"], columns["kind"], columns["name"], columns["rank"])
     rows = map(Record, *(columns[name] for name in Record._fields))
@@ -328,10 +314,7 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 
 def _filtered(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
-    """The rows of a table for which `keeps` is True.
-
-    `keeps` gets the values of the column as an array, and returns an array of bools.
-    """
+    # `keeps` gets the column's values as an array, and returns an array of bools.
     return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
 
 
@@ -357,7 +340,6 @@ def refuse_link(path: Path) -> None:
 
 
 def damaged(path: Path, error: BaseException) -> RecordingError:
-    """The error for a file that a library could not read."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
     return RecordingError(
         f"{path} is damaged", found=f"{type(error).__name__}: {reason}", fix="record the system again"
@@ -365,7 +347,6 @@ def damaged(path: Path, error: BaseException) -> RecordingError:
 
 
 def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
-    """Split a table into slices of consecutive rows with the same rank. Returns pairs of the rank and the slice."""
     ranks = numpy.array(values_of(table["rank"]))
     # The indices at which the rank changes, and both ends.
     starts = [0, *(numpy.flatnonzero(numpy.diff(ranks)) + 1).tolist(), len(ranks)]
@@ -373,10 +354,7 @@ def _by_rank(table: pa.Table) -> list[tuple[int, pa.Table]]:
 
 
 def _checked_keys(path: Path, rows: RankRows, before: RankRows | None) -> RankRows:
-    """Raise RecordingError if two rows of a rank have the same key.
-
-    Returns rows to pass as `before` for the next rank. If that rank recorded the same tensors, its keys need no check.
-    """
+    # `before` has the rows of an earlier rank, whose keys were checked: the same tensors need no second check.
     if before and rows.recorded_like(before):
         return before
     _refuse_twice(path, len(rows.records), rows.num_rows)

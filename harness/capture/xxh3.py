@@ -44,21 +44,25 @@ _INITIAL = (_PRIME32_3, _PRIME64_1, _PRIME64_2, _PRIME64_3, _PRIME64_4, _PRIME32
 
 
 def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The number to add to an accumulator of the hash: from its own word of a stripe, the neighbouring accumulator's
-    word, and the key for its own word."""
+    """Return the number to add to an accumulator of the hash.
+
+    `word` and `neighbour` are the words of a stripe that belong to this and to the neighbouring accumulator. `key` is
+    the key for `word`.
+    """
     value = word ^ key
     return neighbour + (value & 0xFFFFFFFF) * ((value >> 32) & 0xFFFFFFFF)
 
 
 def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """The value of an accumulator after the end of a block, from its value before and a key."""
+    """Return an accumulator's value after the end of a block, from its value before and a key."""
     # `>>` copies the sign bit in int64, so a mask clears the upper bits. The factor is the specification's PRIME32_1, a
     # literal as Triton compiles no global variables.
     return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1
 
 
 def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The upper half xor the lower half of the 128-bit product of two words, from products of their 32-bit halves."""
+    """Multiply two words, and return the upper half xor the lower half of the 128-bit product."""
+    # int64 has no 128-bit product, so it is the sum of products of 32-bit halves.
     left_low, left_high = left & 0xFFFFFFFF, (left >> 32) & 0xFFFFFFFF
     right_low, right_high = right & 0xFFFFFFFF, (right >> 32) & 0xFFFFFFFF
     cross = left_low * right_high + ((left_low * right_low >> 32) & 0xFFFFFFFF)

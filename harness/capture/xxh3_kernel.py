@@ -1,12 +1,10 @@
 """Compute the XXH3-128 of many leaves (blocks of 16 KiB) in a Triton kernel, which reads every byte once.
 
-The kernel compiles the arithmetic of `xxh3.py`. Each leaf is hashed by a program with a single warp:
+The kernel compiles the functions of `xxh3.py`. A program with a single warp hashes a leaf: it adds up 1,024 contiguous
+bytes in registers, while it loads the next 1,024.
 
-1. It adds up a block of 1,024 contiguous bytes in registers. Meanwhile it loads the next block, 32 bytes per thread.
-2. After the last block it writes the 16 bytes of the digest.
-
-Compiled for Hopper, this takes 74 instructions per warp and block, no shared memory and no barrier. By this count, not
-by a measurement, two fifths of an H200's issue slots keep up with its memory.
+Compiled for Hopper, this takes 74 instructions per warp and 1,024 bytes, no shared memory and no barrier. By this
+count, not by a measurement, two fifths of an H200's issue slots keep up with its memory.
 """
 
 from __future__ import annotations
@@ -22,9 +20,10 @@ _UPPER_LENGTH, _LOWER_LENGTH = tl.constexpr(xxh3.UPPER_LENGTH), tl.constexpr(xxh
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """The XXH3-128 of each leaf, int64 [L, 2] (upper, lower half), from the words of the leaves, int64 [L, LEAF_WORDS].
+    """Hash leaves on their own device, with a program for each leaf.
 
-    Runs on the words' device, with a program for each leaf.
+    `leaves_LW` has the words of the leaves, int64 [L, LEAF_WORDS]. Returns the XXH3-128 of each leaf, int64 [L, 2]
+    (upper half, lower half).
     """
     digests_L2 = leaves_LW.new_empty(len(leaves_LW), 2)
     with torch.cuda.device_of(leaves_LW):

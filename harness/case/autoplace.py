@@ -34,9 +34,9 @@ class Plan:
 class Autoplace:
     """A case's request for placements of parameters that a linear program chooses.
 
-    - `memory_mib`: limits a rank's memory, in MiB.
-    - `source`: "solver" is the only one so far.
-    - `plan`: the result; None until it is solved.
+    - `memory_mib`: the limit of a rank's memory, in MiB.
+    - `source`: always "solver" so far.
+    - `plan`: the solution; None until the program is solved.
     """
 
     __pydantic_config__ = STRICT
@@ -56,6 +56,5 @@ class Autoplace:
 
 
 def with_plan(case: Case, plan: Plan) -> Case:
-    """The case with this plan for its parameters' placements."""
     assert case.autoplace is not None
     return replace(case, autoplace=replace(case.autoplace, plan=plan))

@@ -45,10 +45,10 @@ class Case:
     Fields for the verdict:
 
     - `close_within`, for CLOSE: the largest relative error |r - c| / |r| (Euclidean norms over one tensor) that a
-      recorded floating-point tensor may have. All others must agree in bits.
-    - `differs`, for DIFFERENT: the kinds of records that differ at the first differing step. Exactly those must differ,
-      on any rank.
-    - `differs_within`: the largest relative error of any tensor of that step. Without it there is no limit.
+      recorded floating-point tensor may have. Tensors of other dtypes must agree in bits.
+    - `differs`, for DIFFERENT: the kinds of records that differ at the first differing step. Exactly these kinds must
+      differ, on any rank.
+    - `differs_within`: the largest relative error of any tensor of the first differing step. None: there is no limit.
 
     Fields for records:
 
@@ -66,8 +66,8 @@ class Case:
       are compared (`harness.compare.part_layouts`). With CLOSE and no limit, the limit is measured by running the
       reference with its sums in other orders.
     - `resume_at`: after this many steps the candidate saves a checkpoint, is killed, and continues in new processes.
-    - `resumes_reference`: the reference runs these steps and saves, on its own ranks. The candidate loads this
-      checkpoint into its own layout.
+    - `resumes_reference`: the reference runs the steps before `resume_at` on its own ranks, and saves. The candidate
+      loads this checkpoint into its own layout.
     - `schedule`: a step has micro-batches, which pass through the stages of a pipeline if `parallelism.pp` is above 1.
     - `requires`: a device or package. A machine without it runs the case only if the case is selected by name.
     """
@@ -269,12 +269,9 @@ class Case:
             )
 
     def _check_folded_chunks(self) -> None:
-        """Raise CaseError if the tokens of a model with `folded` cannot be split in two chunks.
-
-        Along batch, each half must consist of whole sequences; along seq, the number of tokens must be even.
-        """
         assert self.chunking is not None
         sequences, seq_len, (tokens,) = self.batch.sequences, self.batch.seq_len, self.input_shape
+        # Along batch, each half must have whole sequences; along seq, each half needs equally many tokens.
         if self.chunking.dim == "batch" and sequences % 2:
             raise CaseError(
                 f"case {self.name} cannot be split in two between its sequences",
@@ -327,8 +324,8 @@ class Case:
         if not self.is_foreign:
             return values
         plain = Case(name=self.name, family=self.family, reference=self.reference).to_dict()
-        kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_SO}
-        for name in plain.keys() - _ALWAYS_SO:
+        kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_STATED}
+        for name in plain.keys() - _ALWAYS_STATED:
             if isinstance(value := values[name], dict) and isinstance(default := plain[name], dict):
                 # The number of ranks is stated even if it is the default: it holds for every system.
                 changed = {
@@ -346,7 +343,7 @@ class Case:
         return read(Case, values, "case", CaseError)
 
 
-_ALWAYS_SO = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
+_ALWAYS_STATED = {"name", "family", "reference", "candidate", "expected", "differs", "steps", "seed"}
 """Fields that hold for every case, whatever its systems do: its name, how it is run and judged."""
 
 

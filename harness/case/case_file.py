@@ -41,10 +41,6 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
 
 
 def _fields_of_file(path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields in a file, completed by those of the case that its field `like` names.
-
-    `through` are the files that led to this one, in order, since a file may name another file.
-    """
     try:
         values = parse(read_plain(path, LARGEST))
     except (OSError, ValueError, RecursionError) as error:
@@ -63,7 +59,6 @@ def _fields_of_file(path: Path, known: Callable[[], Sequence[Case]], through: tu
 
 
 def _fields_of_like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
-    """The fields of the case that a file names in its field `like`. Raises CaseError if files name each other."""
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
         if _real(other) in through:
@@ -91,10 +86,10 @@ def _fields_of_like(like: Any, path: Path, known: Callable[[], Sequence[Case]], 
 
 
 def _real(path: Path) -> Path:
-    """A path with all links resolved. If this fails, the path is unchanged, and reading it raises the error."""
     try:
         return Path(os.path.realpath(path))
     except (OSError, ValueError):
+        # Reading the path then raises the error.
         return path
 
 
@@ -106,7 +101,6 @@ def _merged(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a file, with paths relative to its folder replaced by paths from the working directory."""
     found = dict(values)
     for side in ("reference", "candidate"):
         if script := script_of(str(found.get(side))):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Boundary(NamedTuple):
     """A tensor that a module returns in a call, or its gradient ("backward").
 
-    - `output`: the tensor's index among those returned; None if there is only one.
+    - `output`: the tensor's index among the returned tensors; None if the module returns a single tensor.
     - `earlier`: the number of the module's earlier calls in this step and chunk.
     """
 
@@ -56,7 +56,6 @@ def boundary_of(name: str) -> Boundary | None:
 
 
 def check_observed(case: Case) -> None:
-    """Raise CaseError if a case's `observe` has an invalid pattern, or if a system cannot show its activations."""
     for pattern in case.observe:
         if not is_pattern(pattern):
             raise CaseError(

@@ -61,7 +61,6 @@ def check_pattern(pattern: str, what: str) -> None:
 
 
 def _agree(first: Sequence[str], second: Sequence[str]) -> bool:
-    """Whether two patterns, as lists of components, may match the same name."""
     # A longer pattern is compared by its first components only: its module may be inside the other's.
     return all("*" in (one, other) or one == other for one, other in zip(first, second, strict=False))
 

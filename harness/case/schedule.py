@@ -55,10 +55,6 @@ def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
 
 
 def check_schedule(case: Case) -> None:
-    """Raise CaseError if a case's micro-batches or stages are not possible, or not supported by its systems.
-
-    For example, a pipeline needs a schedule, and micro-batches must have equal sizes.
-    """
     pp, schedule = case.parallelism.pp, case.schedule
     if schedule is None:
         if pp > 1:

@@ -53,7 +53,7 @@ def asks_for(expression: str | None) -> bool:
 
 
 def compile_expression(expression: str) -> Node:
-    """Convert an expression to a function that takes a predicate for single names, and evaluates the expression.
+    """Convert an expression to a function that evaluates it. The function takes a predicate for single names.
 
     Raises UsageError, which shows the column of the mistake.
     """

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 GRAPH, JOINT, AUTOPLACE = "graph", "joint", "autoplace"
 TRACED = (GRAPH, JOINT, AUTOPLACE)
-"""The systems whose graph bitproof's passes rewrite: recorded by its own tracer, exported by torch, and recorded from a
-model with solved placements.
+"""The systems whose graph bitproof's passes rewrite.
+
+The graph of `graph` is recorded by bitproof's own tracer, that of `joint` is exported by torch, and that of `autoplace`
+is recorded from a model with solved placements.
 """
 
 PRECOMPILED = "precompiled"
@@ -33,7 +35,8 @@ COMPILED = "compiled"
 class Pipeline:
     """The optional passes of the graph pipeline, and the backend that runs the finished graph.
 
-    - `isolate_groups`: the experts' all-to-alls get their own process group if they share one.
+    - `isolate_groups`: the experts' all-to-alls get their own process group if they share a group with other
+      collectives.
     - `isolate_gathers`: the same for the all-gathers of parameters.
     - `bucket`: joins the all-gathers of a block into larger ones, and its reduce-scatters likewise.
     - `overlap`: reorders calls so that the all-to-all of a chunk runs during the other chunk's compute.
@@ -92,7 +95,6 @@ OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.defaul
 
 
 def check_traced(case: Case) -> None:
-    """Raise CaseError if a case asks a traced or compiled system for a feature that it does not support."""
     _check_joint(case)
     _check_autoplace(case)
     _check_precompiled(case)
@@ -120,11 +122,6 @@ def _check_joint(case: Case) -> None:
 
 
 def _check_autoplace(case: Case) -> None:
-    """Raise CaseError if a case's field `autoplace` and its systems do not fit.
-
-    The system autoplace needs the field. Other systems may have it only with a plan. Chunks and memory policies are not
-    allowed with it.
-    """
     is_asked = AUTOPLACE in (case.reference, case.candidate)
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
         raise CaseError(
@@ -147,7 +144,6 @@ def _check_precompiled(case: Case) -> None:
 
 
 def _check_compiled(case: Case) -> None:
-    """Raise CaseError if the system `compiled` has a built-in reference, or passes of the graph pipeline."""
     if COMPILED not in (case.reference, case.candidate):
         return
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
@@ -172,7 +168,7 @@ def _check_compiled(case: Case) -> None:
 
 
 def _check_captured(case: Case) -> None:
-    """Raise CaseError if a case observes activations of a captured graph: a replay runs no Python code."""
+    # A replay of a captured graph runs no Python code that could observe.
     if case.pipeline.captures and case.observe:
         raise CaseError(
             f"case {case.name} observes activations of a step that is replayed as a CUDA graph",

@@ -27,13 +27,18 @@ class NoOptions:
 class Evidence:
     """A case with its verdict, and the means to examine it: the argument of a check's `judge`.
 
-    `result` has the verdict, the numbers of compared records, times, memory and throughput, and the findings of earlier
-    checks. A role is "reference" or "candidate". `path(role)` is the folder of its recording. `recording(role)` reads
-    this recording: a digest for each (step, kind, name, rank). `run(role)` runs the role's system again, within the
-    case's time limit, and returns the new recording. `log_calls(role, step)` replays the role's system, logs the calls
-    of a step, and returns an archive per rank. `call("MODULE:FUNCTION", **values)` calls a function with the case, in a
-    process that has torch. `log` is a file for the check's own output. `packing` is set if every call was compared, not
-    only records: the graph nodes that only pack correct values.
+    A role is "reference" or "candidate".
+
+    - `result`: the verdict, the numbers of compared records, times, memory, throughput, and findings of earlier checks.
+    - `log`: a file for the check's own output.
+    - `path(role)`: returns the folder of the recording of the role's system.
+    - `recording(role)`: reads this recording, which has a digest for each (step, kind, name, rank).
+    - `run(role)`: runs the role's system again, with a new time limit, and returns the new recording.
+    - `log_calls(role, step)`: runs the role's system again, and returns for each rank the file with the logged operator
+      calls of this step.
+    - `call("MODULE:FUNCTION", **values)`: calls a function with the case, in a process that has torch.
+    - `packing`: the graph nodes that only join correct values, for example by `cat`. None unless every call was
+      compared.
     """
 
     result: CaseResult
@@ -71,7 +76,8 @@ class Check:
 
     @classmethod
     def of(cls, options: Any) -> Self | None:
-        """Return the check with these options, or None if the options switch the check off. By default none do."""
+        """Return the check with these options; None if the options switch it off. By default, no options switch it
+        off."""
         return cls(options)
 
     def refuse(self, options: RunOptions) -> None:
@@ -83,7 +89,8 @@ class Check:
         return iter(())
 
     def values(self, case: Case, system: str) -> tuple[str, ...]:
-        """The patterns of `--values` for the tensors whose values a system's recording must keep, beyond the user's."""
+        """Patterns for the tensors whose values a system's recording must keep for this check. See the option
+        `--values`."""
         return ()
 
     def judges(self, verdict: Verdict) -> bool:
@@ -103,6 +110,6 @@ class Check:
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
         """Look for an impossible value in a finding's data that was read from a file.
 
-        Returns where it is, the expected value and the found value, as texts; None if there is none.
+        Returns three texts: the value's place, the expected value, and the found value. None if no value is impossible.
         """
         return None

@@ -17,24 +17,23 @@ from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.records import Recording
 
 FORMATS = {"moved-1": "bitproof.harness.powers.moved.explaining:explainer"}
-"""The function that reads a certificate, by the certificate's field `format`."""
+"""Maps a certificate's field `format` to the function that reads the certificate, as MODULE:FUNCTION."""
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Whether a certificate accounts for the whole difference of two recordings (`is_whole`), and the reason."""
+    """Whether a certificate accounts for the whole difference of two recordings (`is_whole`), and a text that says so
+    or why not."""
 
     is_whole: bool
     text: str
 
     @staticmethod
     def by(text: str) -> Explanation:
-        """An explanation of the whole difference, by `text`, such as "2 moved calls"."""
         return Explanation(True, f"drift explained by {text}")
 
     @staticmethod
     def lacking(reason: str) -> Explanation:
-        """An explanation that is missing or does not cover the whole difference, for this reason."""
         return Explanation(False, f"drift unexplained: {reason}")
 
 

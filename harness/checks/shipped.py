@@ -1,6 +1,6 @@
-"""List the available checks: those that come with bitproof, those of installed packages, and classes in a user's file.
+"""List the available checks: bitproof's own checks, checks of installed packages, and classes in a user's file.
 
-The module of a check that comes with bitproof is imported only if one of its options is given.
+The module of a check of bitproof is imported only if one of its options is given.
 """
 
 from __future__ import annotations
@@ -34,19 +34,17 @@ EXPECTED = "FILE.py:CLASS or MODULE:CLASS, a subclass of bitproof.Check with a `
 
 @functools.cache
 def shipped(name: str) -> type[Check]:
-    """The check class with this name, among those that come with bitproof."""
     return _imported(SHIPPED[name])
 
 
 def shipped_checks() -> tuple[type[Check], ...]:
-    """The check classes that come with bitproof."""
     return tuple(map(shipped, SHIPPED))
 
 
 def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
-    """All check classes: those of bitproof, those of installed packages, then the `asked` ones.
+    """All check classes: first bitproof's own, then those of installed packages, then the `asked` classes.
 
-    `asked` are classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
+    `asked` has classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
     same name.
     """
     found: dict[str, type[Check]] = {}
@@ -128,7 +126,7 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks that these option values switch on. `given` has the values by the options' keywords."""
+    """The checks that these option values switch on. `given` maps the options' keywords to values."""
     found = [check.of(made(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 

@@ -92,7 +92,6 @@ def _run(words: list[str]) -> int:
 
 
 def _report_lost_output(printed: SafeStream, words: list[str]) -> int:
-    """Print that standard output cannot be written. Returns 3 for a command that only prints, otherwise 0."""
     assert printed.lost is not None
     print(f"bitproof: standard output cannot be written: {printed.lost.strerror}", file=sys.stderr)
     return SUCCESS if words and words[0] in WRITING else UNJUDGED

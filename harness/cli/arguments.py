@@ -55,12 +55,12 @@ def refuse_seconds(value: float) -> float:
 
 
 def read_file(path: Path) -> Case:
-    """Read the case in a JSON file, which may be based on a built-in case. Raises CaseError if the file is invalid."""
     return read_case(path, lambda: selected_cases(None))
 
 
 def find_case(name: str, changes: Changes) -> Case:
-    """Return the case with this name, or in this JSON file, with the changes. Raises UsageError or CaseError."""
+    """Return the case with this name, or in this JSON file, after applying `changes`. Raises UsageError or
+    CaseError."""
     if name.endswith(".json"):
         return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
@@ -69,7 +69,8 @@ def find_case(name: str, changes: Changes) -> Case:
 def chosen_cases(
     expression: str | None, case_files: Sequence[Path] | None, changes: Changes, usual: Sequence[str] | None = None
 ) -> list[Case]:
-    """Return the cases that -k selects, with the changes: from the files of --case, or else from all built-in cases.
+    """Return the cases that -k selects, after applying `changes`: from the files of --case, or else from all built-in
+    cases.
 
     Without both options, returns the cases in `usual`, or all. Raises UsageError if two cases share a name.
     """

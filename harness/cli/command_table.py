@@ -1,4 +1,5 @@
-"""Import the modules of commands: only that of the called command, or all if help or a misspelled name needs them."""
+"""Import the modules of commands: only the module of the called command, or all modules for help and misspelled
+names."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ COMMANDS = {
     "moved": f"{POWERS}.moved.cli",
     "doctor": f"{POWERS}.doctor.cli",
 }
-"""The module that declares each command, in the order of `bitproof --help`."""
+"""Maps each command to the module that declares it, in the order of `bitproof --help`."""
 
 
 def load_commands(words: Sequence[str]) -> None:

@@ -31,7 +31,8 @@ def names_of_systems(incomplete: str) -> list[str]:
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin with `incomplete`: the catalogue's, and those with arguments, like `flip-bit`."""
+    """The faults whose names begin with `incomplete`: faults of the catalogue, and faults with arguments such as
+    `flip-bit`."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS
 
@@ -43,4 +44,4 @@ COMPLETED: dict[str, Callable[[str], list[str]]] = {
     "reference": names_of_systems,
     "inject": names_of_faults,
 }
-"""For each setting whose values a shell can complete, by keyword: the function that returns the values."""
+"""Maps the keyword of a setting to the function that completes the setting's values in a shell."""

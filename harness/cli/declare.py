@@ -39,7 +39,6 @@ class Command(TyperCommand):
     """A command whose help shows options in groups, then examples and the exit statuses, each on its own line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the help of all options, a section per group, in the order in which groups first occur."""
         groups: dict[str, list[tuple[str, str]]] = {}
         for param in self.get_params(ctx):
             if record := param.get_help_record(ctx):
@@ -51,7 +50,6 @@ class Command(TyperCommand):
                 formatter.write_dl(groups[name])
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the examples and the exit statuses, without wrapping."""
         right, wrong, failed = self.context_settings["obj"]
         statuses = (right, wrong, "the call or a case is wrong, or nothing is selected", f"{failed}, or interrupted")
         lines = [f"{status}  {text}" for status, text in enumerate(statuses) if text is not None]
@@ -84,7 +82,7 @@ def command(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Decorator that adds a command to the program, with examples of its use.
 
-    - `brief`: its line in the program's help; by default, its first sentence.
+    - `brief`: the command's line in the program's help; by default, the first sentence of its docstring.
     - `statuses`: the meanings of exit statuses 0, 1 and 3.
     """
     return to.command(
@@ -104,7 +102,8 @@ def takes(
     - `parts`: the dataclasses. The command's last parameters get the instances.
     - `only`: the keywords of the options.
     - `usual`, `says`: other defaults and help for single options, by keyword.
-    - `checks`: checks whose options follow. Those that the user's options switch on become `active` in the run options.
+    - `checks`: checks whose options follow. If the user's options switch on a check, the check is in the field `active`
+      of the run options.
     """
     usual, says = usual or {}, says or {}
 
@@ -142,7 +141,6 @@ def takes(
 
 
 def _active(checks: Sequence[type[Check]], given: dict[str, Any]) -> tuple[Check, ...]:
-    """The checks that the user's option values switch on. Removes the options of all checks from `given`."""
     # The body has no parameters for these options, so none of them may stay in `given`.
     own = [each for check in checks for each in options_of(check.Options)]
     asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in own}

@@ -50,7 +50,6 @@ def list_command(
 
 
 def _by_family(rows: list[dict[str, str | int]]) -> Iterator[str]:
-    """Yield a heading per family, followed by a line per case, of at most WIDTH characters."""
     width = max(len(str(row["name"])) for row in rows)
     family = None
     for row in rows:

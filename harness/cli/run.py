@@ -145,5 +145,4 @@ declare(shipped_checks())
 
 
 def _left_out(cases: list[Case], device: DeviceRequest) -> dict[str, str]:
-    """The reasons why this machine cannot judge some of these cases, by the cases' names."""
     return {case.name: why for case in cases if (why := unmet_requirement(case, device))}

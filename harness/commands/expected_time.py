@@ -16,13 +16,13 @@ MOST_REPORTS = 20
 """The number of reports to read, newest first."""
 
 WORTH_TELLING = 60.0
-"""For a shorter run, in seconds, no estimate is printed."""
+"""The shortest expected time, in seconds, for which an estimate is printed."""
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
-    """A line with the expected time of these cases; None if it is short, or too little is known.
+    """A line with the expected time of these cases; None if the expected time is short, or if too little is known.
 
-    It is based on earlier runs with exactly the same options; for each case the newest of them counts.
+    It is based on earlier runs with exactly the same options. For each case, its newest run counts.
     """
     # The seconds of a case by its name.
     known: dict[str, float] = {}

@@ -21,11 +21,11 @@ from bitproof.harness.options import RunOptions
 def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
     """Precompile the step of a case's candidate into the folder `out`, and print a summary with `tell`. Returns 0.
 
-    The step is traced as the first and as the last rank, whose code must be the same.
+    The step is traced twice, as the first and as the last rank. Both traces must have the same code.
 
     - CaseError: the candidate runs no graph, or a graph that cannot be stored.
-    - UsageError: torchrun started the command, or a fault in `options` changes both ranks alike.
-    - ArtifactError: the ranks' code differs.
+    - UsageError: torchrun started the command, or a fault in `options` changes both traces alike.
+    - ArtifactError: the two traces differ.
 
     After an error the folder has a note with the reason in place of the step.
     """

@@ -68,9 +68,10 @@ class Target:
 
 
 def record(case: Case, system: str, options: RunOptions, target: Target, report_dir: Path) -> int:
-    """Record a system on a case, with logs in a run folder. Returns 0; after an error the target is unchanged.
+    """Record a system on a case, with logs in a run folder. Returns 0. After an error, the target is unchanged.
 
-    Raises UsageError if a pattern matches no tensor or a baseline exists, and RankError if the system fails.
+    Raises UsageError if a pattern for values matches no tensor, or if a baseline exists. Raises RankError if the system
+    fails.
     """
     if target.baseline_dir is not None:
         values = options.values or first_and_last_step(case.steps)
@@ -124,7 +125,6 @@ def record_to(out: Path, case: Case, system: str, options: RunOptions, run_dir: 
 
 
 def _put_in_place(new: Path, out: Path) -> None:
-    """Rename the folder of a new recording to `out`. Raises UsageError if `out` was created in the meantime."""
     try:
         put_in_place(new, out, replaces=False)
     except FileExistsError as error:

@@ -103,7 +103,6 @@ def run_and_report(
 
 
 def _print_unmet_requirements(cases: Sequence[Case], options: RunOptions) -> None:
-    """Print which cases this machine cannot judge, and why. They were selected by name, so they run anyway."""
     for case in cases:
         with suppress(UsageError):  # a wrong call is refused later, with its report
             if why := unmet_requirement(case, options.device):
@@ -169,7 +168,6 @@ def _finish(
     shard: Shard | None,
     tell: Callable[[Report], Mapping[str, str]],
 ) -> int:
-    """Print and write the report if this rank reports, and return the exit status."""
     # A run may place its cases on several devices, so this comes from the results; a run without results has only the
     # request.
     where = {
@@ -225,10 +223,10 @@ T = TypeVar("T")
 
 @contextmanager
 def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
-    """Context that closes the generator `results` on exit, also after an error: this ends the ranks that it started."""
     try:
         yield results
     finally:
+        # Closing the generator ends the ranks that it started.
         if close := getattr(results, "close", None):
             close()
 

@@ -37,7 +37,8 @@ def script_sides(
 ) -> tuple[str, str]:
     """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
 
-    - `reference`: a script or system. By default the candidate's file, with `git:REF` that file in a revision.
+    - `reference`: a script or another system. `git:REF` is the candidate's file in that revision. None is the
+      candidate's file itself.
     - `args`: arguments of both scripts.
 
     Raises UsageError if the candidate is no script.
@@ -74,7 +75,6 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _script_named(name: str) -> Script | None:
-    """The script for a name in a command line: a file, whose path may have spaces, or a script and arguments."""
     # The file first: `script_of` would split a path with spaces into words.
     return Script(name) if name.endswith(".py") and os.path.isfile(name) else script_of(name)
 

@@ -17,9 +17,9 @@ NUM_NAMED = 5
 class Alignment:
     """The records of two recordings, paired by equal keys.
 
-    - `pairs`: in the reference's order.
-    - `missing`, `extra`: keys that only the reference has, and that only the candidate has.
-    - `duplicates`: by role, the keys that a recording has more than once. Their first record is paired.
+    - `pairs`: key -> (record of the reference, record of the candidate), in the reference's order.
+    - `missing`: keys that only the reference has. `extra`: keys that only the candidate has.
+    - `duplicates`: by role, the keys that a recording has more than once. The first record of such a key is paired.
     - `empty`: the roles whose recording has no record.
     """
 
@@ -44,7 +44,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Add an alignment, whose records must not be in an earlier alignment."""
+        """Add an alignment. Its records must not be in an alignment that was added before."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():
@@ -67,11 +67,7 @@ class Unpaired:
         return gaps
 
     def _differing_names(self) -> Iterator[str]:
-        """Yield a sentence for each kind in which each system has names that the other lacks.
-
-        The same tensors may have different names. Example: the reference has `grad layers.0.w` and the candidate
-        `grad module.layers.0.w`.
-        """
+        # For example, `grad layers.0.w` and `grad module.layers.0.w` may be the same tensor under two names.
         missing, extra = (_names_by_kind(keys) for keys in (self.missing, self.extra))
         for kind in missing:
             # Names that are paired, or unpaired on both sides, are known to both systems: only

@@ -29,9 +29,9 @@ _BUCKET_ENDS = (0, *(2**power for power in range(63)))
 class BitDifference:
     """How two tensors of the same dtype and shape differ, bit for bit.
 
-    - `histogram`: the number of elements by distance (`records.BUCKETS`). It and `max_ulp` are None for a dtype without
-      ULPs.
-    - `first_index`, the bits: None if nothing differs.
+    - `histogram`: the number of elements by distance (`records.BUCKETS`).
+    - `max_ulp`: the largest distance. `histogram` and `max_ulp` are None for a dtype without ULPs.
+    - `first_index`, `reference_bits`, `candidate_bits`: the first differing element; None if no element differs.
     - `samples`: the first differing elements, each with index, bits of the reference, and bits of the candidate.
     """
 
@@ -46,7 +46,6 @@ class BitDifference:
 
     @property
     def is_equal(self) -> bool:
-        """Whether every bit agrees."""
         return self.elements_differing == 0
 
 
@@ -107,7 +106,8 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
     """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
-    It counts steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0 have the distance 1.
+    A distance is the number of steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0
+    have the distance 1.
     """
     import torch
 
@@ -133,7 +133,7 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Count elements by their distance in ULPs: int64 of shape [buckets] on the CPU, a bucket for each of `BUCKETS`.
+    """Count elements by their distance in ULPs: int64 [buckets] on the CPU, with a bucket for each of `BUCKETS`.
 
     For a dtype without ULPs, elements count as distance 0 or as "unlike", the last bucket.
     """
@@ -158,7 +158,7 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """The result of `ulp_counts` as a dict from bucket name to count, in order. Empty buckets are left out."""
+    """Convert the result of `ulp_counts` to bucket name -> count, in the order of buckets, without empty buckets."""
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
@@ -181,7 +181,6 @@ def _has_ulps(tensor: Tensor) -> bool:
 
 
 def _ordered(tensor: Tensor) -> Tensor:
-    """Convert floats to int64s that have the same order, which is that of IEEE 754's totalOrder."""
     import torch
 
     # An integer of the same size shows the sign as the highest bit, and the other bits grow with the magnitude.
@@ -208,15 +207,11 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Yield both tensors in slices of at most SLICE elements.
-
-    Yields a slice's first index, the reference's slice, and the candidate's. Slices have the tensors' dtype, the shape
-    [elements], and the reference's device.
-    """
+    """Like `_slices`, but the slices have the tensors' dtype and the shape [elements]."""
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 
 
 def _hex(element: Tensor) -> str:
-    """An element's bits as text such as "0x3f800000", from the element's bytes, which are in little-endian order."""
+    # The bytes are in little-endian order.
     return "0x" + bytes(reversed(element.tolist())).hex()

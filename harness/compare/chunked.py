@@ -1,8 +1,10 @@
 """Check that two systems that run modules in chunks do so for the same modules, equally often.
 
-Splitting a module changes bits, and no code is to blame. If bits agree nevertheless, chunking was not tested. So a
-manifest's field `chunked` has the number of a module's calls in chunks per step: {"layers.1.moe": 2}. Systems that do
-not chunk, and a user's own systems, do not have it.
+If they chunk different modules, bits differ although no code is wrong. If nothing ran in chunks, equal bits do not show
+that chunking is right.
+
+So a manifest's field `chunked` has the number of each module's calls in chunks per step: {"layers.1.moe": 2}. It is
+None for systems that do not chunk, and for a user's own systems.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ def agreed_by_ranks(
 ) -> dict[str, int] | None:
     """The number of calls in chunks per step, by module; None if no module runs in chunks.
 
-    `by_rank` has each rank's numbers. Raises RecordingError if ranks differ. With `stage_ranks`, only ranks of the same
-    pipeline stage must agree.
+    `by_rank` has each rank's numbers. Raises RecordingError if ranks differ. If `stage_ranks`, the number of ranks of a
+    pipeline stage, is given, only ranks of the same stage must agree.
     """
     agreed: dict[str, int] | None = None
     for rank, chunked in enumerate(by_rank):
@@ -61,7 +63,7 @@ def _runs_in_chunks(manifest: Manifest) -> bool:
 
 
 def _describe(calls: Calls | None, *both: Calls | None) -> str:
-    """The number of calls of each module, such as "layers.1.moe 2", without modules on which `both` agree."""
     names = sorted({name for side in both for name in side or {}})
+    # Modules on which both agree are left out.
     differing = [name for name in names if len({(side or {}).get(name, 0) for side in both}) > 1]
     return ", ".join(f"{name} {(calls or {}).get(name, 0)}" for name in differing) or "nothing"

@@ -31,9 +31,10 @@ from bitproof.harness.records import Closeness, Key, Recording
 
 
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
-    """Measure the relative errors of all tensors at `step`, or at all steps, and count those beyond `bound`.
+    """Measure the relative errors of all tensors at `step` (None: at all steps), and count the errors beyond `bound`.
 
-    Takes the folders of two recordings with values. Raises RecordingError if anything but a buffer is missing.
+    `reference` and `candidate` are the folders of two recordings with values. Raises RecordingError if anything but a
+    buffer is missing.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}
@@ -98,16 +99,12 @@ def relative_error(reference: Tensor, candidate: Tensor) -> float:
     # What is not finite agrees in both tensors, and adds nothing.
     finite = left.isfinite()
     left, right = left[finite], right[finite]
-    apart, norm = _norm_of(left - right), _norm_of(left)
-    return 0.0 if apart == 0 else apart / norm if norm else math.inf
+    distance, norm = _norm_of(left - right), _norm_of(left)
+    return 0.0 if distance == 0 else distance / norm if norm else math.inf
 
 
 @contextmanager
 def _checked_values(folder: Path, recording: Recording, rank: int) -> Iterator[Values]:
-    """Context with the open file of a rank's values.
-
-    Raises RecordingError unless the file has exactly the tensors that the rank recorded.
-    """
     path = checked_values_path(folder, recording.manifest, rank)
     names = {name_value(key) for key in recording.records if key.rank == rank}
     with open_values(path) as values:
@@ -122,7 +119,6 @@ def _checked_values(folder: Path, recording: Recording, rank: int) -> Iterator[V
 
 
 def _norm_of(x: Tensor) -> float:
-    """The Euclidean norm of finite float64s. Their squares are added in row-major order."""
     # Divided by the largest magnitude, no square over- or underflows.
     largest = float(x.abs().max()) if x.numel() else 0.0
     # `cumsum` adds in sequence; `sum` would add in blocks that depend on the processor.

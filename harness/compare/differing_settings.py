@@ -81,7 +81,6 @@ def differing_settings(
 
 
 def setting_sentences(settings: Sequence[DifferingSetting]) -> Iterator[str]:
-    """Yield a sentence for each of the first 3 settings that differ, then their number if there are more."""
     yield from map(str, settings[:_MAX_SENTENCES])
     if len(settings) > _MAX_SENTENCES:
         yield f"{len(settings) - _MAX_SENTENCES} more settings of optimizers differ"
@@ -97,7 +96,6 @@ def _numbers(settings: Mapping[str, str]) -> dict[str, float]:
 
 
 def _with_separate_betas(settings: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield name and text of each setting. The pair `betas` becomes two settings, beta1 and beta2."""
     for name, text in settings.items():
         pair = text.strip("()").split(", ")
         if name == "betas" and len(pair) == 2:
@@ -107,10 +105,6 @@ def _with_separate_betas(settings: Mapping[str, str]) -> Iterator[tuple[str, str
 
 
 def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _ParameterSettings]:
-    """By parameter name, the parameter's optimizer and its settings at a step.
-
-    If several ranks have the parameter, the lowest rank's facts are used.
-    """
     found: dict[str, _ParameterSettings] = {}
     for rank in ranks:
         groups: dict[str, tuple[str, list[str], dict[str, str]]] = {}
@@ -119,20 +113,20 @@ def _settings_at(ranks: Iterable[Mapping[str, Any]], step: int) -> dict[str, _Pa
             if entry["step"] > step:
                 break
             # A group's first entry is complete. Later entries have only what changed.
-            name, held, settings = groups.setdefault(entry["group"], ("", [], {}))
+            name, parameters, settings = groups.setdefault(entry["group"], ("", [], {}))
             groups[entry["group"]] = (
                 entry.get("optimizer", name),
-                entry.get("parameters", held),
+                entry.get("parameters", parameters),
                 settings | entry["settings"],
             )
-        for name, held, settings in groups.values():
-            for parameter in held:
+        for name, parameters, settings in groups.values():
+            for parameter in parameters:
+                # If several ranks have the parameter, the lowest rank's settings count.
                 found.setdefault(parameter, _ParameterSettings(name, dict(_with_separate_betas(settings))))
     return found
 
 
 def _entries_of(rank: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The entries of a rank's log of optimizer settings; empty if any of them is damaged."""
     # A manifest is untrusted, and reading it does not check these values.
     entries = rank.get(OPTIMIZERS)
     if not isinstance(entries, list):

@@ -1,6 +1,6 @@
 """List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-Some values are not stored, so an entry has the number of its records whose distance is known.
+An entry has two counts: the differing records, and the records among them whose values are stored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
     """A `Drift` for each kind and name of record that differs at any step on any rank, in the order of computation.
 
-    Its statistics are None if no values are stored. Raises RecordingError if values are damaged.
+    The numbers of ULPs and elements are None if no values are stored. Raises RecordingError if values are damaged.
     """
     folders = (reference, candidate)
     recordings = (read_recording(reference), read_recording(candidate))

@@ -49,8 +49,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 class DifferingPair(NamedTuple):
     """Two paired records that differ, and their position in the run.
 
-    `records` are the reference's and the candidate's record. If several ranks recorded the same names, dtypes and
-    shapes, the digests may be the first rank's.
+    `records` are the reference's and the candidate's record. Their digests may be another rank's, if that rank recorded
+    the same names, dtypes and shapes.
     """
 
     place: ComputedAt
@@ -72,10 +72,10 @@ class Likeness:
 
     - `reference`, `candidate`: the rows of the group's first rank. Each row is a record.
     - `keys`: the key of each of the reference's rows.
-    - `partners`: for each of these rows, the index of the candidate's row with the same key.
-    - `computed`: the indices of the rows in the order of computation.
-    - `kinds`: a number for each row, equal for rows of the same step and kind.
-    - `tensors`: a number for each row, equal for rows of the same kind and name.
+    - `partners`: for each of the reference's rows, the index of the candidate's row with the same key.
+    - `computed`: the indices of the reference's rows in the order of computation.
+    - `kinds`: a number for each of these rows, equal for rows of the same step and kind.
+    - `tensors`: a number for each of these rows, equal for rows of the same kind and name.
     - `compared`: the number of rows of each kind.
     - `seen`: the pairs of step and kind that occur.
     """
@@ -91,7 +91,6 @@ class Likeness:
     seen: frozenset[tuple[int, str]]
 
     def fits(self, reference: RankRows, candidate: RankRows) -> bool:
-        """Whether the rows of another rank are like this group's rows, in both recordings."""
         return reference.recorded_like(self.reference) and candidate.recorded_like(self.candidate)
 
 
@@ -99,10 +98,10 @@ class Likeness:
 class Evidence:
     """The comparison of two recordings so far.
 
-    - `compared`, `mismatched`: the number of records by kind.
+    - `compared`, `mismatched`: the numbers of compared and of differing records, by kind.
     - `first`: the differing record that was computed first.
     - `kinds`: the kinds that differ at each step.
-    - `shown`: whether agreement is evidence. Equal tensors of zeros, for example, are none.
+    - `shown`: whether agreement is evidence. For example, equal tensors of zeros are no evidence.
     - `one_sided`: buffers and settings that only one system has, which are no gaps. Set at the end, from
       `unpaired_state`.
     """
@@ -131,7 +130,7 @@ class Evidence:
     def gaps(self) -> list[str]:
         """A sentence for each gap in the evidence, such as a record that only one system has; empty without gaps."""
         # An empty recording lacks everything, so single kinds are not named. One-sided buffers are judged elsewhere.
-        absent = [] if self._unpaired.empty else [*self._absent()]
+        absent = [] if self._unpaired.empty else [*self._missing_kinds()]
         missing, extra = (
             [key for key in keys if not self.one_sided.covers(key)]
             for keys in (self._unpaired.missing, self._unpaired.extra)
@@ -141,7 +140,6 @@ class Evidence:
 
     @property
     def layouts(self) -> tuple[str, ...]:
-        """A sentence for each pair whose dtype, shape or placements differ."""
         return tuple((self._unlike | self._sharded).values())
 
     @property
@@ -230,12 +228,12 @@ class Evidence:
             return
         rows = numpy.flatnonzero(differs)
         # Once per step and kind, and not once per record: a rank may have a hundred thousand differing records.
-        for row, count in _first_of_each(likeness.kinds[rows], rows):
+        for row, count in _first_rows(likeness.kinds[rows], rows):
             key = likeness.keys[row]
             self.mismatched[key.kind] += count
             self.kinds.setdefault(key.step, set()).add(key.kind)
         for numbers in (likeness.kinds, likeness.tensors):
-            for row, _ in _first_of_each(numbers[rows], rows):
+            for row, _ in _first_rows(numbers[rows], rows):
                 self.shown.add_differing(likeness.keys[row])
         # The group's records stand for this rank's: they have the same types, and a divergence shows no digests. In the
         # order of computation, so that the loop can end at the first record that is not kept.
@@ -261,16 +259,13 @@ class Evidence:
             self._keep_first(found)
 
     def _keep_first(self, found: DifferingPair) -> bool:
-        """Keep a differing record if it is among the MAX_DIFFERING that were computed first.
-
-        Returns False if neither this record nor any record computed later is among them.
-        """
         if self.first is None or found < self.first:
             self.first = found
         # A record outside the case is a gap, and named as such; it must not end the search for others.
         if not is_inside(found.key, self.case):
             return True
         if self._is_full and found > self._differing[MAX_DIFFERING - 1]:
+            # Records that are computed later are not among the first MAX_DIFFERING either.
             return False
         self._differing.append(found)
         # Sort only after MAX_DIFFERING more records: sorting at each would be quadratic.
@@ -279,8 +274,7 @@ class Evidence:
             self._is_full = True
         return True
 
-    def _absent(self) -> Iterator[str]:
-        """Yield a sentence for each required kind without a pair of records on some rank at some step."""
+    def _missing_kinds(self) -> Iterator[str]:
         ranks, nothing = range(self.case.parallelism.world_size), frozenset[tuple[int, str]]()
         # For a kind that a single rank must record, any rank's record is enough.
         on_any = {place for seen in self._seen.values() for place in seen}
@@ -314,12 +308,10 @@ def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evide
 
 
 def is_inside(key: Key, case: Case) -> bool:
-    """Whether a record's step and rank are among those that the case compares."""
     return key.step in case.compared_steps and 0 <= key.rank < case.parallelism.world_size
 
 
 def _describe_type(record: Record) -> str:
-    """A record's dtype and shape as text, such as "bfloat16[4, 8]", with placements if the tensor has any."""
     return f"{record.dtype}{list(record.shape)}" + (f", {record.placements}" if record.placements else "")
 
 
@@ -328,10 +320,7 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 
 
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
-    """Whether placements differ, and the rank has different parts of the tensor in the two systems.
-
-    False if a system lacks the tensor on this rank, such as a gradient of None: it has no placements there.
-    """
+    # A gradient of None has no placements, which is no other sharding.
     is_same_part = reference.box is not None and reference.box == candidate.box
     has_both = holds_any(reference) and holds_any(candidate)
     return reference.placements != candidate.placements and has_both and not is_same_part
@@ -347,7 +336,6 @@ def _describe_layouts(key: Key, reference: Record, candidate: Record) -> str:
 
 
 def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[str]:
-    """Yield a sentence for each name that both systems recorded at some steps, and neither system at other steps."""
     for kind, name, rank in dict.fromkeys((key.kind, key.name, key.rank) for key in alignment.pairs):
         if kind == "rng" or Key(0, kind, name, rank).is_changed_setting:
             # Recorded only at steps that draw from it or change it.
@@ -360,7 +348,6 @@ def _skipped(alignment: Alignment, unpaired: set[Key], case: Case) -> Iterator[s
 
 
 def _unusable(key: Key, pair: tuple[Record, Record], case: Case) -> Iterator[str]:
-    """Yield the reasons why a pair is no evidence: the case lacks its step, rank or kind, or a digest is malformed."""
     if key.kind not in KINDS or not is_inside(key, case):
         yield f"{_describe_key(key)} is outside the case ({case.steps} steps, {case.parallelism.world_size} ranks)"
     if not (_is_digest(pair[0].digest) and _is_digest(pair[1].digest)):
@@ -377,12 +364,11 @@ def _describe_places(places: list[tuple[int, int]]) -> str:
 
 
 def _numbered(values: Iterable[Any]) -> Any:
-    """An array with a number for each value, such that equal values have equal numbers."""
     numbers: dict[Any, int] = {}
     return numpy.array([numbers.setdefault(value, len(numbers)) for value in values])
 
 
-def _first_of_each(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
-    """For each number in `numbers`, the first of `rows` that has it, and the count of rows that have it."""
+def _first_rows(numbers: Any, rows: Any) -> Iterator[tuple[int, int]]:
+    # For each distinct number: the first row that has it, and the count of rows that have it.
     _, places, counts = numpy.unique(numbers, return_index=True, return_counts=True)
     yield from zip(rows[places].tolist(), counts.tolist(), strict=True)

@@ -32,10 +32,11 @@ class OneSided:
     """Buffers that only one system has, and optimizer settings that only one system's steps change.
 
     - `side`: the system with the buffers, None if there are none.
-    - `names`, `changed`: all these buffers, and those that steps change.
+    - `names`: the names of these buffers.
+    - `changed`: the names of the buffers among them that steps change.
     - `settings`: for each system, the settings that only its steps change.
-    - `compared`: the systems whose `settings` count against the verdict. The other system would have recorded such
-      changes.
+    - `compared`: the systems whose `settings` count against the verdict, because the other system would have recorded
+      such changes.
     """
 
     side: Role | None = None
@@ -45,12 +46,11 @@ class OneSided:
     compared: frozenset[Role] = frozenset()
 
     def covers(self, key: Key) -> bool:
-        """Whether a record without a partner belongs to these buffers or settings."""
         is_setting = key.is_changed_setting and any(bare(key.name) in names for names in self.settings.values())
         return is_setting or (key.kind == "buffer" and bare(key.name) in self.names)
 
     def remarks(self) -> Iterator[str]:
-        """Yield sentences for the report that name these buffers and settings."""
+        """Yield sentences for the report that name the buffers and settings that only one system has."""
         if self.side is not None:
             what = "it stays the same" if len(self.names) == 1 else "they stay the same"
             held = f"; {what} in all steps, and what it changes is compared" if not self.changed else ""
@@ -107,11 +107,8 @@ def one_sided(
 
 
 def _changes(moments: Mapping[tuple[int, str], Mapping[int, str]], num_steps: int) -> bool:
-    """Whether a buffer's value changes on some rank, or is missing at some step.
-
-    `moments` has, by rank and record name, the buffer's digests by step.
-    """
     # Over all moments of a step: a buffer that forward changes and the optimizer changes back is no constant.
+    # `moments` has (rank, record name) -> step -> digest.
     by_rank: dict[int, set[str]] = {}
     for (rank, _), steps in moments.items():
         by_rank.setdefault(rank, set()).update(steps.values())

@@ -42,7 +42,6 @@ class ComputationOrder:
             self._tensors.setdefault((key.kind, key.name), len(self._tensors))
 
     def __call__(self, key: Key) -> ComputedAt:
-        """The position of a record in the run. Its name must have been added."""
         return ComputedAt(key.step, phase_of(key), self._tensors[key.kind, key.name], key.rank)
 
 

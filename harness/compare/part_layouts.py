@@ -15,7 +15,7 @@ from bitproof.harness.records import Record, Recording
 
 
 class LogicalTensor(NamedTuple):
-    """A tensor at a step, independent of the ranks that recorded it whole or in parts."""
+    """A whole tensor at a step. Ranks may have recorded the tensor whole or in parts."""
 
     step: int
     kind: Kind
@@ -57,9 +57,9 @@ def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recordin
 def tensors_across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield each tensor that the two systems divide differently among ranks.
+    """Yield each tensor that the two systems divide differently among ranks, and its layouts in both systems.
 
-    With each tensor comes a pair: for the reference and for the candidate, the layout of each rank's part. If the
+    The layouts are a pair, of the reference and of the candidate, and each is rank -> layout of the rank's part. If the
     systems have different numbers of ranks, every tensor is yielded. The order is by step, then as in the reference.
     """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
@@ -76,12 +76,12 @@ def tensors_across(
 
 
 def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
-    """Whether a tensor's layouts differ, so that its records do not pair rank by rank.
+    """Whether a tensor's layouts differ between two systems, so that its records cannot be compared rank by rank.
 
     - True if the systems have different numbers of ranks (`have_as_many` is False).
     - Otherwise False if one of the systems lacks the tensor.
     - A rank is not compared if its part has no elements in one of the systems. For example, FSDP2's gradient of a
-      sharded parameter may be None on a rank: then the records pair, and differ.
+      sharded parameter may be None on a rank. Its records are then compared as usual, and differ.
     """
     if not have_as_many:
         return True
@@ -109,7 +109,7 @@ def _range_of(part: Record | PartLayout) -> tuple[str | None, bool]:
 
 
 def part_layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, dict[int, PartLayout]]]:
-    """The part layouts of all tensors, by (kind, name), then by rank, then by step. Ranks may share an object."""
+    """Return (kind, name) -> rank -> step -> layout of the rank's part. Ranks with equal layouts share a dict."""
     # The result is cached on the recording, unless its records are in memory, as these may still change.
     is_stored = not recording.holds_records
     if is_stored and (known := vars(recording).get("part_layouts")) is not None:
@@ -119,8 +119,8 @@ def part_layouts_of(recording: Recording) -> dict[tuple[Kind, str], dict[int, di
     for rank in recording.ranks:
         own: dict[tuple[Kind, str], dict[int, PartLayout]] = {}
         for key, record in recording.records_of(rank).items():
-            held = PartLayout(record.box, record.placements, record.shape)
-            own.setdefault((key.kind, key.name), {})[key.step] = held
+            layout = PartLayout(record.box, record.placements, record.shape)
+            own.setdefault((key.kind, key.name), {})[key.step] = layout
         for name, steps in own.items():
             # Ranks with the same layout share a dictionary: a thousand ranks need the memory of a few.
             found.setdefault(name, {})[rank] = same.setdefault((*steps.items(),), steps)

@@ -31,12 +31,11 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _without_code(rank: Mapping[str, Any]) -> dict[str, Any]:
-    """A rank's facts about its system, without those that depend on code: a file's sha256, optimizers' settings."""
+    # A file's sha256 and the settings of optimizers depend on the code under test.
     return {name: value for name, value in rank.items() if name not in ("sha256", OPTIMIZERS)}
 
 
 def _release_of(machine: MachineFacts) -> dict[str, str]:
-    """A dict with the manifest's field `torch`, without a suffix such as `+cu132`; empty without `torch` or `cuda`."""
     # The suffix repeats the field `cuda`, and manifests of earlier versions lack the suffix.
     torch, cuda = machine.get("torch"), machine.get("cuda")
     if not isinstance(torch, str) or not isinstance(cuda, str):

@@ -53,7 +53,6 @@ def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield a sentence if two recordings have different kinds of digests."""
     # Then equal bits have unequal digests.
     kinds = [recording.manifest.digest or "unnamed" for recording in (reference, candidate)]
     if kinds[0] != kinds[1]:
@@ -63,7 +62,7 @@ def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
     """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, and the two values there.
 
-    `values` has, by name, a subtree of each tree. LABELS of a case are not compared.
+    `values` maps names to pairs of subtrees. Fields of a case in LABELS are not compared.
     """
     for name, (left, right) in values.items():
         path = f"{prefix}{name}"

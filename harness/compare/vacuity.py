@@ -2,13 +2,12 @@
 
 Two systems that both lost every value agree in every bit. Such agreement is called vacuous. There are three kinds:
 
-- A tensor without elements, without a finite element, or a gradient or parameter that is all zeros.
-- Ranks that ran no collective: each trained a model alone, so the parallelism was not tested. A system may declare that
-  its ranks are independent.
-- Code from which torch.compile captured nothing: eager was compared with eager.
+- A tensor has no elements or no finite element, or a gradient or parameter is all zeros.
+- Ranks ran no collective: each trained alone, so the parallelism was not tested. A system may declare that its ranks
+  are independent.
+- torch.compile captured nothing from the code: eager was compared with eager.
 
-At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous. A remark names
-tensors that are vacuous at all steps, such as the gradient of an expert without tokens. A difference is never vacuous.
+At every step, each required kind of record needs a tensor on some rank whose agreement is not vacuous.
 """
 
 from __future__ import annotations
@@ -37,11 +36,9 @@ class Agreement:
         self._tensors: dict[tuple[str, str], set[str | None]] = {}
 
     def add(self, key: Key, pair: tuple[Record, Record]) -> None:
-        """Add two paired records, equal or not."""
         self._add(key, _vacuity(key, pair))
 
     def add_differing(self, key: Key) -> None:
-        """Add the key of two paired records that differ. A difference is always evidence."""
         self._add(key, None)
 
     def _add(self, key: Key, reason: str | None) -> None:
@@ -49,7 +46,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """Yield a sentence for each required kind that has a step at which no tensor, on any rank, is evidence."""
+        """Yield a sentence for each required kind, about the steps at which the agreement of no tensor is evidence."""
         for kind in required_kinds(case):
             # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
@@ -58,7 +55,8 @@ class Agreement:
                 yield f"on every rank each {kind} is {' or '.join(reasons)} at {_describe_steps(steps, case)}"
 
     def vacuous_tensors(self) -> Iterator[str]:
-        """Yield a sentence for each required kind that has tensors which are no evidence at any step on any rank."""
+        """Yield a sentence for each required kind, about its tensors whose agreement is no evidence at any step on any
+        rank."""
         for kind in REQUIRED_KINDS:
             tensors = {name: reasons for (of, name), reasons in self._tensors.items() if of == kind}
             vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}
@@ -93,7 +91,10 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none."""
+    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none.
+
+    If ranks differ, the sentence is about the rank with the fewest compiled graphs.
+    """
     found = [compiled for compiled in manifest.compiled or () if compiled is not None and compiled.is_any]
     if found:
         # A report must not claim more than holds for every rank.
@@ -103,7 +104,6 @@ def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def unshown_state(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about the state that a system keeps and does not record; nothing if there is no such state."""
     if found := manifest.unshown or []:
         more = f" and {len(found) - _NUM_NAMED} more" if len(found) > _NUM_NAMED else ""
         yield (
@@ -144,7 +144,7 @@ def _describe_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 
 
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
-    """The reason why the agreement of two records is no evidence, such as "all zeros".
+    """Return why the agreement of two records is no evidence, such as "all zeros".
 
     None if it is evidence, or if the records differ.
     """

@@ -49,7 +49,7 @@ RACES = "a graph races with its collectives or copies, so that its bits agree by
 class Judgement:
     """The verdict on a case so far, with the findings that led to it. The fields are as in CaseResult.
 
-    Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next.
+    Each check of the case (`execute/checks/case_checks.py`) takes a judgement and returns the next one.
     """
 
     verdict: Verdict
@@ -67,11 +67,11 @@ class Judgement:
     remarks: tuple[str, ...] = ()
 
     def with_error(self, text: str) -> Judgement:
-        """This judgement with a further error. The verdict stays the same."""
+        """Return this judgement with a further error and the same verdict."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
     def withdrawn(self, text: str) -> Judgement:
-        """This judgement with the verdict UNVERIFIED, and `text` as the reason."""
+        """Return this judgement with the verdict UNVERIFIED, and `text` as the reason."""
         return replace(self.with_error(text), verdict=Verdict.UNVERIFIED)
 
 
@@ -91,13 +91,15 @@ class Repeat(NamedTuple):
         return f"{self.side} against itself{' under stress' if self.stressed else ''}"
 
     def divergence(self) -> Divergence | None:
-        """The first divergence of the system from itself, if any."""
         first = self.comparison.first_divergence
         return first and replace(first, between=self.between)
 
 
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
-    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED. Missing records are no error."""
+    """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED.
+
+    Missing records, and recordings of other cases, lead to UNVERIFIED and not to an exception.
+    """
     # Recordings of other cases would only differ for that reason, so nothing else is compared.
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
@@ -135,7 +137,6 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
 
 
 def demand_substance(comparison: Comparison) -> Comparison:
-    """Turn an EQUAL into UNVERIFIED if the agreement is no evidence, or if only one system has some state."""
     if comparison.verdict == Verdict.EQUAL and (reasons := reasons_against(comparison)):
         return replace(comparison, verdict=Verdict.UNVERIFIED, reason="\n".join(reasons))
     return comparison
@@ -158,11 +159,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """The judgement, updated by `repeats`: comparisons of each system's second run with its first.
+    """Update a judgement by `repeats`: comparisons of each system's second run with its first.
 
-    - A second run lacks evidence: UNVERIFIED.
-    - A system differs from itself: NONDETERMINISTIC, with this first divergence. But an UNVERIFIED case stays
-      UNVERIFIED.
+    - If a second run lacks evidence, the case becomes UNVERIFIED.
+    - If a system differs from itself, the case becomes NONDETERMINISTIC, and its first divergence is the system's
+      divergence from itself. But an UNVERIFIED case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)

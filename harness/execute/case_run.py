@@ -65,7 +65,7 @@ class CaseRun:
     - "first"
     - "control": a repetition with the same settings
     - "stress": a repetition with random sleeps
-    - "replay1", "replay2", ...: for a search for the cause
+    - "replay1", "replay2", ...: repetitions for the search for the cause of a difference
 
     The checks of `checks/case_checks.py` read these attributes:
 
@@ -91,7 +91,7 @@ class CaseRun:
     ) -> None:
         """With `logs_calls`, the first runs also log the operator calls of step 0.
 
-        Then a difference can be traced to a call without a replay, but the report cannot show the bits of the values
+        A difference can then be traced to a call without a replay. But the report cannot show the bits of the values
         that differ.
         """
         self.case = case
@@ -121,7 +121,7 @@ class CaseRun:
         self.shows_bits = not logs_calls
 
     def result(self) -> CaseResult:
-        """Run the case and return its result. If an error is raised, the result describes the error."""
+        """Run the case and return its result. A BitproofError becomes part of the result instead of being raised."""
         where = {name: getattr(self.placement, name) for name in ("device", "backend", "collectives")}
         began = time.monotonic()
         try:
@@ -158,14 +158,13 @@ class CaseRun:
         return applied(DECIDING, self._compared(), self)
 
     def _compared(self) -> Judgement:
-        """Compare the first runs. If their tensors have different layouts and the case states no bound, `two_layouts`
-        finds a bound for each tensor."""
         began = time.monotonic()
         reference, candidate = (self._read_first(role) for role in ROLES)
         if self.case.bound is not None or not are_laid_out_otherwise(self.case, reference, candidate):
             self.comparison = compare(reference, candidate, self.case)
             judgement = judgement_of(self.comparison)
         else:
+            # The layouts differ and the case states no bound, so a bound is found for each tensor.
             across = power_module("two_layouts.across")
             self.across = across.compare_layouts(self.case, self.firsts, self._record_across, read_recording, self.ask)
             self.comparison = self.across.comparison
@@ -177,13 +176,17 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether the calls of the two systems can be paired, so that a cause can be searched for."""
+        """Whether calls of the candidate can be matched with calls of the reference, which the search for a cause
+        needs."""
         return self.across is None or bool(self.across.have_partners)
 
     @property
     def runs_twice(self) -> bool:
-        """Whether each system runs a second time. The option `control` decides: always, never, or only if the first
-        runs differ."""
+        """Whether the option `control` asks for a second run of each system.
+
+        "always" and "logged" ask for it, and "never" does not. Any other value asks for it only if the first runs
+        differ.
+        """
         control, differs = self.options.control, self.comparison.verdict == Verdict.DIFFERENT
         return control in ("always", "logged") or (control != "never" and differs)
 
@@ -198,14 +201,13 @@ class CaseRun:
     ) -> RunAnswer:
         """Run a role's system once, write its recording, and return the host process's answer.
 
-        - `out`: where to write; by default, the folder of the role and the arm.
-        - `later`: the next request, for tracing meanwhile.
+        - `out`: the folder for the recording; by default, the usual folder for the role and the arm.
+        - `later`: the request of the next run, so that its graph can be traced while this run takes its steps.
         """
         self._place()
         return self._run(replace(self._request(role, arm, out, replay), later=later))
 
     def run_again(self, role: Role, arm: str) -> Path:
-        """Run a role's system once more, with a new time limit, and return the folder of the new recording."""
         self._limit = self.options.timeout
         self.deadline = time.monotonic() + self._limit
         self.record(role, arm)
@@ -216,11 +218,13 @@ class CaseRun:
         return read_recording(self.folders.recording(role, "first"))
 
     def recordings(self) -> dict[Role, Path]:
-        """The folders of both first runs' recordings, by role."""
         return {role: self.folders.recording(role, "first") for role in ROLES}
 
     def log_calls(self, role: Role, step: int) -> list[Path]:
-        """Replay a role's system, with a new time limit, and log the calls of `step`. Returns one archive per rank."""
+        """Run a role's system again, and log all operator calls of step `step`. Returns the log files, in rank order.
+
+        The run has a new time limit.
+        """
         self.begin_explaining()
         folder = self.archives / f"{role}.calls"
         self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
@@ -280,15 +284,14 @@ class CaseRun:
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare the reference's and the candidate's values called `name` bit by bit. `archives` has the file with the
-        values of each role."""
+        """Compare the reference's value called `name` with the candidate's, bit by bit. `archives` has each role's file
+        with logged values."""
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:
         return max(0.0, self.deadline - time.monotonic())
 
     def _record_across(self, role: Role, arm: str, across: Across) -> Recorded:
-        """Run a role's system once more, with the changes that `across` describes, for a comparison of two layouts."""
         answer = self._run(replace(self._request(role, arm), across=across))
         return Recorded(self.folders.recording(role, arm).resolve(), answer.narrow)
 
@@ -312,16 +315,17 @@ class CaseRun:
 
     @property
     def archives(self) -> Path:
-        """Folder for the logged calls and values of replays."""
         return self.client.work / self.case.name
 
     def begin_explaining(self) -> None:
-        """Start a new time limit for the search for a cause, and for the second runs that it uses."""
+        """Start the time limit `explain_timeout`, for the search for a cause and for the second runs that the search
+        uses."""
         self._limit = self.options.explain_timeout
         self.deadline = time.monotonic() + self._limit
 
     def replay(self, role: Role, number: int, folder: Path, replay: Replay) -> str | None:
-        """Replay a role's system into a folder, as its replay `number`.
+        """Run a role's system again for a search, as replay number `number`, and write the logged calls or values into
+        `folder`.
 
         Returns the digest of the value that the replay keeps; None if it keeps none. Raises RankError if the replay
         fails or time is up.

@@ -50,9 +50,10 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`. `around` has the active stack frames, outermost first.
+    """The failure of a rank whose code raised `error`. `around` has the stack frames that are still active, outermost
+    first.
 
-    Its `details` are the traceback, or only the error's text if the traceback adds nothing.
+    The failure's `details` are the traceback, or only the error's text if the traceback adds nothing.
     """
     # torch raises RuntimeError for many reasons, so only the text shows whether a peer closed the connection.
     name, text = type(error).__name__, _message_of(error)
@@ -68,8 +69,8 @@ def failure_of_exception(rank: int, error: BaseException, around: Sequence[Frame
     )
 
 
-_PYTHON = os.path.join(sysconfig.get_paths()["stdlib"], "")
-_NOT_THE_USERS = tuple(
+_STANDARD_LIBRARY = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_LIBRARY_FOLDERS = tuple(
     os.path.join(folder, "")
     for folder in (
         str(Path(errors.__file__).parents[1]),
@@ -83,12 +84,12 @@ def _needs_no_traceback(error: BaseException, around: Sequence[FrameSummary]) ->
     if isinstance(error, CaseError) or not isinstance(error, BitproofError):
         return isinstance(error, CaseError)
     frames = (*around, *traceback.extract_tb(error.__traceback__))
-    return error.__cause__ is None and error.__context__ is None and not any(_is_users(x.filename) for x in frames)
+    return error.__cause__ is None and error.__context__ is None and not any(_is_user_file(x.filename) for x in frames)
 
 
-def _is_users(path: str) -> bool:
-    is_pythons = path.startswith(_PYTHON) and "-packages" not in path
-    return not is_pythons and not path.startswith((*_NOT_THE_USERS, "<frozen"))
+def _is_user_file(path: str) -> bool:
+    is_pythons = path.startswith(_STANDARD_LIBRARY) and "-packages" not in path
+    return not is_pythons and not path.startswith((*_LIBRARY_FOLDERS, "<frozen"))
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
@@ -111,10 +112,10 @@ def _message_of(error: BaseException) -> str:
 
 
 def signal_name(number: int) -> str:
-    """A signal by number and name: `signal 9 (SIGKILL)`. Most real-time signals have no name."""
     try:
         return f"signal {number} ({signal.Signals(number).name})"
     except ValueError:
+        # Most real-time signals have no name.
         return f"signal {number}"
 
 
@@ -127,7 +128,7 @@ def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
 
 
 def failure_of_garbage(rank: int, error: ValueError) -> Failure:
-    """The failure of a rank that sent an unknown message, because user code wrote into the rank's pipe."""
+    # User code may write into any descriptor.
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
@@ -140,9 +141,10 @@ def tell_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """The failure to blame: the earliest of those that did not follow from a lost connection to another rank.
+    """Return the earliest failure that is not `secondary`. A secondary failure only follows from a lost connection to a
+    rank.
 
-    If all failures followed from a lost connection, the earliest of all.
+    If all failures are secondary, return the earliest.
     """
     # False sorts before True, so failures with a reason of their own come first.
     return min(failures, key=lambda failure: (failure.secondary, failure.time))
@@ -163,8 +165,8 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
     """The error for ranks that did not finish in time.
 
-    `places` says how far each was, as in {0: "at step 3"}. The error joins equal places: "ranks 0, 2 at step 3; rank 1
-    at step 2".
+    `places` maps ranks to how far they were, as in {0: "at step 3"}. The error groups them: "ranks 0, 2 at step 3; rank
+    1 at step 2".
     """
     at: dict[str, list[int]] = {}
     for rank, place in sorted(places.items()):
@@ -190,10 +192,10 @@ class Problem:
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """Convert an error into a Problem. If it is not one of bitproof's own errors, it becomes a RankError with a
+        """Convert an error into a Problem. An error that is not one of bitproof's own becomes a RankError with a
         traceback.
 
-        The RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
+        This RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
         """
         if not isinstance(error, BitproofError):
             error = RankError(
@@ -230,9 +232,10 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 
 
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
-    """The first `lines` lines of a log and the last `lines`, each within `limit` bytes.
+    """Return the first and the last `lines` lines of a log, with "..." between them. Each end has at most `limit`
+    bytes.
 
-    Either end may have the reason of a failure.
+    Returns a short log whole, and "" for an unreadable log.
     """
     # A library that aborts the process prints the reason first, such as gloo's message about mismatched collectives,
     # and then a long stack. Other failures print their reason last.
@@ -249,9 +252,9 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 
 
 def stack_of(log: Path, entry: str) -> str:
-    """The newest stack dump in the log of a forked process, innermost call first.
+    """The newest stack dump in the log of a forked process, innermost call first; without a dump, the log's last lines.
 
-    `entry` is the name of the function in which the process began; the frames outside that function are left out.
+    `entry` is the name of the function in which the process began. The frames outside that function are left out.
     """
     # `faulthandler` writes a dump after each such line. Frames after the entry's are those of this project's fork.
     text = tail(log, lines=200)

@@ -26,16 +26,13 @@ class CaseFolders:
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
 
     def logs(self, role: Role) -> Path:
-        """The folder of the logs of a role's system, for all its runs."""
         return (self.run_dir / "logs" / self.case.name / self.label(role)).resolve()
 
     def log_files(self) -> list[str]:
-        """The paths of all logs of the case, relative to the run folder."""
         files = (self.run_dir / "logs" / self.case.name).rglob("*.log")
         return sorted((path.relative_to(self.run_dir).as_posix() for path in files), key=_by_number)
 
     def log_of(self, check: str) -> Path:
-        """The log of a check."""
         return self.run_dir / "logs" / self.case.name / f"{check}.log"
 
     def graphs(self, role: Role) -> Path:
@@ -45,7 +42,6 @@ class CaseFolders:
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
     def remarks_on_graphs(self) -> list[str]:
-        """A list with a remark if neither of the case's systems has a graph to dump; else an empty list."""
         if {*TRACED, COMPILED} & {self.case.reference, self.case.candidate}:
             return []
         known = ", ".join((*TRACED, COMPILED))
@@ -55,7 +51,6 @@ class CaseFolders:
         ]
 
     def profile(self, role: Role) -> Path:
-        """The folder into which the ranks of a role's first run write their profiles."""
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
@@ -69,7 +64,6 @@ class CaseFolders:
         }
 
     def joined_profile(self) -> Path:
-        """The file into which the profiles of all ranks are joined."""
         return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:

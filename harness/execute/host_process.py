@@ -40,12 +40,12 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """A host process, and in its process group every rank, so that a single signal ends all of them.
+    """A host process. Every rank is in its process group, so that a single signal ends all of them.
 
-    It starts when this object is made, and imports torch while the caller continues.
+    The process starts when this object is made, and imports torch while the caller continues.
 
     - `temporary`: the folder for temporary files of the host and of its descendants, such as compilers.
-    - `starts`: if the host starts only some ranks of a run, names these in errors, as in "rank 3 on node7".
+    - `starts`: the ranks that this host starts, for errors, such as "rank 3 on node7"; None if it starts all ranks.
     """
 
     def __init__(

@@ -1,14 +1,11 @@
-"""Import the modules that a case names in `preload` once, in the process from which its ranks are forked.
+"""Import the modules of a case's `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, and each of a case's four runs would repeat that. So the host process forks
-a process that imports it (`Preloader`) and forks the ranks.
+A framework may take ten seconds to import, which each of a case's four runs would otherwise repeat. The importing
+process serves only runs that preload the same modules from the same folder. A module that starts threads or touches a
+GPU is refused, because a process that is forked afterwards may hang.
 
-- That process searches the same paths as the system's own code.
-- It serves only runs that preload the same modules from the same folder. So a later case finds no module that it did
-  not request.
-- A module that starts threads or touches a GPU is refused: a process that is forked afterwards may hang.
-- A rank is refused if an import would find another file than the preloaded one. For example, `pkg` was preloaded, and
-  then the system calls `sys.path.insert(0, "vendored")`, and there is a folder `vendored/pkg/`.
+A rank is refused if an import would find another file than the preloaded one. For example, `pkg` was preloaded, then
+the system calls `sys.path.insert(0, "vendored")`, and there is a folder `vendored/pkg/`.
 """
 
 from __future__ import annotations
@@ -34,9 +31,10 @@ _preloaded: Preloaded | None = None
 
 
 class Preloaded:
-    """The preloaded modules of this process, each with its file, to check that imports still find these files.
+    """The preloaded modules of this process and their files, to check that imports still find these files.
 
-    An import in user code checks this if `sys.path`, the import finders or the working directory have changed.
+    The check runs before an import in user code, if `sys.path`, the import finders or the working directory have
+    changed.
     """
 
     def __init__(self, names: Iterable[str]) -> None:
@@ -64,19 +62,15 @@ class Preloaded:
 
     @refusing()
     def check_again(self) -> None:
-        """Call `check` if the search path has changed since the last check.
-
-        Used before imports in user code.
-        """
         if self._looked_in != _where_imports_look():
             self.check()
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules. From now on, check before each import that an import would still find the preloaded modules'
-    files.
+    """Preload modules. From now on, refuse an import that would find another file for a preloaded module.
 
-    The checks also happen in processes that are forked from this one. Raises the errors of `preload`.
+    The refusal is a UsageError. Processes that are forked from this process also refuse such imports. Raises the errors
+    of `preload`.
     """
     global _preloaded
     # Patch before the first import: a module may keep such a function, as `from importlib.util import find_spec` does.
@@ -122,7 +116,6 @@ def preload(modules: Sequence[str], folder: Path | None = None) -> Preloaded:
 
 
 def check_preloaded() -> None:
-    """Raise UsageError if an import of a preloaded module would now find another file."""
     if _preloaded is not None:
         _preloaded.check()
 

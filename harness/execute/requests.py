@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 
 VALUES, ARCHIVE = ".safetensors", ".zip"
-"""Suffixes of a rank's extra files beside its records: its values, and the archive of a step's calls."""
+"""Suffixes of a rank's extra files beside its records: its tensor values, and the log of a step's calls."""
 
 
 class Request(Generic[A]):
     """A request to a host process. Its answer is an instance of the class `answer`, which is the type A.
 
-    `subject` describes the request in errors, with fields in braces: `precompiling {case.name}`.
+    `subject` describes the request in errors. It may contain fields of the request: "precompiling {case.name}".
     """
 
     answer: ClassVar[type[Any]]
@@ -51,7 +51,7 @@ class Request(Generic[A]):
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """The facts about a machine that decide on which devices a case runs: the number of GPUs that torch can use."""
+    """The number of GPUs on a machine that torch can use, which decides on which devices a case can run."""
 
     gpus: int
 
@@ -65,10 +65,10 @@ class MachineRequest(Request[Machine]):
 
 @dataclass(frozen=True, kw_only=True)
 class MadeOf:
-    """The software and GPUs of this machine's ranks.
+    """The software and GPUs that ranks on this machine use.
 
-    `facts` maps the names of packages to versions and hashes of code (`harness.capture.made_of`). `gpus` has the
-    visible GPUs.
+    `facts` maps the names of packages to versions and hashes of code (`harness.capture.made_of`). `gpus` has the names
+    of the GPUs; it is empty if the request did not ask for them.
     """
 
     facts: dict[str, str]
@@ -77,7 +77,7 @@ class MadeOf:
 
 @dataclass(frozen=True)
 class MadeOfRequest(Request[MadeOf]):
-    """Report the versions and code of the host process, which are also those of all ranks that it forks.
+    """Report the versions and code of the host process. All ranks that it forks have the same.
 
     With `names_gpus`, the answer also has the names of the GPUs that torch can use.
     """
@@ -119,18 +119,18 @@ class StepFolder:
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest(Request[RunAnswer]):
-    """Run a system once. Paths are those of this machine.
+    """Run a system once. All paths are on this machine.
 
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
-    - `out`: the folder of the recording, or of a replay's archives.
+    - `out`: the folder for the recording or, in a replay, for the logged calls and values.
     - `options`: the command's options that apply to this run.
     - `case_timeout`, `timeout`: the time limit of the whole case, and the part of it that is left, in seconds.
     - `replay`: if given, the run repeats an earlier run up to a step, and logs or stores more than that run did.
     - `watch`: for a run that records: the step whose calls it also logs, and the folder for these logs.
-    - `later`: the run that will be requested after this run. While the ranks take the steps of this run, the graph of
-      the later run may be made.
+    - `later`: the run that will be requested after this run. Its graph may be made while the ranks take the steps of
+      this run.
     - `profile`, `dump_dir`: folders for profiles and graphs.
-    - `precompiled`: the folder of a compiled step, which the ranks load. Then nothing is traced.
+    - `precompiled`: the folder of a compiled step. If it is given, the ranks load this step and trace nothing.
     - `across`: the settings of a run for comparing two layouts.
     - `resume`: kill the run half-way, and resume it from its saved state.
     """
@@ -171,9 +171,10 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def halves(self) -> tuple[RunRequest, ...]:
-        """The runs that this request needs, in order: one, or two if the run is killed half-way and resumed.
+        """The requests that together make up this run, in order.
 
-        A replay of a step before the resume needs only the first of the two.
+        A run that is killed half-way and resumed has two, for the steps before and after. Any other run has only
+        itself. A replay of a step before the kill needs only the first half.
         """
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
@@ -187,7 +188,6 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is a first run of a system: neither a repetition nor a replay."""
         return self.arm == "first" and self.replay is None
 
     @property
@@ -201,7 +201,6 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def graph_options(self) -> GraphOptions:
-        """The options for making the graph that are not in the case: extra passes, and a folder for dumps."""
         return GraphOptions(extra_passes=self.options.extra_passes, dump_dir=self.dump_dir)
 
     @property
@@ -212,12 +211,10 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def runs_user_code(self) -> bool:
-        """Whether a user's pass edits the graph."""
         return bool(self.options.extra_passes)
 
     @property
     def trace_log(self) -> Path:
-        """The log of the trace and of the graph passes."""
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
@@ -232,11 +229,13 @@ class RunRequest(Request[RunAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class RankSlots:
-    """The ranks of a run that a host process starts, and the places for their files.
+    """The ranks that a host process starts for a run, and the paths of their files.
 
     - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
-    - `store`: the file through which ranks find each other. If `server` is given, a prefix for keys in its store.
-    - `server`: for ranks that a launcher such as torchrun started, the host name and port of the launcher's store.
+    - `store`: the file of torch's FileStore, through which the ranks find each other. If `server` is given, a prefix
+      for keys in the launcher's store.
+    - `server`: the host name and port of the store of a launcher, such as torchrun. None if the host process forks all
+      ranks.
     - `gpu`: the index of the rank's GPU, under a launcher.
     - `local_rank`, `local_world_size`: as in torchrun, under a launcher.
     """
@@ -252,10 +251,11 @@ class RankSlots:
 
 @dataclass(frozen=True, kw_only=True)
 class LocalRunRequest(Request[End]):
-    """Run the ranks of `rank_slots`, in this host process. Other host processes may run the other ranks.
+    """Run the ranks of `rank_slots` in this host process. Other host processes may run the other ranks.
 
-    - `is_prefetch`: only make the run's graph, and send no answer. The later request for the run raises its error.
-    - `asked_at`: the time of the request, by `time.monotonic()`, when the run's time begins.
+    - `is_prefetch`: only make the run's graph, and send no answer. If this fails, the later request for the run raises
+      the error.
+    - `asked_at`: the time of the request, by `time.monotonic()`. The run's time limit counts from here.
     """
 
     answer = End
@@ -269,7 +269,8 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit: those called `name` in the archives `reference` and `candidate`."""
+    """Compare two values bit by bit. Both have the name `name`, in the files `reference` and `candidate`, which a
+    replay wrote."""
 
     answer = ComparedBits
     reference: Path
@@ -279,7 +280,7 @@ class BitsRequest(Request[ComparedBits]):
 
 @dataclass(frozen=True, kw_only=True)
 class ClosenessRequest(Request[Closeness]):
-    """Measure how close the values of two recordings are, in step `step`, or in all steps if it is None."""
+    """Measure how close the values of two recordings are, in step `step` (None: in all steps)."""
 
     answer = Closeness
     reference: Path
@@ -297,9 +298,10 @@ class CallAnswer:
 
 @dataclass(frozen=True, kw_only=True)
 class CallRequest(Request[CallAnswer]):
-    """Call a function of `harness/powers`, "MODULE:FUNCTION", with the case and `values`, which have only JSON's types.
+    """Call a function of `harness/powers` with the case and the keyword arguments `values`, which have only JSON's
+    types.
 
-    The function is imported only in the process that is forked to answer.
+    `function` is "MODULE:FUNCTION". The module is imported only in the process that is forked to answer.
     """
 
     answer = CallAnswer
@@ -311,9 +313,9 @@ class CallRequest(Request[CallAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """The artifact (facts about the precompiled step), and the seconds spent on making it.
+    """Facts about the precompiled step (`artifact`), and the seconds that making it took.
 
-    `trace_seconds` has the times for tracing the step of the first rank and that of the last rank.
+    `trace_seconds` has two times: for tracing the step of the first rank, and for tracing the step of the last rank.
     """
 
     artifact: Artifact
@@ -326,8 +328,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    With `inject`, the name of a fault, nothing is written. The steps of two ranks are compared, which must find the
-    fault.
+    If `inject` names a deliberate fault, nothing is written. Instead, the steps of two ranks are compared, which must
+    find the fault.
     """
 
     answer = PrecompileAnswer

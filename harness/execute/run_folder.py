@@ -1,7 +1,7 @@
 """Check a run folder's report against the recordings beside it.
 
-A forged report may agree with itself, so tensors are counted again in the recordings. Without these, the counts must be
-those of the case's model.
+A forged report may be consistent, so its numbers are computed again from the recordings. If the recordings were
+deleted, only the numbers of tensors are checked: the case's model determines them.
 """
 
 from __future__ import annotations
@@ -61,10 +61,6 @@ def _wrong_values(result: CaseResult, folder: Path) -> Iterator[tuple[str, objec
 
 
 def _wrong_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object]]:
-    """Yield each count in a result that is wrong for the case's model. Yields nothing for a user's systems.
-
-    An item has the count's field, its correct value, the source of that value, and the value found.
-    """
     # How many tensors a user's systems record is not known.
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return

@@ -29,8 +29,10 @@ A = TypeVar("A")
 
 
 class Client(Protocol):
-    """Runs the requests of a case. It is a session on this machine or, under torchrun, the client of rank 0. Made by
-    `transport.open_client`."""
+    """Sends a case's requests to host processes: a session on this machine or, under torchrun, the client of rank 0.
+
+    `transport.open_client` makes it.
+    """
 
     run_dir: Path
     work: Path
@@ -52,13 +54,14 @@ class Client(Protocol):
 class Session:
     """A host process and a temporary folder for a command's cases. `another` opens more sessions, for concurrent cases.
 
-    If a host process crashes, all later cases fail. If it exceeds a case's time, another is started.
+    If a host process crashes, all later cases fail. A host process that exceeds a case's time limit is killed, and a
+    new one is started.
     """
 
     def __init__(
         self, run_dir: Path, options: RunOptions, log: str = "host.log", crashes: list[RankError] | None = None
     ) -> None:
-        """`crashes` lists the crashes of all host processes of the command: its sessions share this list and append to
+        """`crashes`: the crashes of all host processes of the command. All its sessions share this list and append to
         it."""
         self.run_dir = run_dir
         self.options = options
@@ -73,8 +76,10 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """Open a further session, with its own host process. Closing this session closes the other, too. Call it in the
-        main thread only."""
+        """Open a further session with a host process of its own. Closing this session closes the further session, too.
+
+        Call it in the main thread only.
+        """
         with interrupts.held():  # as in `open_session`
             made = Session(self.run_dir, self.options, f"host{len(self._others) + 2}.log", self._crashes)
             self._others.append(made)
@@ -83,8 +88,7 @@ class Session:
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
         """Send a request to the host process and return the answer.
 
-        Raises the request's error. If the host process has crashed, each call raises that crash's error; after `end`,
-        Abandoned.
+        Raises the request's error, or the error of an earlier crash of the host process. After `end`, raises Abandoned.
         """
         if self._has_ended.is_set():
             raise Abandoned
@@ -115,7 +119,6 @@ class Session:
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:
-        """The device and backend of a case. Raises CaseError if the case does not fit the machine."""
         if self._num_gpus is None and self.options.device != "cpu":
             with contextlib.suppress(RankError):  # a host that cannot start fails each case again, with the same error
                 self._num_gpus = self.ask(MachineRequest(), START_TIMEOUT).gpus
@@ -127,8 +130,8 @@ class Session:
         """Do nothing, because a session has no other ranks to which to send the result."""
 
     def close(self) -> None:
-        """End the host process and remove the temporary folder, with all files of the host process and its
-        descendants."""
+        """End the host processes of this session and of the sessions that `another` opened, and remove their temporary
+        folders."""
         hosts = [session.host for session in (self, *self._others) if session.host is not None]
         # First let all idle hosts end at the same time, then kill those that are left.
         for host in hosts:
@@ -163,13 +166,13 @@ def open_session(run_dir: Path, options: RunOptions) -> Iterator[Session]:
 
 @contextlib.contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Context in which SIGTERM raises SystemExit, so that the descendants are ended as after an interrupt."""
     on_main_thread = threading.current_thread() is threading.main_thread()
     if not on_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield  # a caller that handles SIGTERM unwinds by itself
         return
 
     def stop(number: int, frame: object) -> None:
+        # SystemExit unwinds the stack, so descendants are ended as after an interrupt.
         sys.exit(128 + number)
 
     before = signal.signal(signal.SIGTERM, stop)

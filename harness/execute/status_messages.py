@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 class PreparedGraph:
     """Facts about a graph after all passes, for the manifest and the report.
 
-    - `code_hash`: of the graph. `generated_hash`: of the code that a backend generated, if any.
-    - `is_kept`: an earlier run traced the graph.
-    - `artifact`: the precompiled step, if the graph was read from a folder.
+    - `code_hash`: the hash of the graph's code. `generated_hash`: the hash of the code that a backend generated, if
+      any.
+    - `is_kept`: whether the graph was read from the cache, where an earlier run stored it.
+    - `artifact`: facts about the precompiled step, if the graph was read from its folder.
     - `races`: descriptions of pairs of calls that use the same memory in no fixed order.
     - `calls`: the number of the graph's calls.
     - `calls_uncompared`: the number of calls whose values are in no record.
@@ -42,7 +43,7 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """Whether an earlier run traced the graph, for the report; None if the graph was read from a precompiled
+        """For the report: whether an earlier run traced the graph. None if the graph was read from a precompiled
         step."""
         return None if self.artifact else self.is_kept
 
@@ -139,7 +140,7 @@ class Done:
     - `step_seconds`: each step's time without recording.
     - `flops`: the FLOPs of the first step; None if they were not counted.
 
-    Memory:
+    Memory, in MiB:
 
     - `peak_mib`: the peak on the rank's device; None on a CPU.
     - `process_mib`: the peak of the rank's process.
@@ -149,7 +150,7 @@ class Done:
     - `determinism`: the determinism switches that were set.
     - `switches`: the switches that were read at the start, after the system was made, and after the steps.
     - `system`: the system's description of itself.
-    - `gpu`: the versions of CUDA and its libraries. Empty on a CPU.
+    - `gpu`: the versions of CUDA and its libraries. None on a CPU.
     - `gpu_environment`: the environment variables that CUDA's libraries read. Empty on a CPU.
 
     Checks:
@@ -161,9 +162,9 @@ class Done:
     - `compiled`: the uses of torch.compile.
     - `races`: the races in the graph that a user's system shows.
     - `turns`: the launches and waits of that graph's collectives, in order.
-    - `unshown`: state that steps changed, but that no record has.
+    - `unshown`: names of state that steps changed, and that is in no record.
     - `shows_every_buffer`: whether every buffer is in the records.
-    - `meetings`: the sums over ranks.
+    - `meetings`: the sums over ranks, in a comparison of two layouts; else None.
 
     Replays:
 
@@ -227,13 +228,13 @@ class End:
 
     After a failure:
 
-    - `failure`: that of the rank to blame.
-    - `place`: how far the rank was, as in "at step 3".
-    - `log`: its log.
+    - `failure`: the failure of the rank to blame.
+    - `place`: how far that rank was, as in "at step 3".
+    - `log`: the path of that rank's log.
 
     After a hang:
 
-    - `unfinished`: the place of each late rank.
+    - `unfinished`: how far each late rank was.
     - `stacks`: the stacks of late ranks.
     """
 

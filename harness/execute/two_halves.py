@@ -59,15 +59,19 @@ def _method(system: Any, name: str) -> Any:
 
 
 def first_half(case: Case, system: str) -> tuple[Case, str]:
-    """The case and the system of the first half. If the candidate must load the state that the reference saved, these
-    are the reference's; else the given ones."""
+    """Return the case and the system of the first half.
+
+    If the candidate must load the state that the reference saved, the first half is a run of the reference. Otherwise
+    it is a run of `system` on `case`.
+    """
     return (case.of("reference"), case.reference) if case.resumes_reference else (case, system)
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Add a rank's records of the first half to the file of the second half.
+    """Add a rank's records of the first half to the records of the second half. `first` and `second` are the files of
+    the halves.
 
-    `first` and `second` are the files. The rank's kept values are joined, too, if both halves have some.
+    The stored tensor values are joined, too, if both halves have some.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

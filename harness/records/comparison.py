@@ -18,9 +18,10 @@ class Comparison:
     - `layout_mismatches`: a sentence for each pair of records whose dtype, shape or placements differ.
     - `is_sharded_otherwise`: whether the placements of some pair differ.
     - `differing`, `differing_left_out`: as in CaseResult.
-    - `vacuous`: sentences about agreement that is no evidence, such as that of zeros.
+    - `vacuous`: sentences about agreement that is no evidence, such as the agreement of zeros.
     - `unshared`: sentences about state that only one of the systems has.
-    - `remarks`: sentences about such agreement, the code that torch.compile compiled, and state without a record.
+    - `remarks`: sentences about single tensors whose agreement is no evidence, code that torch.compile compiled, and
+      state without a record.
     """
 
     verdict: Verdict

@@ -43,8 +43,9 @@ class TensorDifference:
 class ChainLink:
     """A call on the path from the blamed call to the differing record.
 
-    The path omits `left_out` calls just before it. `elements_differing`, `elements` and `max_ulp` describe its output,
-    if the other system has a matching call.
+    - `left_out`: the number of calls just before this call that the path omits.
+    - `elements_differing`, `elements`, `max_ulp`: how the call's output differs. None if the other system has no
+      matching call.
     """
 
     __pydantic_config__ = GROWING
@@ -90,14 +91,15 @@ class Verification:
     """The result of running the step again with the reference's value in place of the blamed call's output.
 
     - `tensors`: the number of records of the step on all ranks.
-    - `differing`: the number of these records that differed before any exchange.
-    - `remaining`: the number of these records that still differ with all exchanges.
-    - `accounts`: the number of these records that became equal by exchanging this cause's values alone.
-    - `reverse`: whether the reference computes the candidate's step with the candidate's values; None if not tried.
+    - `differing`: the number of these records that differed before any value was replaced.
+    - `remaining`: the number of these records that still differ with the values of all causes replaced.
+    - `accounts`: the number of these records that became equal by replacing the values of this cause alone.
+    - `reverse`: whether the reference, run with the candidate's values, computes the candidate's step; None if not
+      tried.
     - `calls`, `calls_left_out`: further calls of the same cause, and the number of calls that are not listed.
     - `causes`: independent causes.
     - `reason`: the missing evidence.
-    - `runs`: the number of runs with exchanged values.
+    - `runs`: the number of runs with replaced values.
 
     Example: differing=40, remaining=0, reverse=True is `verified`; remaining=5 is `in part`.
     """
@@ -175,10 +177,10 @@ class Divergence:
     """The first record that differs between two systems, how its tensor differs, and the call to blame.
 
     - `pass_`: the first pass that changes bits, if a search found it.
-    - `between`: if a system differs from itself, its name, as in "reference against itself". Then "reference" and
-      "candidate" in the other fields are its first and second run.
-    - `holds`: the reference's only other record with the candidate's bits, such as "grad b". Perhaps two tensors were
-      exchanged.
+    - `between`: None, or a text such as "reference against itself" if a system differs from itself. Then "reference"
+      and "candidate" in the other fields are this system's first and second run.
+    - `holds`: the name of the reference's record that has the candidate's bits, such as "grad b", if there is exactly
+      one. Perhaps two tensors were exchanged.
     """
 
     step: int

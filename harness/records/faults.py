@@ -13,8 +13,11 @@ from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 
 FaultStatus = Literal["killed", "survived", "equal", "flagged", "not struck", "unjudged"]
-"""A fault is "killed" if it was found, else "survived". An equivalent, a rewrite that keeps every bit, is "equal", or
-"flagged" by mistake. A fault that changed nothing is "not struck"."""
+"""A fault is "killed" if it was found, "survived" if not, and "not struck" if it changed nothing.
+
+A rewrite that keeps every bit (an equivalent) is "equal", or "flagged" if it was reported by mistake. A fault or
+equivalent whose runs cannot be compared is "unjudged".
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +28,8 @@ class FaultOutcome:
     - `says`: the description of the fault.
     - `first`: the first record that differs.
     - `call`: the blamed call.
-    - `place_right`, `operator_right`, `rank_right`: whether the blamed call has a place, operator and rank that the
-      fault changed. None if no place is expected, or no call was blamed.
+    - `place_right`, `operator_right`, `rank_right`: whether the blamed call has the module and direction, the operator,
+      and the rank that the fault changed. None if this cannot be decided, for example because no call was blamed.
     - `reason`: why a fault was not found or not judged, or how a run failed.
     """
 
@@ -73,8 +76,8 @@ def share_in_words(part: int, whole: int) -> str:
 class Score:
     """Totals of the outcomes of injected faults.
 
-    - `places`, `operators`, `ranks`: two numbers each. First the faults for which the blamed place, operator or rank is
-      right, then those for which this can be decided.
+    - `places`, `operators`, `ranks`: two numbers each. The first counts the faults for which the blamed call has the
+      right module and direction, operator or rank. The second counts those for which this can be decided.
     - `unjudged`: the number of outcomes that could not be judged.
     - `ended_early`: the run stopped before the last fault.
     """
@@ -93,7 +96,6 @@ class Score:
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        """All totals in a sentence."""
         return (
             f"{self.killed} of {self.faults} faults killed, {self.flagged} of {self.equivalents} equivalents flagged, "
             f"module and direction right in {share_in_words(*self.places)}, "
@@ -113,7 +115,7 @@ class Score:
 
     @property
     def overfull(self) -> Share | None:
-        """The first share whose part exceeds its whole, which only a wrong file has; None if there is none."""
+        """The first share whose part exceeds its whole, which only a damaged file has; None if there is none."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),
@@ -153,8 +155,9 @@ class Score:
 class FaultsFound:
     """The outcomes of a call of `bitproof faults`, or of several calls that each continued the previous one.
 
-    `problem` is why the last call ended early, `cpu_seconds` the CPU time on all cores. `own_digest` identifies the
-    code.
+    - `problem`: why the last call ended early; None if it did not.
+    - `cpu_seconds`: the CPU time on all cores.
+    - `own_digest`: identifies the version of bitproof's code.
     """
 
     __pydantic_config__ = GROWING
@@ -167,13 +170,12 @@ class FaultsFound:
 
     @property
     def score(self) -> Score:
-        """The totals of all outcomes."""
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
         """A copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
 
-        Raises UsageError if the outcomes are those of another version of the code, with another `own_digest`.
+        Raises UsageError if another version of the code, with another `own_digest`, judged the faults.
         """
         # Outcomes of two versions of the code would be one score of no version.
         if self.own_digest != own_digest:
@@ -187,5 +189,4 @@ class FaultsFound:
         return replace(self, outcomes=judged, problem=None, calls=self.calls + 1)
 
     def has(self, fault: str, case: str | None = None) -> bool:
-        """Whether a fault was judged, in any case or in the given case."""
         return any(outcome.fault == fault and case in (None, outcome.case) for outcome in self.outcomes)

@@ -25,7 +25,7 @@ Run = tuple[int, int]
 """A half-open range of indices."""
 Cell = tuple[Run, ...]
 Cuts = tuple[tuple[int, ...], ...]
-"""For each dim the indices at which runs begin or end, ascending."""
+"""For each dim, the indices at which ranges begin or end, ascending."""
 
 # The text of a box: its runs in each dim, and the shape of the tensor, such as "[0:4+8:12, 0:8] of [16, 8]".
 _BOX = re.compile(r"\[([0-9:+, ]*)\] of (flat )?\[([0-9, ]*)\]")
@@ -77,9 +77,9 @@ class Across:
 
 @dataclass(frozen=True)
 class Box:
-    """A rank's part of a tensor of `shape`: for each dim, the runs of indices that it covers.
+    """A rank's part of a tensor of `shape`: for each dim, the ranges of indices that the part covers (`runs`).
 
-    A flat box has the runs of the flattened tensor, in a single dim.
+    A flat box has ranges of the flattened tensor, in a single dim.
     """
 
     shape: tuple[int, ...]
@@ -92,7 +92,6 @@ class Box:
 
     @staticmethod
     def whole(shape: Sequence[int]) -> Box:
-        """The box of a whole tensor of this shape."""
         return Box(tuple(shape), tuple(((0, size),) for size in shape))
 
     @staticmethod
@@ -115,12 +114,11 @@ class Box:
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the rank's part."""
         return tuple(sum(end - first for first, end in runs) for runs in self.runs)
 
     @property
     def flat(self) -> Box | None:
-        """The same part as a flat box; None if it does not consist of whole slices of the first dim."""
+        """The same part as a flat box; None if the part does not consist of whole slices of the first dim."""
         if self.is_flat:
             return self
         # Whole in every dim but the first: then the part's elements are consecutive in memory.
@@ -155,9 +153,9 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """The boxes in a common form: all flat if any of them is flat, otherwise unchanged.
+    """Convert boxes to a common form: all become flat if any of them is flat, otherwise all stay unchanged.
 
-    Empty if one of them has no flat form, or if their tensors have different shapes.
+    Returns an empty list if a box has no flat form, or if the boxes' tensors have different shapes.
     """
     boxes = list(boxes)
     # Cuts of a flat box are positions in memory, and cannot be compared with indices of dims.
@@ -191,10 +189,8 @@ def _run(text: str) -> Run:
 
 
 def _ascend(runs: Sequence[Run], size: int) -> bool:
-    """Whether runs are in ascending order within a dim of this size, and not empty.
-
-    Only a single run may be empty: a part without elements has one.
-    """
+    """Whether the ranges of a dim of this size ascend and are not empty. A part without elements has a single empty
+    range."""
     ends = [index for run in runs for index in run]
     return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))
 

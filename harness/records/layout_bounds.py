@@ -15,7 +15,8 @@ from bitproof.harness.validate import GROWING
 
 MAX_ROWS = 20
 FEWEST_SAMPLES, MOST_SAMPLES = 3, 12
-"""The number of runs with reordered sums: at first, and the maximum if a tensor is `near` its bound after these."""
+"""The number of runs with reordered sums: FEWEST_SAMPLES at first, and up to MOST_SAMPLES if a tensor is then `near`
+its bound."""
 Phase = Literal["forward", "backward", "clip", "update"]
 """The phases of a step, in order; "clip" is everything between backward and the optimizer."""
 
@@ -47,7 +48,8 @@ class LayoutRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the tensor differs by more than reordered sums explain. A tensor that is `apart` always does."""
+        """Whether the tensor differs by more than reordered sums explain, or differs between ranks of a system
+        (`apart`)."""
         # `not <=` and not `>`: a NaN is beyond any bound.
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
@@ -92,11 +94,12 @@ class LayoutBounds:
     - `regrouped`: the number of tensors that may differ by rounding, within bounds.
     - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. Tensors of earlier
       phases of the first step are `exact`.
-    - `samples`: the number of runs of the reference with reordered sums. They give the bounds.
+    - `samples`: the number of runs of the reference with reordered sums, which determine the bounds.
     - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
     - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
     - `near`: the number of tensors within their bound that differ by more than rounding usually does.
-    - `rows`: the tensors in `beyond`, in the order of computation, then those that used most of their bound.
+    - `rows`: first the tensors in `beyond`, in the order of computation, then the tensors that used most of their
+      bound.
     - `in_float64`: a second test, only for systems that are within their bounds.
     """
 

@@ -41,7 +41,6 @@ class Partition:
         return next((Partition(**each) for each in facts if each.keys() == names), None)
 
     def tell(self) -> list[tuple[str, str]]:
-        """The rows of a report's table: a name and a value each."""
         return [
             ("nodes of the joint graph", str(self.nodes_joint)),
             ("nodes of forward", str(self.nodes_forward)),

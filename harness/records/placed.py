@@ -65,7 +65,6 @@ class Placed:
     beside: dict[str, list[Cost]] = field(default_factory=dict)
 
     def tell(self) -> list[tuple[str, str]]:
-        """The rows of a report's table about the solution: a name and a value each."""
         by_hand: Mapping[str, list[float]] = self.beside
         return [
             ("placements from", self.source),
@@ -89,5 +88,4 @@ class Placed:
         ]
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The rows of a report's table of parameters: name, both placements, cost and bytes."""
         return [(x.name, x.data, x.tensor, f"{x.cost:.1f}", str(x.bytes)) for x in self.parameters]

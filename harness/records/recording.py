@@ -15,27 +15,27 @@ ROLES: tuple[Role, ...] = ("reference", "candidate")
 """The roles of a case's two systems."""
 
 REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
-"""The kinds that every rank must record at every step."""
+"""The kinds that every case must record at every step; see `required_kinds`."""
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether one rank per step is enough to record a kind.
+    """Whether a record of this kind on a single rank per step is enough.
 
-    True only for losses, in a pipeline and in a user's system: other ranks may have no loss.
+    True only for losses of a pipeline or of a user's system, because some of their ranks may have no loss.
     """
     return kind == "loss" and (case.is_foreign or case.parallelism.pp > 1)
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that every rank must record at every step of a case; for a kind that `needs_one_rank`, one rank."""
+    """The kinds that a case must record at every step: on every rank or, if `needs_one_rank`, on a single rank."""
     # Kinds that only some cases record.
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
 
 
 CHANGED = "@changed"
-"""The end of the names of records of an optimizer's settings and attributes. Only a step that changes a setting records
-it."""
+"""The suffix of the names of records of an optimizer's settings and attributes. These are recorded only at a step that
+changes them."""
 
 
 OPTIMIZERS = "optimizers"
@@ -139,7 +139,6 @@ class TorchCompile:
 
     @property
     def is_any(self) -> bool:
-        """Whether torch.compile captured any graph."""
         return self.graphs > 0
 
 
@@ -277,7 +276,6 @@ class Manifest:
         return read(Manifest, values, "manifest", RecordingError, damaged="is damaged", where=where)
 
     def to_dict(self) -> dict[str, Any]:
-        """The manifest as plain JSON values."""
         return asdict(self)
 
 
@@ -300,26 +298,21 @@ class Recording:
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
 
     def from_step(self, first: int) -> Recording:
-        """The recording without the steps before `first`."""
         if not first:
             return self
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
 
     def told_as(self, manifest: Manifest) -> Recording:
-        """The same records with another manifest."""
         return Recording(manifest, self.records)
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks with records, in ascending order."""
         return sorted({key.rank for key in self.records})
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records."""
         return {key: record for key, record in self.records.items() if key.rank == rank}
 
     def records_at(self, rank: int, step: int) -> dict[Key, Record]:
-        """A rank's records of one step."""
         return {key: record for key, record in self.records_of(rank).items() if key.step == step}
 
     def losses(self, rank: int | None = None) -> list[str]:
@@ -334,5 +327,4 @@ class Recording:
         return []
 
     def losses_of(self, rank: int) -> dict[Key, Record]:
-        """A rank's records of losses."""
         return {key: record for key, record in self.records_of(rank).items() if key.kind == "loss"}

@@ -20,7 +20,7 @@ class Report:
     - `remarks`: sentences that apply to every case.
     - `faults`: the score of fault injection.
     - `shard`: if several machines share the cases, the number of this part, and the whole selection.
-    - `left_out`: the cases of `not_run`, except those that `shard` lists.
+    - `left_out`: the cases in `not_run`, without the cases that `shard` already lists.
     """
 
     run_id: str

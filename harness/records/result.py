@@ -64,7 +64,6 @@ class Closeness:
 
     @property
     def is_within(self) -> bool:
-        """Whether every tensor is within the bound."""
         return not self.tensors_beyond and self.largest_error is not None and self.largest_error <= self.bound
 
 
@@ -72,14 +71,14 @@ Step = Annotated[
     str, That("steps as decimal numbers", re.compile("[0-9]{1,9}").fullmatch, {"allOf": [{"pattern": "^[0-9]{1,9}$"}]})
 ]
 Differing = dict[KindName, dict[str, dict[Step, list[Count]]]]
-"""The ranks on which a tensor differs, by kind, name and step; steps are strings, as keys of JSON objects must be."""
+"""kind -> name -> step -> ranks on which the tensor differs. Steps are strings, as keys of JSON objects must be."""
 
 MAX_DIFFERING = 20_000
 """The most differing keys of a case in a report."""
 
 
 def group_keys(keys: Iterable[Key]) -> Differing:
-    """These keys as nested dicts, from kind to name to step to the list of ranks, in the order of the keys."""
+    """Convert keys to nested dicts: kind -> name -> step -> ranks, in the order of the keys."""
     grouped: Differing = {}
     for key in keys:
         grouped.setdefault(key.kind, {}).setdefault(key.name, {}).setdefault(str(key.step), []).append(key.rank)
@@ -87,12 +86,12 @@ def group_keys(keys: Iterable[Key]) -> Differing:
 
 
 def zero_counts() -> dict[str, int]:
-    """A count of 0 for each kind of record that is usual; rare kinds appear only if they are compared."""
+    """A dict with a count of 0 for each usual kind of record. Rare kinds are added only if they are compared."""
     return dict.fromkeys(USUAL_KINDS, 0)
 
 
 STAGES = "stages"
-"""The name of the fact under which a pass lists its facts about each stage of a pipeline."""
+"""The key, in a pass's facts, of the list with its facts about each stage of a pipeline."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,8 @@ class PassReport:
 
     - `settings`: the settings that determine its effect, as JSON values.
     - `changed`: for each operator whose count changed, the number of calls before and after.
-    - `facts`: the pass's own facts. In a pipeline, a list with those of each stage; then all numbers are sums over
-      stages.
+    - `facts`: the pass's own facts. If the model has pipeline stages, this has a list with the facts of each stage, and
+      all numbers of the pass are sums over stages.
     """
 
     __pydantic_config__ = GROWING
@@ -129,7 +128,7 @@ class CaseSeconds:
     - `passes`: the time of each pass by name.
     - `reference`, `candidate`: the two systems' first runs, including recording.
 
-    These have a time for each system:
+    The following parts have a time for each system:
 
     - `control`: a second run.
     - `stress`: a run with random sleeps and other values in uninitialized memory.
@@ -157,7 +156,6 @@ class CaseSeconds:
         setattr(self, table, (getattr(self, table) or {}) | {side: seconds})
 
     def known(self) -> dict[str, float | dict[str, float | None]]:
-        """The times that were measured, by name."""
         return {name: value for name, value in vars(self).items() if value is not None}
 
 

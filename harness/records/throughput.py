@@ -19,8 +19,8 @@ AtLeastZero = Annotated[float, That("a number, zero or more", lambda number: num
 class Throughput:
     """A system's throughput in its first run. Unknown values are None.
 
-    - `step_seconds`: the median time of `steps` steps, each that of its slowest rank. The first step is a warm-up, and
-      counts only if there is no other.
+    - `step_seconds`: the median time of `steps` steps. A step takes as long as its slowest rank. The first step is a
+      warm-up, and counts only if there is no other.
     - `spread_seconds`: the interquartile range of these times.
     - `tokens`: the number of tokens per step on all ranks.
     - `flops`: the number of operations in rank 0's first step, by torch's flop counter.
@@ -42,7 +42,6 @@ class Throughput:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """The number of tokens per second, on all ranks together; None if unknown."""
         return None if self.tokens is None else self.tokens / self.step_seconds
 
     @property

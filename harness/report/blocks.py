@@ -31,7 +31,6 @@ def markdown(blocks: Iterable[Block], reasons: Iterable[str] = ()) -> Iterator[s
 
 
 def reasons_of(finding: Finding) -> list[str]:
-    """The reasons of a finding against a case: the check's objection, and why it could not judge."""
     return [reason for reason in (finding.objection, finding.unjudged) if reason]
 
 
@@ -54,7 +53,7 @@ def lines(finding: Finding) -> Iterator[str]:
 def brief_lines(finding: Finding) -> Iterator[str]:
     """Yield the lines of a finding that a run prints at its end.
 
-    These are all lines if the check objects or could not judge, otherwise the finding's sentences.
+    If the check objects or could not judge, all lines are printed, otherwise only the finding's sentences.
     """
     if finding.objection or finding.unjudged:
         yield from lines(finding)

@@ -54,7 +54,6 @@ class CaseRow:
 
 
 def row_of(result: CaseResult) -> CaseRow:
-    """The row for a case's result."""
     return CaseRow(
         name=result.case.name,
         verdict=result.verdict.value,

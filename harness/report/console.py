@@ -33,7 +33,7 @@ class SafeConsole(Console):
         super().print(*objects, **{"soft_wrap": all(isinstance(each, str) for each in objects)} | facts)
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """Render text without unsafe characters. The only links are those to source files on this machine."""
+        """Render text without unsafe characters. Only source files on this machine are linked."""
         # Filtered here, since the filter of `runtime/output` would remove the escape sequences that rich writes.
         # Control segments are rich's own, such as those that move the cursor for a progress bar.
         for segment in super().render(renderable, options):

@@ -41,8 +41,8 @@ def tell_diff(
 ) -> Iterator[str]:
     """Yield the lines that `bitproof diff` prints.
 
-    They have verdict, counts by kind, first divergence, drift, and differences of manifests. With `advises`, also
-    commands that explain a difference of environments.
+    The lines show the verdict, counts by kind, the first divergence, differing tensors, and differences of manifests.
+    With `advises`, they also show commands that explain a difference of environments.
     """
     differences = list(manifest_differences)
     yield f"{comparison.verdict}: {folders[0]} against {folders[1]}"
@@ -69,7 +69,6 @@ def tell_diff(
 
 
 def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator[str]:
-    """Yield the part of the step in which the cause is, and the commands that find the call to blame, as lines."""
     yield f"  cause: {_CAUSES.get(kind, 'not known')}"
     # Two systems can be searched here. The same system at two times needs its earlier code, or a baseline of it.
     first, second = systems
@@ -84,7 +83,6 @@ def _about_the_cause(kind: str, systems: tuple[str, str], case: str) -> Iterator
 
 
 def _narrow(name: str, left: str, right: str) -> str:
-    """A line "`name`: left against right". If it would be longer than WIDTH columns, the two values are cut."""
     # Both values get the same room, so that a difference at the same position is visible in both.
     room = max(_LEAST, (WIDTH - len(name) - len(" against ")) // 2)
     if len(name) + len(left) + len(right) + len(" against ") > WIDTH:

@@ -45,7 +45,6 @@ def _finite(value: Any) -> Any:
 
 
 def to_dict(report: Report) -> dict[str, Any]:
-    """The report as plain JSON values."""
     return cast(dict[str, Any], plain(ReportEntry.of(report)))
 
 

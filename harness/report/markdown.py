@@ -125,7 +125,6 @@ def _not_run(report: Report) -> Iterator[str]:
 
 
 def _bounded_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table with as many rows as MAX_TABLE_BYTES allows, followed by the number of rows that are left out."""
     rows = [[_brief(value) for value in row] for row in rows]
     # Each row of a Markdown table is padded to the widest row, so sizes of rows do not simply add up: halve the rows.
     shown = len(rows)
@@ -142,7 +141,7 @@ def _brief(value: Any) -> Any:
 
 
 def _size(block: str) -> int:
-    """The bytes of a block and of the empty line before it. A character that cannot be encoded counts as its escape."""
+    # With the empty line before it. A character that cannot be encoded counts as its escape.
     return len(block.encode(errors="backslashreplace")) + 2
 
 

@@ -1,7 +1,7 @@
 """Escape untrusted text for Markdown. Every Markdown form of a report uses these functions.
 
-Escaped are characters that could start HTML, links, pictures, code or tables. Some that GitHub interprets even then,
-such as `@`, are put into a `<span>`.
+Characters that could start HTML, links, pictures, code or tables are escaped. Characters that GitHub interprets even
+when escaped, such as `@`, are put into a `<span>`.
 """
 
 from __future__ import annotations
@@ -72,7 +72,6 @@ def _cell(value: Any) -> str:
 
 
 def strong(text: str) -> str:
-    """The text in bold, on one line; "" if it is empty."""
     return f"**{inline(text)}**" if text.strip() else ""
 
 

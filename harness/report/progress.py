@@ -87,7 +87,6 @@ class PlainProgress:
         self.stream.flush()
 
     def on_event(self, event: Event) -> None:
-        """Print the event, unless it is a step less than 5 s after the last printed step of its case."""
         if event.event == "step":
             now = self.clock()
             # A fast case takes hundreds of steps per second.
@@ -97,7 +96,6 @@ class PlainProgress:
         self._print(describe_event(event))
 
     def on_result(self, result: CaseResult) -> None:
-        """Print a finished case and the number of finished cases."""
         self.num_finished += 1
         count = f"({self.num_finished} of {self.num_cases} cases)"
         self._print(f"{describe_result(result)} {count}{describe_error(result)}")
@@ -138,7 +136,6 @@ class LiveProgress:
         self.progress.stop()
 
     def on_event(self, event: Event) -> None:
-        """Update the bar of the event's case; a new case gets a bar."""
         name = event.case
         # The total is unknown until the first step, so the bar only shows activity.
         if name not in self.current:
@@ -148,7 +145,6 @@ class LiveProgress:
             self.progress.update(self.current[name], completed=event.step + 1, total=event.steps)
 
     def on_result(self, result: CaseResult) -> None:
-        """Replace the bar of a finished case by a permanent line."""
         if result.case.name in self.current:
             self.progress.remove_task(self.current.pop(result.case.name))
         self.progress.advance(self.total)

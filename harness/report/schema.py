@@ -2,8 +2,8 @@
 
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
 
-A divergence in the file also has the fields of its tensor and of the blamed call. The fields of that call's output have
-the prefix `output_`. Fields with a default were added after the first reports.
+In the file, a divergence also has the fields of its tensor and of the blamed call. The fields of that call's output
+have the prefix `output_`. Fields with a default were added after the first reports.
 """
 
 from __future__ import annotations
@@ -85,7 +85,6 @@ class Verdicts:
 
     @staticmethod
     def of(found: Mapping[Role, str | None]) -> Verdicts:
-        """Convert from verdicts by role."""
         return Verdicts(**{role: None if verdict is None else Verdict(verdict) for role, verdict in found.items()})
 
 
@@ -101,7 +100,7 @@ class Losses:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatKey:
-    """A record's key."""
+    """The key of a record."""
 
     __pydantic_config__ = GROWING
 
@@ -112,17 +111,15 @@ class FlatKey:
 
     @staticmethod
     def of(key: Key) -> FlatKey:
-        """Convert a record's key to the form of the file."""
         return FlatKey(**key._asdict())
 
     def key(self) -> Key:
-        """Convert back to a record's key."""
         return Key(self.step, self.kind, self.name, self.rank)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatCloseness:
-    """A measured closeness of two systems. Records are named by `FlatKey` objects."""
+    """How close the values of two systems are. `largest` and `first_beyond` are the keys of records."""
 
     __pydantic_config__ = GROWING
 
@@ -136,12 +133,10 @@ class FlatCloseness:
 
     @staticmethod
     def of(found: Closeness) -> FlatCloseness:
-        """Convert a closeness to the form of the file."""
         first = FlatKey.of(found.first_beyond) if found.first_beyond else None
         return FlatCloseness(**vars(found) | {"largest": FlatKey.of(found.largest), "first_beyond": first})
 
     def closeness(self) -> Closeness:
-        """Convert back to a closeness."""
         first = self.first_beyond and self.first_beyond.key()
         return Closeness(**vars(self) | {"largest": self.largest.key(), "first_beyond": first})
 
@@ -185,7 +180,6 @@ class FlatDivergence(TensorDifference):
 
     @staticmethod
     def of(divergence: Divergence) -> FlatDivergence:
-        """Convert a divergence to the form of the file."""
         call = divergence.call
         # The tensor's fields are the file's as they are. The call's come next, and those of its output
         # last, with a prefix.
@@ -196,7 +190,6 @@ class FlatDivergence(TensorDifference):
         return FlatDivergence(**{name: value for name, value in flat.items() if name in _FIELDS})
 
     def divergence(self) -> Divergence:
-        """Convert back to a divergence."""
         found = vars(self)
         call = None
         # A call always has an operator, so without one there was no call.
@@ -261,7 +254,6 @@ class CaseEntry(CaseFindings):
 
     @staticmethod
     def of(result: CaseResult) -> CaseEntry:
-        """Convert a case's result to the form of the file."""
         case, first, closeness = result.case, result.first_divergence, result.closeness
         values: Any = vars(result) | {
             "name": case.name,
@@ -281,7 +273,7 @@ class CaseEntry(CaseFindings):
         return CaseEntry(**values)
 
     def result(self) -> CaseResult:
-        """Convert back to a case's result. Whether its fields contradict each other is checked elsewhere."""
+        """Convert back to a case's result, without checking whether the fields contradict each other."""
         found = {name: value for name, value in vars(self).items() if name not in _OF_THE_CASE}
         return CaseResult(
             **found
@@ -325,7 +317,6 @@ class ReportEntry:
 
     @staticmethod
     def of(report: Report) -> ReportEntry:
-        """Convert a report to the form of the file."""
         return ReportEntry(
             schema=2,
             run_id=report.run_id,
@@ -343,7 +334,7 @@ class ReportEntry:
 
 
 def plain(entry: Any) -> Any:
-    """An object of one of this module's classes as plain JSON values. Times that were not measured are left out."""
+    """Convert an object of this module's classes to plain JSON values. Times that were not measured are left out."""
     # Of a case with a user's systems, only the stated settings are written: see `Case.stated`.
     if isinstance(entry, Case):
         return entry.stated()
@@ -357,7 +348,6 @@ def plain(entry: Any) -> Any:
 
 
 def schema_text() -> str:
-    """The text of report.schema.json."""
     # The title of a type is its class's name, which says nothing to a user.
     about = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return json.dumps(about | json_schema(ReportEntry) | {"title": "report.json of bitproof"}, indent=1) + "\n"

@@ -14,7 +14,7 @@ VALUES = ("what", "value")
 
 
 def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
-    """Yield a title and blocks for each kind of finding that the case has, such as "Closeness" or "Baselines"."""
+    """Yield a title and blocks for each kind of finding that the case has, such as "Closeness" or "Throughput"."""
     if result.closeness:
         yield (
             "Closeness",

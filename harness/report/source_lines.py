@@ -57,7 +57,6 @@ def _file_below(path: str, here: str) -> Path | None:
 
 
 def _places(path: str, here: Path) -> Iterator[list[Path]]:
-    """Yield lists of paths at which the file may be, the nearest first. The paths of a list are equally near."""
     # Above the working directory, then below it, then among installed packages. Folders below are searched only a few
     # levels deep, since a tree may have millions of files.
     yield from ([top / path] for top in (here, *here.parents))

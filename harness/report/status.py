@@ -27,8 +27,9 @@ def case_status(result: CaseResult) -> int:
 def faults_status(score: Score) -> int:
     """The exit status of a run's injected faults.
 
-    It is 3 if a planned fault was not judged; 0 if every fault was caught and no rewrite that keeps every bit was
-    reported as a difference; otherwise 1.
+    - 0: every fault was caught, and no rewrite that keeps every bit was reported as a difference.
+    - 1: some fault was not caught, or some such rewrite was reported.
+    - 3: a planned fault was not judged.
     """
     if not score.is_known:
         return UNJUDGED

@@ -90,7 +90,6 @@ def _table(report: Report, is_narrow: bool) -> object:
 
 
 def tell_case(report: Report, result: CaseResult) -> list[str]:
-    """The lines about a case: verdict, first divergence, blamed call, errors, replay command."""
     row = row_of(result)
     lines = [f"{row.name}: {row.sentence}"]
     if result.first_divergence:

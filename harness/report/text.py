@@ -32,7 +32,6 @@ UNTOLD = "direction not known"
 
 
 def replay_command(report: Report, result: CaseResult) -> str:
-    """The command that repeats a case with the same options."""
     options = report.options if result.options is None else result.options
     # A single case file, or a script, already names the case; then -k is not needed.
     is_named_whole = options.count(CASE_FILE) == 1 or (script_of(result.case.candidate) and "--candidate" in options)
@@ -46,7 +45,6 @@ def headlines(report: Report) -> list[str]:
 
 
 def headlines_of(result: CaseResult) -> list[str]:
-    """The headlines of one case's checks."""
     return [found.headline for found in result.checks.values() if found.headline]
 
 
@@ -67,7 +65,7 @@ def expectation(result: CaseResult) -> str:
 def outcome(result: CaseResult) -> str:
     """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
-    Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. Objections are a difference beyond the bound, and
+    Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. An objection is a difference beyond the bound, or
     a check that objects or could not judge.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
@@ -138,10 +136,10 @@ def place(result: CaseResult) -> str:
 
 
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
-    """The first differing record: `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" if nothing differs.
+    """Name the first differing record: `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" if nothing differs.
 
-    If a system differs from itself, ` (graph against itself)` follows, or without `case` the role: ` (candidate against
-    itself)`.
+    If a system differs from itself, the system follows: ` (graph against itself)`. Without `case`, its role follows:
+    ` (candidate against itself)`.
     """
     if divergence is None:
         return ""
@@ -164,9 +162,10 @@ def parted(divergence: Divergence, case: Case | None) -> str:
 
 
 def blame(divergence: Divergence | None) -> str:
-    """The blamed call as text: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`.
+    """Describe the blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`; "" without a
+    difference.
 
-    Also states if the tensor equals another record of the reference, and why the blame is not verified.
+    The text may also say that the tensor equals another record of the reference, and why the blame is not verified.
     """
     if divergence is None:
         return ""
@@ -177,7 +176,7 @@ def blame(divergence: Divergence | None) -> str:
 
 
 def blame_of(call: BlamedCall | None) -> str:
-    """An operator call with its place, its defect and its source line; "" without a call."""
+    """Describe an operator call: operator, module, rank, defect and source line; "" without a call."""
     if call is None:
         return ""
     facts = [f"node {call.node}" if call.node else None, shown_line(call.source)]
@@ -187,13 +186,14 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """The label of the blamed call: "to blame", or "best candidate" if an exchange of values did not verify it."""
+    """The label of the blamed call: "to blame", or "best candidate" if a run with the other system's value did not
+    confirm it."""
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
 
 
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
-    """Pairs of a label and a text: the blamed call's defect, and the result of running with the other system's values.
+    """Return pairs (label, text): the blamed call's defect, and the result of running with the other system's values.
 
     Empty if this result does not support the blame, not even in part. For example:
 

@@ -102,9 +102,10 @@ def discard_if_bare(run_dir: Path) -> None:
 def finish_run(
     report: Report, run_dir: Path, status: int, more: Mapping[str, str] = MappingProxyType({}), shown: str = "report.md"
 ) -> int:
-    """Write a report that was printed already, and print its path, or why it could not be written.
+    """Write a report that was printed already. Print the path of the file `shown`, or why the report could not be
+    written.
 
-    Returns `status`, or a worse exit status if writing failed. The printed path is of the file `shown`.
+    Returns `status`, or a worse exit status if writing failed.
     """
     try:
         write_run(report, run_dir, more)
@@ -119,8 +120,8 @@ def finish_run(
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write every form of the report into `run_dir`, and link `latest` to it.
 
-    `more` has further texts by file name. Raises RecordingError, and leaves no file, if one cannot be written. Raises
-    UsageError if `latest` is no link.
+    `more` maps file names to further texts. Raises RecordingError if a file cannot be written, and then leaves none.
+    Raises UsageError if `latest` exists and is no link.
     """
     try:
         # All forms are rendered before the first is written, so that an error in a form leaves no half of a report.
@@ -175,7 +176,6 @@ def write_atomically(path: Path, content: str) -> None:
 
 
 def _point_latest(run_dir: Path) -> None:
-    """Point the link `latest` at this run, atomically."""
     _refuse_plain_latest(run_dir.parent)
     # A link cannot be changed in place. A rename replaces the old link, so that `latest` points at some
     # run at every moment.

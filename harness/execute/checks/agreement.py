@@ -1,5 +1,7 @@
-"""Withdraw EQUAL if it proves nothing: all values are zero, or a graph has a race. Add remarks about races and
-uncompared calls."""
+"""Turn EQUAL into UNVERIFIED if it proves nothing: all values are zero, or a graph has a race.
+
+Also add remarks about races and about calls whose values were not compared.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def substance(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw EQUAL or CLOSE if the agreement proves nothing, for example because all compared gradients are zero.
+    """Turn EQUAL or CLOSE into UNVERIFIED if the agreement proves nothing, for example because all gradients are zero.
 
     Other verdicts are kept: a difference is evidence in any case.
     """
@@ -25,7 +27,7 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Withdraw EQUAL or CLOSE if a graph has races. For NONDETERMINISTIC, add the races to the error.
+    """Turn EQUAL or CLOSE into UNVERIFIED if a graph has races. For NONDETERMINISTIC, add the races to the error.
 
     A race is a read of a collective's output, or a write to its input, before the graph waits for it.
     """
@@ -36,7 +38,8 @@ def races(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Name a graph's races as a possible cause, if the systems differ and no call was found to blame."""
+    """Add remarks that name a graph's races as a possible cause, if the systems differ and no call was found to
+    blame."""
     first = judgement.first_divergence
     if first is not None and first.call is None:
         run.remarks += [f"a graph races, which may be the cause: {race}" for race in run.races]
@@ -44,7 +47,7 @@ def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def uncompared(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Add a remark with the number of calls, in a graph edited by a user's pass, whose values are in no record."""
+    """Add a remark with the number of the graph's calls whose values are in no record."""
     if run.graph is not None:
         from bitproof.harness.localize.every_call import told_uncompared
 

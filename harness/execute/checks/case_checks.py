@@ -1,8 +1,8 @@
 """The checks of a case, in order: each takes the case's result so far and returns it, changed or not.
 
-After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example,
-`control` runs both systems again, and turns DIFFERENT into NONDETERMINISTIC if one of them differs from itself. The
-checks of REPORTING get the final verdict.
+After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example, the
+check `control` runs both systems again. If a system differs from itself, `control` turns DIFFERENT into
+NONDETERMINISTIC. The checks of REPORTING get the final verdict.
 
 A check is a function `(known, run)` and a condition. The function's module is imported only if the condition holds.
 """
@@ -48,13 +48,11 @@ def _has_bound(_: Judgement, run: CaseRun) -> bool:
 
 
 def _may_explain(known: Judgement, run: CaseRun) -> bool:
-    """Whether to search for the cause: there is a difference beyond the case's bound, and the systems' calls can be
-    paired."""
     return known.first_divergence is not None and known.verdict != Verdict.CLOSE and run.has_partners
 
 
 def _lacks_calls(known: Judgement, run: CaseRun) -> bool:
-    """Whether the systems are EQUAL, but a user's pass may compute values that are in no record."""
+    # A user's pass may compute values that are in no record.
     return _is_equal(known) and bool(run.options.extra_passes) and not run.options.every_call
 
 
@@ -75,9 +73,8 @@ DECIDING = {
     "uncompared": CaseCheck("agreement:uncompared", _lacks_calls),
     "races_beside": CaseCheck("agreement:races_beside", lambda _, run: bool(run.races)),
 }
-"""The checks that decide the verdict. Order matters: nondeterminism before bounds, and both before withdrawals of
-EQUAL.
-"""
+"""The checks that decide the verdict. Order matters: nondeterminism is checked before bounds, and both are checked
+before any check turns EQUAL into UNVERIFIED."""
 
 REPORTING = {
     "findings": CaseCheck("findings:with_findings", lambda _, run: bool(run.options.active)),
@@ -86,7 +83,6 @@ REPORTING = {
 
 
 def applied(checks: Mapping[str, CaseCheck], known: Known, run: CaseRun) -> Known:
-    """Apply each check whose condition holds, in order, and return the last result."""
     for check in checks.values():
         if check.applies(known, run):
             known = check(known, run)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def cause(judgement: Judgement, run: CaseRun) -> Judgement:
     """Trace a difference between systems, or between two runs of a system, to an operator call.
 
-    If a replay does not repeat its recording's bits, DIFFERENT becomes NONDETERMINISTIC.
+    If a replay computes other bits than the recording that it repeats, DIFFERENT becomes NONDETERMINISTIC.
     """
     first = judgement.first_divergence
     assert first is not None, "there is a difference to explain"
@@ -49,7 +49,6 @@ def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement]) -> Judgement:
-    """Run a search, and remove the archives of its replays. If it fails, its error is added to the judgement."""
     began = time.monotonic()
     try:
         return search()
@@ -87,7 +86,6 @@ def _with_cause(judgement: Judgement, run: CaseRun, first: Divergence) -> Judgem
 
 
 def _unrepeatable(judgement: Judgement, run: CaseRun, role: Role, key: Key) -> Judgement:
-    """Make the case NONDETERMINISTIC, because a replay of `role`'s system differs from its recording at `key`."""
     text = (
         f"a replay of {role} {getattr(run.case, role)} did not reproduce step {key.step}, rank {key.rank}, "
         f"{key.kind} {key.name}: its bits differ from the recorded ones"

@@ -28,8 +28,6 @@ _CALL_TIMEOUT = 300.0  # seconds
 
 
 def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
-    """Let each active check judge the case, and add its finding to the result. A check may skip cases with certain
-    verdicts."""
     for check in run.options.active:
         if (finding := judged(check, evidence_of(result, run, check.name))) is not None:
             result = replace(result, checks=result.checks | {check.name: finding})
@@ -76,10 +74,10 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding about a case; None if there is none.
+    """A check's finding about a case; None if the check has none.
 
-    If the check fails, or returns anything but a Finding that fits JSON, the finding states that the case was not
-    judged.
+    If the check raises an exception, or returns neither None nor a Finding that fits JSON, the finding states that the
+    case was not judged.
     """
     try:
         if not check.judges(evidence.result.verdict):

@@ -42,11 +42,8 @@ def stress(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def _steps_of_control(run: CaseRun, first: Divergence | None) -> int:
-    """The number of steps of a second run: all steps, or those up to the first difference if the options say so.
-
-    With a fault, always all steps, because the fault may take effect later.
-    """
     all_steps = run.case.steps
+    # With an injected fault, all steps: the fault may take effect after the first difference.
     if run.options.control != "up_to_difference" or first is None or run.options.inject is not None:
         return all_steps
     if (steps := first.step + 1) < all_steps:

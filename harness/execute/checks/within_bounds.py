@@ -54,10 +54,6 @@ def measure(run: CaseRun) -> Closeness:
 
 
 def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgement:
-    """Return CLOSE if the error is within the bound and the case allows CLOSE, else DIFFERENT.
-
-    Return UNVERIFIED if no values were measured.
-    """
     found = judgement.closeness
     if found is None or found.bound != bound:
         return judgement.withdrawn(f"bits differ, and no values were measured against the case's bound of {bound:g}")

@@ -1,6 +1,7 @@
 """Count two activities of a rank that no record shows: collectives with other ranks, and uses of torch.compile.
 
-Without any, a run proves nothing: a trainer that found no process group agrees with itself.
+A run without any may prove nothing. For example, if two trainers find no process group, their ranks train alone, and
+agree.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class ActivityMonitor:
 
     - `collectives`: the number of collectives and point-to-point messages in the steps so far.
     - `stays_whole`: whether a graph break would change some compiled code's bits or make it fail.
-    - `in_memory`: returns the number of collectives so far for each group in shared memory, which torch does not count.
+    - `in_memory`: returns group name -> number of collectives so far. It covers the groups in shared memory, whose
+      collectives torch does not count.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
@@ -69,15 +71,10 @@ class ActivityMonitor:
             yield self
 
     def begin_steps(self) -> None:
-        """Start counting collectives: those before the first step are not counted.
-
-        Uses of torch.compile are counted from the start of `at_work`.
-        """
         self._groups, self._is_in_step = self._collectives(), True
         self._read_dynamo()
 
     def end_step(self) -> None:
-        """Add the counts since the last step's end to the totals."""
         groups = self._collectives()
         self.collectives += sum(_increase(self._groups, groups).values())
         self._groups = groups
@@ -115,9 +112,6 @@ class ActivityMonitor:
 
 
 def _increase(before: Counts, after: Counts) -> dict[str, int]:
-    """The increase of each counter. If a counter is lower than before, it was reset, and its whole count is the
-    increase.
-    """
     # User code may clear counters, and a new group may have the name of a group that has ended.
     added = {name: count - before.get(name, 0) for name, count in after.items()}
     return {name: count if count >= 0 else after[name] for name, count in added.items() if count}

@@ -1,4 +1,4 @@
-"""Answers every kind of request, in a machine's host process. Under torchrun each rank has its own.
+"""Answers every kind of request, in a host process.
 
 Ranks are forked from this process, or from a stage: a forked process that traces a step (`execute/host/runners.py`).
 """
@@ -57,15 +57,15 @@ from bitproof.harness.runtime.sources import Installation
 
 A = TypeVar("A")
 
-_PLACEMENT = "placement_sha256"
-"""The key, in a system's own facts in the manifest, of the hash of its parameters' placements."""
+_PLACEMENT_HASH = "placement_sha256"
+"""The key under which a system's facts in the manifest have the hash of its parameters' placements."""
 
 
 class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
     - `hangup`: a file descriptor that hangs up when the sender stops waiting.
-    - `made_of`: this process's code; if given, graphs are kept on disk.
+    - `made_of`: the identity of this process's code. If None, no graph is cached on disk.
     """
 
     def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
@@ -74,11 +74,9 @@ class Answerer:
         self._runner = Runner(send, hangup, made_of)
 
     def answer(self, request: Request[A]) -> A:
-        """Answer a request. Raises the request's error if it fails."""
         return cast(A, self._answer(cast(AnyRequest, request)))
 
     def close(self) -> None:
-        """End the stages: the forked processes that hold a traced step for further runs."""
         self._runner.close()
 
     def _answer(self, request: AnyRequest) -> object:
@@ -124,11 +122,7 @@ class Answerer:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_ranks(self, request: RunRequest, number: int) -> tuple[End, list[Path]]:
-        """Run all ranks. Returns how the run ended, and the ranks' files of records. Raises the error of the rank to
-        blame.
-
-        `number` keeps files apart: 1 for the second half of a resumed run, else 0.
-        """
+        # `number` keeps the files of the two halves of a resumed run apart.
         part, ranks = (
             str(request.work / f"parts{number}" / "rank{rank}.parquet"),
             range(request.case.parallelism.world_size),
@@ -147,11 +141,6 @@ class Answerer:
         limit: float = float("inf"),
         log: Path | None = None,
     ) -> A:
-        """Answer a request in a forked process, since the host process itself never traces and never runs a user's
-        code.
-
-        `what` names the result in errors, such as "the plan". `limit` is the time limit in seconds.
-        """
         stage = Stage(lambda asked, send, hangup: work(send), log=log)
         try:
             return stage.ask(request, self._send, what=what, timeout=limit, case_timeout=limit, hangup=self._hangup)
@@ -202,7 +191,7 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
     done = [account for end in ends for account in end.done]
     # The graph was prepared before the steps, or torch.compile captured it during the steps.
     graph = ends[0].graph or done[0].graph
-    refuse_other_placements([account.system.get(_PLACEMENT) for account in done])
+    refuse_other_placements([account.system.get(_PLACEMENT_HASH) for account in done])
     if request.replay is None:
         # With a first step, records begin there: the first half was the reference's, and its records are not needed.
         if before and not request.case.first_step:
@@ -236,16 +225,13 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
 
 
 def refuse_other_placements(hashes: Sequence[object]) -> None:
-    """Raise RankError if a rank placed parameters differently from rank 0: sums over ranks would then be meaningless.
-
-    `hashes` has one hash per rank, of that rank's placements.
-    """
+    # Sums over ranks that hold different parts of a parameter would be meaningless.
     for rank, found in enumerate(hashes):
         if found != hashes[0]:
             raise RankError(
                 f"rank {rank} placed parameters otherwise than rank 0",
                 rank=rank,
-                expected=f"{_PLACEMENT} {hashes[0]}",
+                expected=f"{_PLACEMENT_HASH} {hashes[0]}",
                 found=str(found),
             )
 
@@ -301,20 +287,17 @@ def _meetings_of(done: Sequence[Done]) -> list[Meeting]:
 
 
 def _identity_of(graph: PreparedGraph) -> GraphIdentity:
-    """The facts that decide a graph's bits: the hashes of its code, and the settings of its passes."""
     passes = [PassSettings(name=entry.name, settings=entry.settings) for entry in graph.passes]
     return GraphIdentity(code_hash=graph.code_hash, generated_hash=graph.generated_hash, passes=passes)
 
 
 def keep_archives(folder: Path, archives: list[Path]) -> None:
-    """Copy each rank's archive of a replay into the replay's folder."""
     folder.mkdir(parents=True)
     for rank, file in enumerate(archives):
         shutil.copyfile(file, archive_of(folder, rank))
 
 
 def measure_closeness(request: ClosenessRequest) -> Closeness:
-    """The largest relative errors between the values of two recordings."""
     from bitproof.harness.compare.closeness import measure
 
     return measure(request.reference, request.candidate, request.bound, step=request.step)

@@ -18,7 +18,7 @@ class Job:
     """A requested run: the ranks that this host process forks, and the graph that was prepared before.
 
     - `program`: the graph; None if each rank makes its own.
-    - `graph_cache`: results of checks in an earlier run.
+    - `graph_cache`: stores graphs and results of checks for later runs; None if the ranks do not use it.
     """
 
     run: RunRequest
@@ -33,7 +33,6 @@ class Job:
 
     @property
     def collective_timeout(self) -> float:
-        """The time limit of a collective, in seconds: longer than the run's."""
         # If ranks hang, the process that watches them acts first, and its error has the stacks of all ranks.
         return self.run.timeout + _COLLECTIVE_GRACE
 
@@ -45,7 +44,7 @@ class Job:
 
     @property
     def steps(self) -> int:
-        """The number of steps that the system has taken at the end of the run, including those before a resume."""
+        """The number of steps that the system has taken at the end of the run, including the steps before a resume."""
         resume, replay = self.run.resume, self.run.replay
         if resume is not None and not resume.goes_on:
             return resume.at
@@ -64,26 +63,20 @@ class Job:
 
     @property
     def is_timed(self) -> bool:
-        """Whether the run's steps are timed. True only for first runs without stress."""
         # Only recording slows the steps of such a run, and its time is subtracted.
         return self.run.is_first and self.run.options.stress is None
 
     def device_index_of(self, rank: int) -> int:
-        """The index of a rank's GPU."""
         return rank if self.rank_slots.gpu is None else self.rank_slots.gpu
 
     def part_of(self, rank: int) -> Path:
-        """The file into which a rank writes its records."""
         return Path(self.rank_slots.part.format(rank=rank))
 
     def archive_of(self, rank: int) -> Path:
-        """The file for a rank's logged calls."""
         return self.part_of(rank) if self.run.replay else self.part_of(rank).with_suffix(ARCHIVE)
 
     def profile_of(self, rank: int) -> Path | None:
-        """The file of a rank's profile; None if the run is not profiled."""
         return self.run.profile / f"rank{rank}.json" if self.run.profile else None
 
     def values_of(self, rank: int) -> Path:
-        """The file for a rank's kept values."""
         return self.part_of(rank).with_suffix(VALUES)

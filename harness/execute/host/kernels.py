@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bitproof.harness.execute.requests import RunRequest
 
 _MOST_ROWS = 128
-"""Experts of the nightly cases rarely receive more rows at once."""
+"""The most rows for which kernels are generated. Experts of the nightly cases rarely receive more rows at once."""
 _FEWEST_STEPS = 16
 """The fewest steps, over all ranks, for which kernels are generated early: in fewer steps, too few shapes occur.
 
@@ -41,7 +41,7 @@ def make_kernels(request: RunRequest) -> None:
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
     """Compute the matrix products of an expert's layer, once for each number of rows from 1 to `most_rows`.
 
-    These are the product of forward, and the two of backward for the gradients of input and weight.
+    The products are that of forward, and those of backward for the gradients of the input and of the weight.
     """
     import torch
 

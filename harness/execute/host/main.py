@@ -1,13 +1,11 @@
-"""The host process, `python -m bitproof.harness.execute.host.main`: imports torch, and forks all other processes.
+"""The host process, `python -m bitproof.harness.execute.host.main`: imports torch once, and forks all other processes.
 
-- It never runs autograd, traces, loads a user's code or touches a device. So the processes that it forks start with a
-  freshly imported torch.
-- It forks ranks, and stages, which are processes that trace steps (`host/runners.py`, `host/stage.py`).
-- It reads a request per line from standard input (`execute/requests.py`). It answers through a separate pipe, which a
-  stray print of a library cannot damage.
-- Each request gets any number of events, and then an answer or a Problem (an error).
-- It ends at the end of standard input and, on Linux, when its parent dies. Before that, it ends all its descendants. If
-  its parent is dead, it also removes the temporary folder.
+It reads a request per line from standard input. It answers through a separate pipe, which a stray print of a library
+cannot damage: any number of events, then an answer or a Problem (an error).
+
+It never runs autograd, traces, loads a user's code or touches a device, so the processes that it forks start with a
+freshly imported torch. It ends, together with its descendants, at the end of standard input or, on Linux, when its
+parent dies.
 """
 
 from __future__ import annotations
@@ -41,7 +39,6 @@ _LAST_MOMENT = 0.3  # seconds
 
 
 def main() -> None:
-    """Answer requests until standard input ends or the parent dies; then end all descendants."""
     parser = argparse.ArgumentParser()
     parser.add_argument("answers", type=int, help="file descriptor to answer through")
     parser.add_argument("--parent", type=int, help="pid of a parent to end with")
@@ -63,7 +60,6 @@ def main() -> None:
 
 
 def serve(options: argparse.Namespace) -> None:
-    """Import torch and all modules that ranks need, then answer requests line by line."""
     # Processes that a system leaves behind become our children, so that we can end them.
     adopt_orphans()
     os.set_inheritable(options.answers, False)

@@ -23,9 +23,9 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
     """Raise an error for a model that the case's ranks cannot run. Checks only bitproof's eager systems.
 
-    - CaseError: it cannot be split over the ranks.
-    - ChunkError: it cannot be chunked as the case asks.
-    - MachineError: the states of `num_ranks` ranks need more than `memory` bytes.
+    - CaseError: the model cannot be split over the ranks.
+    - ChunkError: the model cannot be chunked as the case asks.
+    - MachineError: parameters, gradients and optimizer states of `num_ranks` ranks need more than `memory` bytes.
     """
     if system not in EAGER:
         return
@@ -46,10 +46,6 @@ _COPIES = 4
 
 @functools.lru_cache(maxsize=1)
 def _bytes_of_parameters(case: Case, chunking: Chunking | None) -> int:
-    """The bytes of rank 0's parameters. The model is built on the meta device, so its parameters have no values.
-
-    Raises an error if the model cannot be built or chunked.
-    """
     import torch
 
     from bitproof.reference.chunking import check_chunking

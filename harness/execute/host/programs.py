@@ -41,7 +41,6 @@ def prepare_program(case: Case, device: torch.device, options: GraphOptions, *, 
 
 
 def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
-    """The graph options of a rank that traces a graph itself: only rank 0 dumps its graph."""
     # All ranks' graphs are equal.
     return options if rank == 0 else replace(options, dump_dir=None)
 
@@ -71,7 +70,6 @@ def read_precompiled(case: Case, device: torch.device, step: StepFolder, system:
 
 
 def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) -> PrecompileAnswer:
-    """Precompile a case's step. Raises the same errors as `harness.precompile.artifact.precompile`."""
     import torch
 
     from bitproof.harness.precompile.artifact import precompile
@@ -83,5 +81,5 @@ def precompile_step(request: PrecompileRequest, enter: Callable[[str], None]) ->
 
 
 def _traced_system(system: str) -> str:
-    """The system whose tracing makes the step that `system` reads: "graph" for "precompiled", else `system` itself."""
+    # A precompiled step is a stored graph of the system `graph`.
     return GRAPH if system == PRECOMPILED else system

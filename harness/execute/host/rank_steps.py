@@ -84,7 +84,8 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps: one by one or, if a user's system has a method `take_steps`, in that system's own loop."""
+        """Run all steps. If a user's system has a method `take_steps`, its own loop runs them; otherwise they run one
+        by one."""
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 
@@ -111,7 +112,6 @@ class RankSteps:
         logger.debug("%d steps in %.3f s, %.3f s of it recording", job.steps, self.seconds, self.recorder.seconds)
 
     def write(self) -> None:
-        """Write the records of a recorded run, the archive of a run whose calls are logged, and the values to keep."""
         job, recorder = self._job, self.recorder
         if job.run.replay is None:
             write_part(job.part_of(recorder.rank), recorder.rows.items())

@@ -57,7 +57,8 @@ def device_of(job: Job, rank: int) -> torch.device:
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
     """The graph that this rank runs; None for a system without a graph.
 
-    It is the graph that was prepared before ranks were forked. If there is none, this rank traces or reads a graph.
+    If a graph was prepared before ranks were forked, the rank runs that graph. Otherwise the rank traces or reads a
+    graph.
     """
     run = job.run
     if job.program is not None or not needs_program(run.system):
@@ -84,7 +85,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 
 
 def disturbance(injector: Injection) -> Any:
-    """A function that wraps a process group: the wrapped group adds over ranks in the order of the injected fault.
+    """Return a function that wraps a process group, so that it adds over ranks in the order of the injected fault.
 
     None if there is no fault, or a fault that does not change the order of sums.
     """
@@ -97,7 +98,7 @@ def disturbance(injector: Injection) -> Any:
 
 
 def make_system(job: Job, mesh: Mesh, program: Any, injector: Injection, looks_for_mixing: bool = False) -> System:
-    """Make the system that a rank runs. Raises UsageError if it cannot be loaded or takes no steps.
+    """Make the system that a rank runs. Raises UsageError if it cannot be loaded, or has no method that takes steps.
 
     - `injector`: injects the run's fault.
     - `looks_for_mixing`: check that chunked modules compute each row independently.

@@ -67,7 +67,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """A forked rank as its parent sees it: its process, log and progress; once it has ended, its report or failure."""
+    """A forked rank as its parent sees it: its process, log and progress and, in the end, its report or failure."""
 
     rank: int
     process: Child
@@ -153,7 +153,7 @@ class Ranks:
                     for process in rank_of:
                         process.begin_to_end()
                 self._note_exits()
-                limit = self._limit_of_grace()
+                limit = self._grace_deadline()
                 # After a failure the grace period counts, and no longer the deadline: its cause is worth waiting for.
                 if limit is not None and time.monotonic() >= limit:
                     break
@@ -196,7 +196,6 @@ class Ranks:
                 rank.failure = rank.failure or account
 
     def _check_one_graph(self, rank: Rank) -> None:
-        """Mark a rank as failed if its graph differs from the first rank's."""
         # Such ranks would compute other values or deadlock.
         # Each rank is compared as soon as its graph is known, so a differing rank fails before the others wait for it.
         hashes = {r.rank: r.graph.code_hash for r in self.ranks if r.graph is not None}
@@ -222,11 +221,7 @@ class Ranks:
     def _failures(self) -> list[Failure]:
         return [rank.failure for rank in self.ranks if rank.failure is not None]
 
-    def _limit_of_grace(self) -> float | None:
-        """After a rank has failed, the time until which this process waits for reports of earlier failures.
-
-        None if no rank has failed.
-        """
+    def _grace_deadline(self) -> float | None:
         failures = self._failures()
         if not failures:
             return None
@@ -235,8 +230,6 @@ class Ranks:
         return min(failure.time for failure in failures) + grace
 
     def _report_hang(self) -> End:
-        """Describe a run that exceeded its time limit: its unfinished ranks, and stacks of those that are furthest
-        behind."""
         unfinished = [rank for rank in self.ranks if rank.place != "at the end" and not rank.exited]
         # If all ranks have taken their steps, those that have not exited are stuck in writing or in leaving groups.
         unfinished = unfinished or [rank for rank in self.ranks if not rank.exited]
@@ -300,7 +293,6 @@ def _run_reporting(
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
-    """Run a rank, report its failure if it fails, and return its exit status."""
     turn, reported = threading.Lock(), list[BaseException]()
 
     def tell_in_turn(account: Account | Failure) -> None:
@@ -327,10 +319,6 @@ def _run_reporting(
 
 
 def _frames_around(refusal: BaseException) -> list[FrameSummary]:
-    """This thread's stack frames from the function that runs the rank down to the code that raised the refusal.
-
-    Frames that are in the refusal's own traceback are left out.
-    """
     frames = extract_stack()
     names, own = [frame.name for frame in frames], within_user_code.__file__
     # In another thread that function is missing, and all frames count.
@@ -345,7 +333,6 @@ def _frames_around(refusal: BaseException) -> list[FrameSummary]:
 
 
 def open_store(job: Job) -> Store:
-    """Open the store through which a run's ranks find each other; called in a rank."""
     from torch.distributed import FileStore, PrefixStore, TCPStore
 
     slots = job.rank_slots

@@ -1,15 +1,12 @@
 """Fork the ranks of a run: from the host process or, for a system with a graph, from a process that has the graph.
 
-Ranks forked from the host process descend from a process that never traced and never loaded a user's code. For a system
-with a graph, there are two more processes:
+A graph needs two more processes, because the host process itself must never trace and never run a user's code:
 
-1. The stage, forked from the host process, traces a step once. It is kept as long as runs need the same step, even with
-   other passes.
-2. The finishing process, forked from the stage, runs the passes and forks the ranks. With a user's pass, each run gets
-   a new one. So no run inherits a side effect of that pass, such as a changed global.
+1. The stage, forked from the host process, traces a step. It is kept as long as runs need the same step.
+2. The finishing process, forked from the stage, runs the graph passes and forks the ranks. With a user's pass, each run
+   gets a new one, so that no run inherits a side effect of that pass, such as a changed global.
 
-Tracing starts early, while the previous run's ranks still take their steps. It uses a single core, and a graph does not
-depend on the time of tracing.
+Tracing starts early, while the previous run's ranks still take their steps.
 """
 
 from __future__ import annotations
@@ -60,7 +57,7 @@ class Runner:
         self._made_of = made_of
         self._hangup = hangup
         self._stage: Stage | None = None
-        self._staged: RunRequest | None = None
+        self._staged_request: RunRequest | None = None
         self._is_prefetch = False
         self._preloaders: dict[tuple[tuple[str, ...], Path | None], Stage] = {}
 
@@ -90,7 +87,6 @@ class Runner:
             raise
 
     def close(self) -> None:
-        """End all stages, which frees their memory."""
         self._close_stage()
         self._close_preloaders()
 
@@ -105,7 +101,6 @@ class Runner:
         )
 
     def _run_preloaded(self, request: RunRequest, rank_slots: RankSlots) -> End:
-        """Run ranks that are forked from a process in which the case's `preload` modules are imported."""
         # That process searches for modules in the same folders as the system, beginning with the system's own folder.
         # So there is such a process for each system's folder.
         modules, folder = request.case.preload, folder_of(request.system, request.case)
@@ -131,20 +126,15 @@ class Runner:
             self._stage.kill()
         elif self._stage is not None:
             self._stage.close()
-        self._stage = self._staged = None
+        self._stage = self._staged_request = None
 
     def _begin(self, request: RunRequest) -> Stage:
         tracer = Tracer(self._made_of)
         self._stage = Stage(tracer.answer, log=request.trace_log, end=tracer.end)
-        self._staged = request
+        self._staged_request = request
         return self._stage
 
     def _begin_later(self, request: RunRequest, rank_slots: RankSlots) -> None:
-        """Start to trace the graph of the next run, if this machine has a second core.
-
-        The graph's passes run now, too, unless a user's pass is among them, which must not run before the next run
-        starts.
-        """
         later = request.later
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
@@ -152,12 +142,8 @@ class Runner:
         self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _close_other_stage(self, request: RunRequest) -> None:
-        """Close the stage (the process that traced a step), unless the request needs the same step.
-
-        Graphs of the same step share a stage, even if only some of the passes have run.
-        """
         # The request for which the stage was made. Another request may use the stage if its step is traced alike.
-        last = self._staged
+        last = self._staged_request
         if last is None:
             return
         is_other_system = needs_program(request.system) and request.system != last.system
@@ -183,7 +169,6 @@ class Preloader:
         self._has_preloaded = False
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End:
-        """Run the requested ranks, and return how the run ended."""
         assert isinstance(request, LocalRunRequest), "a runner asks for nothing else"
         began, run = time.monotonic(), request.run
         if not self._has_preloaded:
@@ -197,15 +182,15 @@ class Preloader:
 
 
 class Tracer:
-    """Answers run requests: traces the step at the first request, and starts a further process per graph.
+    """Answers run requests in a stage: the first request traces the step, and each graph gets a further forked process.
 
-    That process runs the passes and forks the ranks. Later runs reuse it, unless a user's pass took part.
+    That process runs the passes and forks the ranks. Later runs of the graph reuse it, unless it ran a user's pass.
     """
 
     def __init__(self, made_of: Installation | None = None) -> None:
         self._made_of = made_of
         self._traced: TracedStep | None = None
-        self._refusal: BaseException | None = None
+        self._prefetch_error: BaseException | None = None
         self._finishing: Stage | None = None
         self._program = ""
 
@@ -217,11 +202,11 @@ class Tracer:
             try:
                 self._begin_prefetch(request, send)
             except BaseException as error:  # the caller of the run gets it
-                self._refusal = error
+                self._prefetch_error = error
             return None
         # The prefetch failed, and this is the first request that waits for an answer.
-        if self._refusal is not None:
-            raise self._refusal
+        if self._prefetch_error is not None:
+            raise self._prefetch_error
         run = request.run
         finishing = self._stage_for(run, send)
         now = time.monotonic()
@@ -253,7 +238,6 @@ class Tracer:
         return replace(end, prepare_seconds=end.prepare_seconds + spent)
 
     def end(self) -> None:
-        """End the finishing process, which runs the passes and forks ranks."""
         self._close_finishing()
 
     def _begin_prefetch(self, request: LocalRunRequest, send: Send) -> None:
@@ -300,7 +284,7 @@ class Finisher:
         self._traced = traced
         self._program = program
         self._graph_cache = graph_cache
-        self._refusal: BaseException | None = None
+        self._prefetch_error: BaseException | None = None
 
     def answer(self, request: AnyRequest, send: Send, hangup: int) -> End | None:
         """Run the requested ranks, and return how the run ended. For a prefetch, only make the graph, and return
@@ -311,10 +295,10 @@ class Finisher:
             try:
                 self._program = self._finished_program(run, rank_slots, send)
             except BaseException as error:  # the caller of the run gets it
-                self._refusal = error
+                self._prefetch_error = error
             return None
-        if self._refusal is not None:
-            raise self._refusal
+        if self._prefetch_error is not None:
+            raise self._prefetch_error
         began = time.monotonic()
         self._program = self._finished_program(run, rank_slots, send)
         program = with_fault(self._program, run.fault, run.case)
@@ -323,7 +307,6 @@ class Finisher:
         return run_ranks(run, rank_slots, send, hangup, program, time.monotonic() - began)
 
     def end(self) -> None:
-        """Free the graph."""
         self._program = None
 
     def _finished_program(self, run: RunRequest, rank_slots: RankSlots, send: Send) -> GraphProgram:
@@ -355,7 +338,6 @@ def trace_step(case: Case, system: str, enter: Callable[[str], None]) -> TracedS
 
 
 def finish_program(traced: TracedStep, case: Case, options: GraphOptions, enter: Callable[[str], None]) -> GraphProgram:
-    """Run the graph passes over a trace. Passes modify the trace, so call this only once for each trace."""
     import torch
 
     from bitproof.harness.systems.graph import finish
@@ -394,7 +376,6 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:
-    """Whether a fault edits the graph."""
     # Such a fault needs shapes and dtypes to find its target, and cached graphs lack these.
     return fault is not None and fault.row is not None and fault.row.edit is not None
 
@@ -410,7 +391,8 @@ def run_ranks(
 ) -> End:
     """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
-    Raises CaseError if the model cannot be split, and MachineError if it is too large or this process has started CUDA.
+    Raises CaseError if the model cannot be split. Raises MachineError if the model is too large, or if this process has
+    started CUDA.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

@@ -1,8 +1,8 @@
 """Stages: forked processes that trace steps and run graph passes, in place of the host process.
 
-Both would spoil the host process, from which later ranks are forked:
+Tracing and passes would spoil the host process, from which later ranks are forked:
 
-- Tracing runs autograd, which starts threads if torch knows of devices. A process forked after that cannot run
+- Tracing runs autograd, which starts threads if torch knows of devices. A process that is forked afterwards cannot run
   backward.
 - A pass may change any state of its process.
 
@@ -34,9 +34,9 @@ A = TypeVar("A")
 
 @dataclass(frozen=True)
 class StagePlace:
-    """The current activity of a stage, in words such as "in pass chunk".
+    """The current activity of a stage, in words such as "in pass chunk"; "" once ranks run.
 
-    It is "" once ranks run: from then on the stage checks the time limit itself.
+    While ranks run, the stage checks the time limit itself.
     """
 
     place: str
@@ -96,7 +96,8 @@ class Stage:
         """Send a request to the stage and return its answer. Events before the answer go to `send`.
 
         - `what`: the name of the work, for errors.
-        - `timeout`: the time limit in seconds. Errors state `case_timeout` instead, the whole case's limit.
+        - `timeout`: the time limit in seconds.
+        - `case_timeout`: the time limit of the whole case, which errors state.
         - `hangup`: a file descriptor. If it hangs up, SystemExit is raised.
 
         Raises the BitproofError that is the answer, and RankError if the stage ends or exceeds the time limit.
@@ -130,7 +131,8 @@ class Stage:
         self._child.tell(request)
 
     def close(self) -> None:
-        """Wait a moment for the stage to end by itself, then kill it; on Linux also the ranks that it forked."""
+        """End the stage: wait a moment for it to end by itself, then kill it and, on Linux, the ranks that it
+        forked."""
         self._child.hang_up()
         self._child.wait(_END_SECONDS)
         self.kill()

@@ -55,7 +55,7 @@ def run_rank(
     - `memory`: shared memory for the rank's collectives; None if they use a backend of torch.
     - `board`: shared memory in which the rank notes its collectives, for the error of a hang.
 
-    After an error the process groups still exist.
+    After an error, the process groups are left as they are.
     """
     import torch.distributed as dist
 
@@ -111,7 +111,6 @@ def run_rank(
 
 
 def _injection(run: RunRequest, rank: int) -> Injection:
-    """The injector of the run's fault for this rank; without a fault, an Injection that changes nothing."""
     if run.fault is None:
         return Injection()
     # Imported here, as few runs have a fault.
@@ -179,7 +178,6 @@ def _done_message(
 
 
 def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
-    """Facts about a rank's GPU and libraries. With NCCL, they also state how sums over ranks are computed."""
     from bitproof.reference.parallel.device_order_group import sums_of
 
     facts, placement = read_gpu_facts(device), job.run.placement
@@ -189,24 +187,22 @@ def _gpu_facts(job: Job, device: torch.device) -> MachineFacts | None:
 
 
 def _is_alone(job: Job, system: System, collectives: int) -> bool:
-    """Whether a rank ran no collective in a run of several ranks, although its system does not declare
-    `independent_ranks`."""
     may_be_alone = getattr(system, "independent_ranks", False)
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
 def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
-    """Compare all ranks' versions and code. Returns if all are the same.
+    """Compare the versions and code of all ranks. Returns if all are the same.
 
-    If not, ranks that differ from rank 0 raise CaseError, and the others wait to be killed. Each comparison needs
-    another text `when`.
+    If not, ranks that differ from rank 0 raise CaseError, and the others block until they are killed. Each comparison
+    needs another text `when`, which is a part of its keys in `store`.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))
     # Only rank 0 compares, so all ranks get the same verdict. `get` waits until the key is set.
     if mesh.rank == 0:
-        said = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
-        found = differences(said, all_told=False)
+        facts_by_rank = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
+        found = differences(facts_by_rank, all_told=False)
         store.set(f"{about}/verdict", json.dumps([found.ranks, found.lines]))
     ranks, lines = json.loads(store.get(f"{about}/verdict"))
     if mesh.rank in ranks:
@@ -241,7 +237,6 @@ def _forget_peak(device: torch.device) -> None:
 
 
 def _peak_mib(device: torch.device) -> float | None:
-    """The most memory that torch allocated on a GPU during the steps, in MiB; None on a CPU."""
     import torch
 
     return torch.cuda.max_memory_allocated(device) / 2**20 if device.type == "cuda" else None

@@ -1,7 +1,8 @@
 """Profiles of a run, as a trace for Perfetto and chrome://tracing.
 
 - torch's profiler writes a file per rank, with all operators, collectives and waits.
-- They are grouped by phases: joining groups, making the system, each step, each digest, and the wait for the last rank.
+- These are grouped by phases: joining groups, making the system, each step, each digest, and the wait for the last
+  rank.
 - The files of both systems' first runs are joined. Each rank of each system is a process of the trace.
 """
 
@@ -25,8 +26,9 @@ NANOSECONDS = 1000  # in a microsecond, the unit of a trace's times
 
 @contextmanager
 def profiled(file: Path | None) -> Iterator[None]:
-    """Context that is profiled; writes the profile into `file`. Does nothing if `file` is None. After an error, there
-    is no file.
+    """Context whose code is profiled. The profile is written to `file` at the end, unless an error occurs.
+
+    Does nothing if `file` is None or its folder does not exist.
     """
     # Only profiles on rank 0's machine are joined. On other machines the folder is missing, and nothing is written.
     if file is None or not file.parent.is_dir():
@@ -47,8 +49,6 @@ def phase(name: str) -> AbstractContextManager[Any]:
 
 
 def showing_digests(observe: Observe) -> Observe:
-    """Wrap `observe` so that a profile shows the time for each record, with the record's kind and name."""
-
     def shown(kind: Kind, name: str, tensor: torch.Tensor) -> None:
         with phase(f"digest {kind} {name}"):
             observe(kind, name, tensor)

@@ -1,12 +1,7 @@
-"""Step times excluding recording, and FLOPs per step.
+"""Measure step times, without the time for recording, and count the FLOPs of a step.
 
-- A rank times each step of a first run by two readings of a clock.
-- Rank 0 of a built-in system also counts the FLOPs of the first step, with the formulas of torch's flop counter. The
-  time of this step is not used.
-- The FLOPs of a user's system are unknown: no mode observes its calls.
-
-The dispatch mode that counts does not change calls. torch's own mode decomposes some calls into others, which have
-other bits.
+Only rank 0 of a built-in system counts FLOPs, in the first step, whose time is not used. The FLOPs of a user's system
+are unknown, since no dispatch mode observes its calls.
 """
 
 from __future__ import annotations
@@ -60,6 +55,7 @@ class Stopwatch:
 
         from bitproof.harness.torch_operators import FlopCount
 
+        # torch's own mode would decompose some calls into others, which have other bits.
         counter = FlopCount() if self._counts and not self.seconds else None
         recorded, began = self._recorder.seconds, time.perf_counter()
         with counter or nullcontext():
@@ -76,12 +72,11 @@ class Stopwatch:
 
 
 def counts_flops(system: str, rank: int) -> bool:
-    """Whether a rank counts its FLOPs: only rank 0 of a built-in system does."""
     return system in BUILT_IN and rank == 0
 
 
 def peak_of_process() -> float:
-    """The peak memory of this process in MiB, including memory shared with its parent."""
+    # In MiB. Memory that is shared with the parent counts, too.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -13,11 +13,10 @@ from bitproof.harness.report.text import shorten
 
 MAX_CHARS = 4_000
 MAX_FINDINGS = 50
-"""GitHub shows only ten annotations per step of a workflow."""
+"""The most annotations that are written. GitHub shows only ten of them per step of a workflow."""
 
 
 def render(report: Report) -> str:
-    """The annotations, each on its own line."""
     found = list(objections(report))
     lines = [_line(objection) for objection in found[:MAX_FINDINGS]]
     if len(found) > MAX_FINDINGS:

@@ -14,7 +14,7 @@ from bitproof.harness.report.case_row import row_of
 from bitproof.harness.report.markdown_text import Strong, code_block, folded, inline, table_of
 
 MAX_CHARS = 60_000
-"""GitHub accepts 65,536 characters per comment."""
+"""Below GitHub's limit of 65,536 characters per comment."""
 MAX_CELL = 300
 HEADERS = ("case", "was", "is", "first divergence", "to blame")
 
@@ -61,12 +61,10 @@ def _key(result: CaseResult) -> tuple[str, str, str]:
 
 
 def _outcome_and_cause(result: CaseResult) -> tuple[str, ...]:
-    """The parts of a case that count as its outcome and cause, to find the cases that changed since another run."""
     return row_of(result).outcome, row_of(result).where, text.blame(result.first_divergence), *_blamed(result)
 
 
 def _blamed(result: CaseResult) -> list[str]:
-    """The calls to blame for objections of checks, in words."""
     return [text.blame_of(call) for found in result.checks.values() for call in found.calls]
 
 

@@ -23,7 +23,6 @@ MAX_ERROR_CHARS = 64_000
 
 
 def render(report: Report) -> str:
-    """The report as JUnit XML."""
     statuses = [case_status(result) for result in report.cases]
     counts = {
         "tests": len(statuses) + len(report.not_run),

@@ -1,7 +1,7 @@
 """List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, or the objection of a check. It has the file and line of the blamed call, if these
-are known.
+An objection is an unexpected case, or a check's reason against a case. It has the file and line of the blamed call, if
+these are known.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Objection:
 
     - `rule`: a key of RULES.
     - `fingerprint`: the same for the same problem in any run, even if lines move.
-    - `path`, `line`: the place of the blamed call, if known.
+    - `path`, `line`: the source line of the blamed call, if known.
     """
 
     rule: str
@@ -51,7 +51,6 @@ class Objection:
 
 
 def objections(report: Report) -> Iterator[Objection]:
-    """Yield all objections of a report, in the order of the cases."""
     for result in report.cases:
         if case_status(result) == SUCCESS:
             continue
@@ -90,9 +89,10 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """The path in the working tree and the line number of a source such as `a/b/mine.py:9`.
+    """Split a source such as `a/b/mine.py:9` into the path in the working tree and the line number.
 
-    An unknown path stays unchanged. (None, None) for other texts, and for paths that lead out of the working tree.
+    A path that is no file there stays unchanged. Returns (None, None) for other texts, and for paths that lead out of
+    the working tree.
     """
     # Reports only keep a path's last three parts, but code hosts need paths from the root.
     found = _SOURCE.fullmatch(source or "")
@@ -108,16 +108,12 @@ def place_of(source: str | None) -> tuple[str | None, int | None]:
 
 
 def _in_tree(file: Path) -> str:
-    """A file's real path relative to the working directory. For a file outside of it, the path as given."""
     real, root = file.resolve(), Path.cwd().resolve()
     return (real.relative_to(root) if real.is_relative_to(root) else file).as_posix()
 
 
 def _below(end: str) -> str | None:
-    """The path of the only file, at most three folders below the working directory, whose path ends with `end`.
-
-    None if there is no such file, or several.
-    """
+    # Only a few levels deep, since a tree may have millions of files. Of several such files, any might be wrong.
     name = glob.escape(end)
     found = {_in_tree(Path(path)) for depth in range(1, _MAX_DEPTH) for path in glob.iglob("*/" * depth + name)}
     return found.pop() if len(found) == 1 else None

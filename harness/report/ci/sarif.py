@@ -21,7 +21,6 @@ MAX_MESSAGE_CHARS = 4_000
 
 
 def render(report: Report) -> str:
-    """The report as SARIF."""
     names = list(RULES)
     driver = {
         "name": "bitproof",

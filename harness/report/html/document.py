@@ -1,7 +1,7 @@
-"""Write report.html: the whole report as a page without network requests and scripts.
+"""Write report.html: the whole report as a single page, without network requests and scripts.
 
-The page's size is limited: it states its omissions, and report.json has everything. Every value passes `_shown` and
-jinja2's escaping.
+The page's size is limited: it states its omissions, and report.json has everything. Every value is made printable and
+is escaped by jinja2.
 """
 
 from __future__ import annotations
@@ -61,10 +61,11 @@ class Limits:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Apart:
-    """The difference of a tensor between the two systems.
+    """How a tensor differs between the two systems.
 
     - `of`: names the tensor, such as "The blamed call's output".
-    - `bars`: for each bar of a histogram the bucket, its count, and the length in percent.
+    - `extent`: the size of the difference in words.
+    - `bars`: the bars of a histogram, each with the bucket, its count, and its length in percent.
     - `samples`: the first differing elements.
     """
 
@@ -78,7 +79,7 @@ class Apart:
 class DivergenceBlock:
     """The first differing tensor and the blamed call.
 
-    `apart` describes how the tensor differs, and how the call's output differs.
+    `apart` has two entries: how the tensor differs, and how the blamed call's output differs.
     """
 
     where: str
@@ -158,7 +159,6 @@ def render(report: Report) -> str:
 
 @functools.cache
 def template() -> jinja2.Template:
-    """The page's layout, compiled on first use."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -222,7 +222,6 @@ def _case(report: Report, result: CaseResult, limits: Limits) -> CaseBlock:
 
 
 def _stated(case: Case) -> list[tuple[str, str]]:
-    """The settings that a case with a user's systems states; it is unknown whether these systems use them."""
     settings = ("model", "parallelism", "batch", "precision", "optimizer")
     stated = case.stated()
     # `ep` 1 means no expert parallelism, and is not worth a mention.
@@ -269,7 +268,6 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
 
 
 def _bars(histogram: dict[str, int] | None) -> list[tuple[str, int, int]]:
-    """The bars of a histogram: each bucket's name, its count, and its logarithmic length in percent of the longest."""
     # Logarithmic, so that a few elements among millions are visible. `1 +`, as the logarithm of 1 has no length.
     counts = [(bucket, histogram[bucket]) for bucket in BUCKETS if histogram and histogram.get(bucket)]
     longest = max((count for _, count in counts), default=0)
@@ -309,6 +307,6 @@ def _logs(paths: list[str]) -> list[tuple[str, list[tuple[str, str]]]]:
 
 
 def _shown(value: Any) -> Any:
-    """A text made printable, before jinja2 escapes it. Markup and numbers are returned unchanged."""
     # `type` instead of `isinstance`: markup is a subclass of `str`.
+    # Text is made printable before jinja2 escapes it; markup and numbers stay as they are.
     return printable(value) if type(value) is str else value

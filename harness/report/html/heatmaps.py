@@ -58,7 +58,6 @@ class _Columns:
         self._agrees = "x" if result.verdict == Verdict.UNVERIFIED else "0"
 
     def cell(self, column: int, count: int, share: float, tooltip: str = "") -> Cell:
-        """A cell for `count` differences in a column. Their `share` of the records decides the shade."""
         # More records may differ than the report lists, so the count is only a lower bound, and 0 means nothing.
         if self.ranges[column][-1] >= self._unsure:
             return f"{count}+" if count else "?", shade_of(share) if count else "x", tooltip
@@ -66,7 +65,6 @@ class _Columns:
 
 
 def shade_of(share: float) -> str:
-    """The shade, "1" to "4", for a share from 0 to 1."""
     return str(max(1, min(4, math.ceil(4 * share))))
 
 
@@ -101,7 +99,6 @@ def by_kind(result: CaseResult) -> KindHeat | None:
 
 
 def wanted_cells(result: CaseResult) -> int:
-    """The number of cells that the heatmap of tensors needs to show all differing tensors."""
     num_tensors = sum(map(len, result.differing.values()))
     return num_tensors * (len(_Columns(result).ranges) + ROW_CELLS) if num_tensors else 0
 

@@ -19,8 +19,9 @@ _WIDTH, _HEIGHT, _LEFT, _TOP = 320, 96, 6, 6
 class Chart:
     """The losses of both systems as two lines in a picture.
 
-    `low` and `high` are the lowest and highest loss, `first` and `last` the outer steps. `apart` is the x coordinate of
-    the first difference, or None.
+    - `low`, `high`: the lowest and the highest loss.
+    - `first`, `last`: the first and the last step.
+    - `apart`: the x coordinate of the first difference; None if the losses are equal.
     """
 
     width: int
@@ -52,7 +53,6 @@ class LossBlock:
 
 
 def losses(result: CaseResult) -> LossBlock | None:
-    """The page's data about rank 0's losses; None if there are none."""
     reference, candidate = result.losses["reference"], result.losses["candidate"]
     num_steps, first = max(len(reference), len(candidate)), result.case.first_step
     if not num_steps:
@@ -129,7 +129,6 @@ def _chart(reference: list[str], candidate: list[str], apart: list[int], first: 
 
 
 def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, float]]]:
-    """Take every stride-th step, and yield each uninterrupted sequence of finite losses as pairs of step and loss."""
     run: list[tuple[int, float]] = []
     for step in range(0, len(losses), stride):
         if math.isfinite(losses[step]):
@@ -142,10 +141,6 @@ def _finite_runs(losses: list[float], stride: int) -> Iterator[list[tuple[int, f
 
 
 def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-    """For each step, the distance of its two losses in ULPs of float32 as text, and the length of its bar in percent.
-
-    The text is "" if the distance is unknown.
-    """
     apart = [_ulps(*pair) for pair in losses]
     # Bars show the number's bits, a logarithm: a distance may grow from 1 to millions of ULPs in a few steps.
     longest = max((number.bit_length() for number in apart if number), default=0)

@@ -1,4 +1,7 @@
-"""The page's picture of a cause: a lane for each rank, and a line through the calls from the blamed call on."""
+"""A picture for report.html of the path from the blamed call to the differing tensor.
+
+Each rank has a row, and a line leads through the calls.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class RankLanes:
 
     - `lanes`: each row's name and y coordinate in pixels.
     - `calls`: x, y, operator and module of each call, the blamed call first.
-    - `points`: the line through these calls.
+    - `points`: the line through these calls, as the points of an SVG polyline.
     - `alike`: x and y of the blamed call on other ranks.
     - `left_out`: the number of ranks without a row.
     """
@@ -59,5 +62,5 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
 
 
 def _end_of(module: str) -> str:
-    """A module's last two names: `blocks.1` for `model.blocks.1`, as `1` alone would be unclear."""
+    # Two names, as the `1` of `model.blocks.1` alone would be unclear.
     return cut(".".join(module.split(".")[-2:]), 16)

@@ -592,8 +592,7 @@ def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """If term `t` is a negation, or a number with a minus sign, return the index of the term that it negates; otherwise
-    None.
+    """If term `t` is a negation, or a number with a minus sign, return the index of its positive; otherwise None.
 
     For example, the index of 2 for -2.
     """
@@ -634,7 +633,7 @@ def view_of_same_order(s: State, term: Json) -> int | None:
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """Rule: a view (or gather) of an exact operator's result is the operator applied to views (gathers) of its
+    """Rule: a view or gather of an exact operator's result is the operator applied to views or gathers of the
     operands.
     """
     *operator, operands = _inner(s, term, "exact")

@@ -633,9 +633,7 @@ def view_of_same_order(s: State, term: Json) -> int | None:
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """Rule: a view or gather of an exact operator's result is the operator applied to views or gathers of the
-    operands.
-    """
+    """Rule: a view or gather of an exact operator's result is the operator on the views or gathers of its operands."""
     *operator, operands = _inner(s, term, "exact")
     return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
 

@@ -1,8 +1,8 @@
 """Stores traced graphs in a cache on disk, for later runs of the case.
 
-Needs:    a graph cache whose key covers everything that decides the graph. Promises: the program has exactly the traced
-          code, which its hash proves. Its hazards (races and deadlocks) are stored as well, because they depend on the
-          devices of values, which a stored graph lacks.
+Needs:    a graph cache whose key covers everything that decides the graph.
+Promises: the program has exactly the traced code, which its hash proves. Its hazards (races and deadlocks) are stored
+          as well, because they depend on the devices of values, which a stored graph lacks.
 Refuses:  graphs that cannot be written as plain data, and graphs whose source files were edited during the trace.
 
 Graphs changed by a user's pass or based on a user's cost model are not stored, and neither is compiled code.

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
-"""Kinds of cached values: a graph, and the finding that all chunked modules compute each row independently of the
-others.
-"""
+"""Kinds of cached values: a graph, and the finding that chunked modules compute each row independently of others."""
 
 _FORM = 3
 """Version of the format of cached values. It is part of the key, so values of an older version are never read."""

@@ -121,9 +121,7 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """Return facts for the manifest: those that the system itself states, the origin of its code, and its rules for
-        names.
-        """
+        """Return facts for the manifest: those that the system states, its code's origin, and its rules for names."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared

@@ -1,6 +1,6 @@
-"""Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
+"""Runs a system on each rank of `bitproof record`, and watches its operator calls for `bitproof moved`.
 
-A request of `bitproof moved`, in a file that an environment variable names, states which results to keep or replace.
+A request states which results to record or replace. Its file is named by the environment variable REQUEST.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class WatchedRank:
             self.manifest = self.inner.manifest
 
     def step(self, index: int, observe: Observe) -> None:
-        """Run a step of the watched system. After the last one, write the answer."""
+        """Run a step of the inner system. After the last step, write the answer to the request."""
 
         def shown(kind: Any, name: str, tensor: torch.Tensor) -> None:
             with disable_current_modes():  # calls of the recorder are not the system's calls
@@ -89,7 +89,7 @@ class WatchedRank:
 
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
-    """The traced graph if the system `name` runs a graph, otherwise None."""
+    """Return the traced graph for the system `graph`, and None for any other system."""
     if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
@@ -120,9 +120,9 @@ def _inner_system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
 
 
 def _name_unread(operator: Any, args: Any) -> str:
-    """A text that names an operator call and the reason why it is not replayed, such as a collective and its ranks.
+    """Describe an operator call that is not replayed, such as a collective among ranks 0 and 1.
 
-    Returns "" for a wait for a collective, which is not counted as a call.
+    Returns "" for a wait for a collective, which does not count as a call.
     """
     if "c10d" not in getattr(operator, "namespace", ""):
         return name_unread(operator, args)
@@ -134,7 +134,7 @@ def _name_unread(operator: Any, args: Any) -> str:
 
 
 def _ranks(argument: Any) -> tuple[int, ...] | None:
-    """The ranks of a process group, given by its name or as an object of torch; None for any other argument."""
+    """Return the ranks of a process group, given by name or as a boxed object; None for any other argument."""
     if isinstance(argument, str):
         return ranks_in(argument)
     if not isinstance(argument, torch.ScriptObject):

@@ -174,9 +174,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """For each moved call, find the smallest shape at which it moves, causes, and a setting that restores its
-        bits.
-        """
+        """For each moved call, find the smallest shape at which it moves, causes, and a setting that restores bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:

@@ -1,6 +1,6 @@
 """Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-An error ends where a call returns the right bits, a compared tensor is wrong, or a call fails.
+An error ends if a call returns the right bits, a compared tensor is wrong, or a call fails.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from bitproof.harness.powers.sensitivity.perturb import same, tensors_of
 from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
-"""The value of `Fate.shown` if the error makes a call fail, in place of the kind of a compared tensor."""
+"""Value of `Fate.shown` if the error makes a call fail."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
-"""Errors that kernels and collectives raise for wrong arguments; any other error is our own bug."""
+"""Errors that kernels and collectives raise for wrong arguments. Any other error is a bug of bitproof."""
 
 
 @dataclass(frozen=True)
 class Fate:
     """The end of an error that was followed through a step.
 
-    - `shown`: the kind of the first compared tensor that shows the error, or None.
-    - `lost`: if none shows it, the calls that returned right bits from wrong inputs. -1 means that no call reads the
-      error.
+    - `shown`: kind of the first compared tensor that shows the error, or None.
+    - `lost`: if none shows it, the calls that returned right bits from wrong inputs; -1 if no call reads the error.
     """
 
     shown: str | None = None
@@ -42,7 +41,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Decides which wrong values are noticed by a comparison of each call, not only of records.
+    """Decides which wrong values are noticed if every call is compared, not only records.
 
     - `values`: for each rank, the digests of all values of the correct step. A value with another digest is noticed.
     - `packing`: nodes whose calls are not compared.
@@ -54,12 +53,12 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """Return the comparison for a step. `ranks[rank]` has its correct values by slot, i.e. the value's number."""
+        """Make the comparison for a step. `ranks[rank]` has the step's correct values by number."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Return whether a comparison of all calls would notice `value` in place of the value `slot` on this rank."""
+        """Return whether a comparison of all calls would notice `value` as the value number `slot` on this rank."""
         call = self.program.makers.get(slot)
         while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)
@@ -73,13 +72,12 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Follow wrong values through a step, and return where the error ends.
+    """Follow wrong values through a step. Returns the kind of the first compared tensor that shows the error.
 
-    The result has the kind of the first compared tensor that shows the error. If none does, it has the calls at which
-    the error disappeared.
+    If no tensor shows the error, the result has the calls at which it disappeared.
 
-    - `ranks`: the right values, as `[rank][slot]`. A slot is the number of a value.
-    - `wrong`: the wrong values, by (slot, rank).
+    - `ranks`: the right values, as `[rank][value number]`.
+    - `wrong`: (value number, rank) -> wrong value.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
@@ -96,9 +94,9 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether the calls that read the value number `slot` on a rank return the recorded bits when repeated.
+    """Return whether the calls that read a value on a rank return the recorded bits if they are repeated.
 
-    The calls read `value`, a copy of this value.
+    The calls read `value`, an unchanged copy of the value number `slot`.
     """
     found = _Wrong(program, ranks)
     found.give(slot, rank, value)
@@ -123,11 +121,11 @@ class _Wrong:
         self.has_noted = False
 
     def give(self, slot: int, rank: int, value: Any) -> None:
-        """Let repeated calls read `value` as the value number `slot` on a rank, without noting it as wrong."""
+        """Let repeated calls read `value` as the value number `slot` on a rank, without counting it as wrong."""
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """Note that the value number `slot` is wrong on a rank, and schedule the calls that read it."""
+        """Mark the value number `slot` as wrong on a rank, and schedule the calls that read it."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:
@@ -145,7 +143,7 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded bits."""
+        """Repeat a call on the ranks with a wrong input, and note results that differ from the recorded bits."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._note_results(call, rank, run_call(call, functools.partial(self._get, rank)))

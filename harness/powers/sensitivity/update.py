@@ -1,4 +1,4 @@
-"""Records the operator calls of a trainer's update, i.e. of the optimizer and of buffers, as part of a program.
+"""Records the operator calls of a trainer's update (optimizer and buffers) as part of a program.
 
 All ranks make the same calls, so a single rank is recorded. Its tensors are restored afterwards.
 """
@@ -51,7 +51,7 @@ class TrainerLike(Protocol):
     data: Any
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update parameters, optimizer state and buffers, as the end of a step does."""
+        """Update parameters, optimizer state and buffers, as at the end of a step."""
         ...
 
 
@@ -110,7 +110,7 @@ def _zero_gradients(trainer: TrainerLike) -> dict[str, Tensor]:
 
 
 class _Tape(TorchDispatchMode):
-    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run."""
+    """Dispatch mode that adds each call to a program. With `runs_only`, calls only run."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,12 +122,12 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Note that a tensor is the value number `slot` of the program."""
+        """Remember that a tensor is the program's value number `slot`."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """Return a tensor's slot, i.e. the number of its current value. Raises PassError for an unknown tensor."""
+        """Return the number (slot) of a tensor's current value. Raises PassError for an unknown tensor."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",
@@ -137,7 +137,6 @@ class _Tape(TorchDispatchMode):
         return self._variables.read(id(x))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call and record it."""
         kwargs = kwargs or {}
         is_collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
         is_wait = is_collective and name_of(function) == "wait_tensor"

@@ -71,9 +71,7 @@ class ReplayedCall:
 
     @property
     def gives(self) -> tuple[int, ...]:
-        """The slots (numbers) of the values that the call makes: its result, and new values of arguments that it
-        writes.
-        """
+        """The slots (numbers) of the values that the call makes: its result, and new values of written arguments."""
         return (self.result, *(new for _, new in self.writes))
 
 

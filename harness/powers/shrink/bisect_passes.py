@@ -197,9 +197,7 @@ class Bisector:
         return comparison.verdict
 
     def _reference_recording(self, case: Case, run: ComparedRun) -> Recording:
-        """Return the recording of a case's reference: made by `run`, or reused from an earlier run with other
-        passes.
-        """
+        """Return the recording of a case's reference: made by `run`, or reused from a run with other passes."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:

@@ -221,7 +221,6 @@ def _tensor(types: list[Json], t: int) -> list[Json]:
 
 
 def _closed(types: list[Json], t: int) -> list[int]:
-    """Return the shape of a tensor's term. Raises RejectedError if it is not a tensor, or if a size depends on data."""
     _, shape = _tensor(types, t)
     hold(None not in shape, f"a size of term {t} is open")
     return list(shape)
@@ -512,7 +511,6 @@ def repeated(shape: list[int], to: list[int]) -> Json:
 
 
 def new_state() -> State:
-    """Return the state before the first step of a proof."""
     return {"terms": [], "last": [], "types": [], "roots": [], "at": {}}
 
 
@@ -2242,7 +2240,6 @@ def _sealed(folder: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """Return a file's bytes. Raises RejectedError if it is not a regular file, or has more than MOST_BYTES bytes."""
     # Opening a named pipe would wait for a writer; O_NONBLOCK prevents that.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         hold(stat.S_ISREG(os.fstat(opened.fileno()).st_mode), f"{file.name} is no regular file")
@@ -2287,10 +2284,6 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """Check the certificate in a folder.
-
-    Return the number of outputs by answer. Raises RejectedError as `check` does.
-    """
     return check(*load(folder))
 
 

@@ -71,10 +71,6 @@ _NEEDS_REMARK = ("--no-control", "--stress", "--share-gpus")
 
 
 def _missing_remark(report: Report) -> Contradiction | None:
-    """Return a Contradiction if the report lacks a required remark, otherwise None.
-
-    A remark is required for some options of the run, and if systems did not run twice.
-    """
     # A remark on an option begins with the option. A merged case has options of its own.
     mentioned = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
@@ -180,7 +176,6 @@ def _uneven(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
-    """Check the first divergence: its step, rank and kind, its numbers of elements, and its verification status."""
     first = result.first_divergence
     if first is None:
         return
@@ -256,7 +251,6 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield contradictions unless every compared kind was measured, and every tensor is within the case's bound."""
     found = result.closeness
     assert found is not None
     # Every compared kind must be measured, and no tensor or element may be beyond the bound.
@@ -269,11 +263,6 @@ def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
-    """Check the listed keys (step, rank, kind, name) of differing records.
-
-    Each key must be of the case's steps and ranks. The listed keys and those left out must be as many as the differing
-    records, in total and not more for any kind.
-    """
     places = [
         (kind, int(step), rank)
         for kind, names in result.differing.items()
@@ -281,6 +270,7 @@ def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
         for step, ranks in steps.items()
         for rank in ranks
     ]
+    # The listed keys, with those left out, must be as many as the differing records.
     expected = sum(result.mismatched.values())
     if len(places) + result.differing_left_out != expected:
         yield Contradiction("differing", f"{expected} keys, by the mismatched records", len(places))

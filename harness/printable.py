@@ -26,7 +26,7 @@ def one_line(text: str) -> str:
 
 
 def _spelled_end(found: re.Match[str]) -> str:
-    r"""Convert Windows' `\r\n` to a line end. Escape a lone `\r`, which would overwrite the line in a terminal."""
+    # A lone \r would overwrite its line in a terminal.
     return "\n" if found.group() == "\r\n" else "\\r"
 
 

@@ -154,7 +154,6 @@ def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(option: Option, value: Any) -> str:
-    """Return an error message if a value does not fit the option's type, allowed words or limits; otherwise ""."""
     known = words_in(option.kind)
     if known and value not in known and not (value is None and type(None) in get_args(option.kind)):
         return f"{value!r}, not one of {', '.join(known)}"

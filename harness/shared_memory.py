@@ -172,7 +172,6 @@ class SharedMemory:
         self._futex(self._number, word + 4, _FUTEX_WAKE_OP, 1, 0, word, 1 << 28)
 
     def _ended(self, ranks: Sequence[int]) -> int | None:
-        """Return a rank whose process has ended; None if all are running, or if the kernel has no pidfds."""
         poll = select.poll()
         rank_of = {}
         for rank in ranks:

@@ -102,7 +102,6 @@ class FakeResults:
         self._may_be_cached: dict[Any, bool] = {}
 
     def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the call's fake result, from the cache if possible."""
         may = self._may_be_cached.get(func)
         if may is None:
             may = self._may_be_cached[func] = _may_be_cached(func)
@@ -366,7 +365,6 @@ class _Symbols:
 
 
 def _may_be_cached(func: Any) -> bool:
-    """Return whether an operator writes nothing, and its fake result depends only on the layouts of its arguments."""
     # A cached result would not repeat the writes of an in-place operator.
     if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
         return False

@@ -77,7 +77,7 @@ def _node_key(node: Any) -> Hashable:
 
 
 def _version(shape_env: Any) -> Hashable:
-    """Return a value that changes when torch replaces a symbol; in torch 2.11 also when torch learns any fact."""
+    # In torch 2.11 the counter also changes when torch learns a fact, and later only when it replaces a symbol.
     return getattr(shape_env, "_replacements_version_counter", shape_env._version_counter)
 
 

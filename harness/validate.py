@@ -197,13 +197,10 @@ def json_schema(cls: type[Any]) -> dict[str, Any]:
 
 
 def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
-    """Describe the problem of a refused field as texts: (problem, expected value, found value).
-
-    The expected value is None if the field is a `Whole`, whose own error states it.
-    """
     # "whole" and "that" are the error types of `Whole` and `That`; all others are pydantic's.
     kind, facts = refusal["type"], refusal.get("ctx", {})
     if kind == "whole":
+        # The error of a `Whole` itself states the expected value.
         return f"is not {facts['noun']}", None, facts["text"]
     found = "nothing" if kind == "missing" else repr(_restored(refusal["input"]))[:_MAX_FOUND]
     if kind == "unexpected_keyword_argument":
@@ -216,10 +213,6 @@ def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
 
 
 def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
-    """Return "did you mean FIELD?" for an unknown field; None if there is no similar field.
-
-    FIELD is the same name in a nested object, such as `case.steps`, or else a similar name.
-    """
     # A setting in the wrong object is the commoner mistake, and its name is right, so nested objects come first.
     *parents, unknown = path
     own = _fields_at(cls, parents)
@@ -229,7 +222,6 @@ def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
 
 
 def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """Return the names of the fields of the dataclass at a path within `cls`; [] for a plain value."""
     for part in path:
         if dataclasses.is_dataclass(cls):
             cls = typing.get_type_hints(cls).get(str(part), cls)

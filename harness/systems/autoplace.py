@@ -138,7 +138,6 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
 
 
 def trace_placements(case: Case) -> Traced:
-    """Trace a case's model with one layer of each kind, and build its linear program."""
     mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
     with torch.device("meta"):
         model = build_model(case.model)

@@ -121,7 +121,6 @@ class Capture:
             compile_calls(model, bitproof)
 
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        """The backend for torch.compile: returns the function that runs a captured graph."""
         self._write("captured", module.print_readable(print_output=False))
         # `pipeline.until` ends the list before its first stage, so eager autograd differentiates the captured code.
         if not self.passes:
@@ -234,7 +233,6 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """Collect facts about a graph before Inductor compiles it."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     # The innermost module with all of the calls: the longest common beginning of their modules' paths.

@@ -72,7 +72,6 @@ _RUNNING: list[RunFiles] = []
 
 @functools.cache
 def _listen() -> None:
-    """Listen to this process's audit events from now on. A second call does nothing."""
     # Python cannot remove an audit hook.
     sys.addaudithook(_on_audit_event)
 
@@ -134,7 +133,6 @@ class RunFiles:
         _listen()
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's folders for temporary files and for output. Return the path of the output folder."""
         # Both paths go through a short link, because the path of a socket in them may have only about 100 characters.
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
@@ -160,7 +158,6 @@ class RunFiles:
                 self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """Raise UsageError if the run depended on a file that an earlier run wrote."""
         for path in self._reads.found():
             raise _refusal(
                 f"{self._script}, or a program that it ran, reads {path}, which an earlier run of this comparison wrote"
@@ -187,7 +184,7 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Return whether a file is bitproof's own. The checkout of a script's git revision is not: it is user code."""
+        # The checkout of a script's revision is below a folder of bitproof's, but it is user code.
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
@@ -240,7 +237,6 @@ class RunFiles:
             _append(self._notes, f"{path}\n")
 
     def _keep_content(self, path: str) -> None:
-        """Store the hash of a file's content before this run replaces it, unless an earlier run has changed it."""
         path = os.path.realpath(path)
         if path in self._before or "\n" in path or (found := _stat(path)) is None or not stat.S_ISREG(found.st_mode):
             return
@@ -346,10 +342,6 @@ def _events(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _files_below(tops: Sequence[str]) -> Iterator[str]:
-    """Yield the files in `tops`, and all regular files below the folders in `tops`, level by level.
-
-    Links are not followed.
-    """
     yield from (each for each in tops if os.path.isfile(each))
     # Level by level, so that a deep folder cannot use up the limit before shallow files are seen.
     left, seen, num = [each for each in tops if os.path.isdir(each)], set(tops), 0
@@ -375,7 +367,6 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line to a file to which other ranks may append at the same time."""
     # A single write in append mode: lines of several ranks never mix.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, line.encode(errors="surrogateescape"))
@@ -383,7 +374,6 @@ def _append(file: Path, line: str) -> None:
 
 
 def _content(path: str, found: os.stat_result) -> str | None:
-    """Return the SHA-256 of a file's content, mode and owner; None if the file is large or cannot be read."""
     with contextlib.suppress(OSError):
         if found.st_size <= _MOST_BYTES:
             # With the mode, as a script behaves differently if an earlier run has made its input unreadable.
@@ -393,7 +383,6 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """Return path -> hash before the first run, from the file in which the ranks of all runs store these hashes."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 
@@ -406,7 +395,6 @@ def _words(given: Any) -> Iterator[str]:
 
 
 def _stamp(path: Path) -> int:
-    """Create a file if it does not exist. Return its creation time in nanoseconds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not `time.time_ns`: the stamp is compared with other files' times, so it needs the file system's clock.
     path.open("ab").close()

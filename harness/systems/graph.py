@@ -388,7 +388,6 @@ def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, Grou
 
 
 def group_table(mesh: Mesh) -> GroupTable:
-    """Return the mesh's process groups as a table, which is the same on all ranks."""
     return GroupTable(
         {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )

@@ -63,11 +63,6 @@ class KeptBeside:
                 yield f"{name}{CHANGED}", tensor_of(value)
 
     def _unrecorded_leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yield (path, value) for each tensor and number in the holder's attributes.
-
-        Tensors that share memory with a parameter, a buffer, a gradient or a state are skipped, as these are recorded
-        anyway.
-        """
         names = _names_of(self._optimizers)
         # The search must not enter an optimizer, its state or its groups again, as their content is recorded.
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
@@ -132,11 +127,7 @@ def _leaves_in(
 
 
 def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
-    """Return a dict's key as text that is the same in every run.
-
-    A parameter, or its id, becomes its name. Other texts and integers stay. Any other key becomes `number`, its index
-    in the dict.
-    """
+    # Names must be the same in every run, so an object's id or text cannot be used.
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name
     return f"{key}" if isinstance(key, (str, int)) else f"{number}"
@@ -180,12 +171,9 @@ def _memory(value: Any) -> int | None:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a value that is equal at two times only if no bit of the setting has changed.
-
-    This is a tensor's digest (None for a tensor without values), or any other value's type and text.
-    """
     from torch import Tensor
 
+    # By digest, or by type and text: equality would miss changes such as 0.0 to -0.0.
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.errors import RecordingError
 
@@ -198,9 +186,9 @@ def _comparable(value: Any) -> Any:
 
 
 def _number_of(value: Any) -> Tensor:
-    """Convert a setting to a tensor. A single number becomes float64, whatever its dtype was."""
     import torch
 
+    # A single number becomes float64, even if it was a tensor of another dtype.
     tensor = tensor_of(value)
     return tensor.detach().to("cpu", torch.float64).reshape(()) if tensor.numel() == 1 else tensor
 

@@ -50,7 +50,6 @@ class SettingsLog:
 
 
 def _text_of(value: Any) -> str:
-    """Return a setting as text; "" for any other object, and for a tensor on a GPU."""
     from torch import Tensor
 
     # Reading a tensor on a GPU would wait for the GPU.

@@ -255,10 +255,6 @@ def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ())
 
 
 def _file_of_module(name: str, module: str) -> Path | None:
-    """Return a module's file without importing anything; None if the module is not written in Python.
-
-    Raises UsageError if there is no such module.
-    """
     first, *rest = module.split(".")
     spec = importlib.machinery.PathFinder.find_spec(first, search_path())
     try:

@@ -78,11 +78,9 @@ class WatchedScript(WatchedLoop):
         self._running: list[Optimizer] = []
 
     def manifest(self) -> dict[str, Any]:
-        """Return the SHA-256 of the script, and the settings of its optimizers."""
         return super().manifest() | {"sha256": hashlib.sha256(self._code).hexdigest()}
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the script for `num_steps` training steps. Raises RecordingError if it ends earlier."""
         with (
             self._files or nullcontext(),
             _collecting_optimizers(self._made),
@@ -135,7 +133,6 @@ class WatchedScript(WatchedLoop):
             sys.modules["__main__"] = ours
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Called when an optimizer begins its step. Return whether the script's models have changed."""
         self.note(optimizer)
         if all(each() is not optimizer for each in self._made):
             self._made.append(weakref.ref(optimizer))
@@ -152,15 +149,10 @@ class WatchedScript(WatchedLoop):
         )
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """Return a hook that records gradients before an optimizer's step.
-
-        From now on, the optimizer counts as running.
-        """
         self._running.append(optimizer)
         return super().show_gradients(optimizer, observe)
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Return whether the optimizers in `stepped` have all parameters of the script's optimizers."""
         self._running = [each for each in self._running if all(each is not other for other in stepped)]
         return held_by(self._optimizers()) <= held_by(stepped)
 
@@ -179,7 +171,7 @@ class WatchedScript(WatchedLoop):
             observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield (name, module) for all models, even before the first optimizer step."""
+        # Models are otherwise found only at the first optimizer step.
         if not self.models:
             self._find_models()
         return super().named_modules()
@@ -233,7 +225,6 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
 
 @contextmanager
 def _collecting_optimizers(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
-    """Context in which each new optimizer is appended to `made`."""
     from torch.optim import Optimizer
 
     own = Optimizer.__init__
@@ -313,7 +304,7 @@ def _size_of_log() -> int:
 
 
 def _last_lines(begin: int) -> str:
-    """Return the last lines of the log after its first `begin` bytes, at most 6, such as an error of `argparse`."""
+    # For example, an error of `argparse`.
     lines: list[str] = []
     if (size := _size_of_log()) > begin:
         with contextlib.suppress(OSError), open(_LOG, "rb") as log:

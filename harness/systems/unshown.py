@@ -48,10 +48,6 @@ class KeptState:
 
 
 def _models_and_optimizers(made: Any) -> list[Any]:
-    """Return the models and optimizers in an object's attributes, and in lists in its attributes.
-
-    For a function its closure is searched, and for a bound method the attributes of its object.
-    """
     # A recursive function is in its own closure.
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made

@@ -199,7 +199,6 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
 
 
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
-    """Call a factory with the case and the rank's mesh, or without arguments if it has no parameters."""
     # A factory whose parameters all have defaults gets the case and the mesh.
     return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 

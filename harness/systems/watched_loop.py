@@ -122,16 +122,12 @@ class WatchedLoop(WatchedStep):
         """Subclasses raise RecordingError if a step with these losses would never end."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record the sum of the numbers from which backward started in a step, if there are any."""
         if losses:
             observe("loss", "loss", sum_of_losses(losses))
 
     def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Return whether an optimizer has one of the parameters `frozen`, which require no gradients at the moment.
-
-        Such a parameter may be frozen only until that optimizer's step, as when Lightning alternates between
-        optimizers.
-        """
+        # A parameter may be frozen only until another optimizer's step, as when Lightning alternates between
+        # optimizers.
         if not frozen - self._frozen:
             return False
         from torch.optim import Optimizer
@@ -151,7 +147,6 @@ class WatchedLoop(WatchedStep):
 
 @contextmanager
 def _results_noted(method: MethodType, note: Callable[[Tensor], None]) -> Iterator[None]:
-    """Context in which `note` is called with each tensor that the method returns."""
     from torch import Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -240,10 +235,6 @@ class _Steps:
             raise _EnoughError
 
     def _leave_again(self) -> None:
-        """Leave a loop that continues after its last step, because it has caught the exception that leaves it.
-
-        Raises RecordingError if this happens too often.
-        """
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(

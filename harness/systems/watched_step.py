@@ -119,7 +119,6 @@ class WatchedStep:
         self.begin_step()
 
     def watch_models(self, models: list[nn.Module]) -> None:
-        """From now on, record the tensors of these models only."""
         self.model = models[0] if len(models) == 1 else None
         self.models = models
         self._prefixes = _prefixes(models)
@@ -158,7 +157,6 @@ class WatchedStep:
         return placed
 
     def manifest(self) -> dict[str, Any]:
-        """Return the logged settings of the optimizers, for the manifest."""
         return {OPTIMIZERS: self._settings.entries}
 
     def _named_models(self) -> Iterator[tuple[str, nn.Module]]:
@@ -265,7 +263,6 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record an optimizer's state for each parameter, and its other state (`_show_beside`)."""
         from torch.optim import LBFGS
 
         # Each parameter gets the keys of all, so that the names are the same in each step: a parameter that has had no
@@ -286,10 +283,6 @@ class WatchedStep:
         )
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
-        """Record the state that belongs to no parameter, as `optimizer.0.<name>`, and settings that have changed.
-
-        `has_rate`: learning rates are recorded as <parameter>.lr, and thus left out here.
-        """
         beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
         for group, settings in beside.changed_settings().items():
             for parameter in optimizer.param_groups[group]["params"]:
@@ -301,10 +294,6 @@ class WatchedStep:
             observe("optimizer", f"{prefix}{name}", value)
 
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
-        """Record the states of optimizers that took a step and are not in `shown`, each value once.
-
-        A parameter that an earlier optimizer also has is named by its index, such as `optimizer.1.group0.param2`.
-        """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.
         held = {id(p) for each in shown for group in each.param_groups for p in group["params"]}
@@ -351,10 +340,6 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _parameters_outside_models(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, parameter) for each parameter that is in an optimizer but in no watched model.
-
-        The name is an index, such as `optimizer.0.group1.param0`.
-        """
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
             for name, parameter in _index_names(number, optimizer):
@@ -363,11 +348,9 @@ class WatchedStep:
                     yield name, parameter
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, parameter) for an optimizer's parameters: first those of the models, then others.
-
-        The first optimizer also has the trainable parameters that no optimizer has, which a trainer may have forgotten.
-        """
         held = {id(p): (name, p) for name, p in _index_names(self._number(optimizer), optimizer)}
+        # Trainable parameters that no optimizer has, because a trainer forgot them, are recorded with the first
+        # optimizer.
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
         by_all = {
             id(p) for each in self.watched_optimizers for settings in each.param_groups for p in settings["params"]
@@ -380,7 +363,6 @@ class WatchedStep:
 
 
 def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, parameter) for each parameter of an optimizer, with names such as `optimizer.0.group1.param0`."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             yield f"optimizer.{number}.group{group}.param{index}", parameter
@@ -422,7 +404,6 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """Among the objects passed to `watch` as `optimizer`, return those that wrap other optimizers, outer ones first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -452,7 +433,6 @@ def _has_own_tensors(model: nn.Module) -> bool:
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
-    """Return a prefix for each model's names: "", or the model's index, such as "1.", if two models share a name."""
     held: dict[str, Tensor] = {}
     for model in models:
         for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
@@ -462,10 +442,6 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield (path, value as tensor) for each tensor or number in an optimizer's state.
-
-    A list becomes a single tensor.
-    """
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
@@ -479,7 +455,6 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """Return name suffix -> tensor to record for a gradient: "" or, for a sparse gradient, ".indices" and ".values"."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts

@@ -210,7 +210,6 @@ def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
 
 
 def tell_sides(reason: str) -> str:
-    """Replace "the reference" by "the baseline", and "the candidate" by "this run", in a text."""
     return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
 
 
@@ -242,7 +241,6 @@ def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
 
 
 def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
-    """Return folder -> manifest for a system's baselines; for an unreadable manifest, the value is the error."""
     found: dict[Path, Manifest | RecordingError] = {}
     own, earlier = _folders(baseline_dir, case, system)
     for folder in dict.fromkeys((own, earlier)):

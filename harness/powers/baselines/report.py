@@ -53,7 +53,6 @@ def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
 
 
 def baselines_of(result: CaseResult) -> dict[Role, BaselineResult]:
-    """Return each role of a case that was compared with its baseline, with the result."""
     finding = result.checks.get("baseline")
     return {} if finding is None else read_data(finding.data)
 
@@ -64,7 +63,6 @@ def read_data(data: dict[str, Any]) -> dict[Role, BaselineResult]:
 
 
 def _sides(found: Found, systems: Mapping[Role, str]) -> list[tuple[str, BaselineResult]]:
-    """Return (role and name of the system, result) for each role; a single pair if both are the same."""
     if len({*map(systems.get, ROLES)}) == 1 and len(found) == len(ROLES) and found["reference"] == found["candidate"]:
         return [(f"both sides {systems['reference']}".rstrip(), found["reference"])]
     return [(f"{role} {systems.get(role, '')}".rstrip(), about) for role, about in found.items()]

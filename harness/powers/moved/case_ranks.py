@@ -89,7 +89,6 @@ class WatchedRank:
 
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
-    """Return the traced graph for the system `graph`, and None for any other system."""
     if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
@@ -120,13 +119,10 @@ def _inner_system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
 
 
 def _name_unread(operator: Any, args: Any) -> str:
-    """Describe an operator call that is not replayed, such as a collective among ranks 0 and 1.
-
-    Returns "" for a wait for a collective, which does not count as a call.
-    """
     if "c10d" not in getattr(operator, "namespace", ""):
         return name_unread(operator, args)
     if "wait_tensor" in str(operator):
+        # The launch was counted already.
         return ""
     groups = [ranks for each in args if (ranks := _ranks(each)) is not None]
     text = f"ranks {', '.join(map(str, groups[0]))}" if groups else "a group"
@@ -134,7 +130,6 @@ def _name_unread(operator: Any, args: Any) -> str:
 
 
 def _ranks(argument: Any) -> tuple[int, ...] | None:
-    """Return the ranks of a process group, given by name or as a boxed object; None for any other argument."""
     if isinstance(argument, str):
         return ranks_in(argument)
     if not isinstance(argument, torch.ScriptObject):

@@ -47,10 +47,6 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Return further facts about a moved call as (name, text) pairs; a text may be "".
-
-    The list is empty for other calls.
-    """
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"
@@ -66,7 +62,6 @@ def facts_of(row: MovedRow) -> list[tuple[str, str]]:
 
 
 def verified_lines(c: MovedCertificate) -> Iterator[str]:
-    """Yield lines on whether the program is equal, and whether the moved calls explain its whole difference."""
     found = c.verified
     if found.plain == "not run":
         yield "the program was not run in the new environment: nothing shows whether these calls are all that changed"
@@ -93,7 +88,6 @@ def environment_text(environment: dict[str, str | int]) -> str:
 
 
 def _releases(c: MovedCertificate) -> str:
-    """Return the releases of other packages than torch, such as `, transformers 5.2.0`; "" if none are known."""
     known = {*c.old, "device"}
     return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 
@@ -116,6 +110,6 @@ def markdown_of(certificate: MovedCertificate) -> str:
 
 
 def _cell(text: object) -> str:
-    """Escape an untrusted text for a cell of a Markdown table: it cannot add markup, a column or a line break."""
+    # The text is untrusted: it must not add markup, a column or a line break.
     kept = one_line(str(text))
     return "".join("\\" + c if c in "\\`*_[]<>|~#!&" else c for c in kept)

@@ -146,7 +146,6 @@ def moved_command(
 
 
 def _program(name: str, arguments: list[str], steps: int | None, system: str | None) -> ProgramRuns:
-    """Return the program to run: a script, a function in a script, or a case. Raises UsageError or CaseError."""
     from bitproof.harness.powers.moved.program_runs import CaseOnRanks, OneProcess
 
     if ".py" in name:

@@ -37,10 +37,6 @@ def explainer(path: Path) -> Explainer:
 
 
 def _other_recordings(certificate: MovedCertificate, first: Recording, second: Recording) -> list[str]:
-    """Return how these two recordings differ from the certificate's, in words; [] if they do not.
-
-    At most MOST_REASONS differences are listed.
-    """
     old, new = certificate.recordings
     one, other = identity_of(first), identity_of(second)
     # `diff` takes recordings in any order, so both are tried, and the order with fewer differences counts.

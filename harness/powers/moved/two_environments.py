@@ -158,10 +158,7 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Mark a call as moved, because its results changed when the program ran in the new environment.
-
-        The replay had not shown this: the results did not change on the recorded inputs, or the call was not recorded.
-        """
+        # The replay has not shown this: the results agreed on the recorded inputs, or the call was not recorded.
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
             detail = "equal on its recorded inputs, moved on others of the program"
@@ -210,12 +207,6 @@ class TwoEnvironments:
         return MovedCertificate(**{**vars(certificate), **facts})
 
     def _counted(self) -> dict[str, Any]:
-        """Return these fields of a certificate as a dict:
-
-        - "calls", "operators": numbers of distinct calls and operators.
-        - "equal": number of distinct calls whose results are equal.
-        - "rows": all other calls.
-        """
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

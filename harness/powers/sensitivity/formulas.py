@@ -53,14 +53,12 @@ def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs
 
 
 def _mean_by_product(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """Return the sum times the reciprocal of the number of summands, instead of a division."""
     dims = list(range(x.dim())) if not dims else list(dims)
     count = functools.reduce(lambda n, dim: n * x.shape[dim], dims, 1)
     return aten.sum.dim_IntList(x, dims, keepdim, **kwargs) * (1 / count)
 
 
 def _mm_in_halves(x: Tensor, y: Tensor) -> Tensor:
-    """Return x @ y as a sum of two products, over the first and the second half of the inner dim."""
     half = x.shape[-1] // 2
     return torch.matmul(x[..., :half], y[..., :half, :]) + torch.matmul(x[..., half:], y[..., half:, :])
 
@@ -70,7 +68,6 @@ def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """A grouped matrix product, computed in float32 and rounded once per element."""
     assert offs is not None
     bounds = [0, *offs.tolist()]
     pairs = list(itertools.pairwise(bounds))
@@ -83,7 +80,6 @@ def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: An
 
 
 def _truncated(x: Tensor, **kwargs: Any) -> Tensor:
-    """A cast to bfloat16 that truncates instead of rounding."""
     # -65536 is 0xFFFF0000: the upper 16 bits of a float32 number are a bfloat16 number.
     return (x.view(torch.int32) & -65536).view(torch.float32).to(kwargs["dtype"])
 
@@ -100,7 +96,6 @@ def _log_softmax_by_steps(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _attention_by_steps(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
 ) -> tuple[Any, ...]:
-    """Attention in separate steps in float32: scores, softmax, product with the values."""
     scale = kwargs.get("scale") or q.shape[-1] ** -0.5
     scores = q.float() @ k.float().transpose(-2, -1) * scale
     if (mask := kwargs.get("attn_mask")) is not None:
@@ -114,7 +109,6 @@ def _attention_by_steps(
 
 
 def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, by_count: bool) -> Tensor:
-    """The gradient of an embedding, with rows of the same token added from the last to the first."""
     rows, places = grad.reshape(-1, grad.shape[-1]).flip(0), indices.reshape(-1).flip(0)
     return aten.embedding_dense_backward.default(rows, places, num, padding, by_count)
 
@@ -122,7 +116,6 @@ def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, 
 def _adamw_by_steps(
     params: Any, grads: Any, means: Any, squares: Any, maxima: Any, steps: Any, **kwargs: Any
 ) -> list[tuple[Tensor, Tensor]]:
-    """AdamW in separate operations, as in its paper. Returns (new parameter, first moment) for each parameter."""
     lr, beta1, beta2 = float(kwargs["lr"]), kwargs["beta1"], kwargs["beta2"]
     given = []
     for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):
@@ -160,7 +153,6 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
 
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
-    """Return the names of a call's formulas with other rounding, such as `in float64`."""
     return [name for name, _ in _formulas_of(program, call)]
 
 
@@ -221,7 +213,6 @@ def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
-    """Yield a reduction's result on a rank, with the group's ranks added in descending order."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
     # Descending: bitproof's own sums add in ascending rank order.
@@ -270,7 +261,6 @@ def _reassociated(call: ReplayedCall, maker: ReplayedCall, gets: list[Get], rank
 
 
 def _like(value: Any, usual: Any) -> Any:
-    """Convert `value` to the dtype and strides of `usual`. A value that is not a tensor is returned unchanged."""
     if not isinstance(value, Tensor) or value is usual:
         return value
     return torch.empty_strided(usual.shape, usual.stride(), dtype=usual.dtype).copy_(value)

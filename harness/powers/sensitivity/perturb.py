@@ -43,7 +43,6 @@ def tensors_of(value: Any) -> list[Tensor]:
 
 
 def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """Return a value or nested list with the tensor `old` replaced by `new`."""
     if value is old:
         return new
     if isinstance(value, (tuple, list)):
@@ -104,7 +103,6 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
 
 
 def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
-    """Return the index of a random element that is finite and not zero, or of any element if there is none."""
     flat = x.detach().reshape(-1)
     usual = (flat != 0) & flat.isfinite() if flat.is_floating_point() or flat.is_complex() else None
     if usual is None or not bool(usual.any()) or bool(usual.all()):

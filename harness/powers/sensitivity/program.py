@@ -66,7 +66,6 @@ class ReplayedCall:
 
     @property
     def operator_namespace(self) -> str:
-        """The namespace of the operator, such as "aten"; "" for a Python function."""
         return str(getattr(self.function, "namespace", ""))
 
     @property
@@ -91,7 +90,6 @@ class Program:
     num_slots: int = 0
 
     def slot(self) -> int:
-        """Return the number (slot) for a new value."""
         self.num_slots += 1
         return self.num_slots - 1
 
@@ -141,7 +139,6 @@ class Program:
 
 
 def slots_in(value: Any) -> Iterable[int]:
-    """Yield the numbers of all values among nested arguments."""
     match value:
         case Slot(number):
             yield number
@@ -177,7 +174,6 @@ class Variables:
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, key: Any) -> int:
-        """Return the current slot of a node or tensor."""
         slot = self.of[key]
         # A value may be overwritten several times.
         while slot in self.newest:
@@ -295,11 +291,8 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _with_slots(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """Return nested arguments of a node, with a `Slot` in place of each node.
-
-    A node for an attribute of the module, such as a constant or a nested graph, is replaced by the attribute.
-    """
     match value:
+        # An attribute of the module: a constant or a nested graph.
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)
         case Node():
@@ -320,6 +313,5 @@ def _counts(node: Node) -> bool:
 
 
 def _returns_written(node: Node) -> bool:
-    """Return whether a call returns the argument that it writes, as `add_` does."""
     returns = schema_of(node.target).returns
     return len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write

@@ -73,7 +73,6 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
 
 
 def main() -> None:
-    """Run the measuring process, started as `python -m ...sensing PIPE`."""
     answer_all(Sensing, lambda task: iter([outcome_of(task)]))
 
 
@@ -135,7 +134,6 @@ class _Search:
         return not late and any(map(self._is_open, self._found))
 
     def _is_open(self, index: int) -> bool:
-        """Return whether another step may show more about this call: an error or a formula was not seen so far."""
         found = self._found.get(index)
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
@@ -198,10 +196,6 @@ def _unseen_formulas(found: CallFinding) -> list[str]:
 
 
 def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[CallFinding]:
-    """Run each share in a forked process, and yield the findings as they arrive.
-
-    Raises RankError if a process fails.
-    """
     from bitproof.harness.powers.sensitivity.examine import CallFinding
 
     def live(share: Callable[[], Iterator[CallFinding]], send: Send) -> None:

@@ -45,7 +45,6 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
 
 
 def _module(call: ReplayedCall) -> str:
-    """Return the pattern of a call's module, such as `layers.*.moe` for `layers.1.moe`, or a text without a module."""
     return NO_MODULE if call.place.module is None else pattern_of(call.place.module) or "the model itself"
 
 

@@ -127,7 +127,6 @@ class Bisector:
             self._search_regions()
 
     def _run_whole(self) -> bool:
-        """Run the case with all passes. Return whether it is DIFFERENT; otherwise there is no pass to search for."""
         # Write the graphs as well, so that the user can see the effect of the pass.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
@@ -147,7 +146,6 @@ class Bisector:
         return True
 
     def _guess(self) -> str | None:
-        """Return the last pass that changed the number of nodes of the operator that differs first, or None."""
         result = self.found.result
         first = result.first_divergence if result else None
         if result is None or first is None or first.call is None:
@@ -156,7 +154,6 @@ class Bisector:
         return next((entry.name for entry in reversed(result.passes) if operator in entry.changed), None)
 
     def _prefix_differs(self, half: Sequence[str]) -> bool:
-        """Run the candidate with all passes up to the last of `half`. Return whether it differs from its reference."""
         index = self._pass_list.index(half[-1])
         verdict = self._judge_candidate(self._case_with_prefix(index), self.found.probes, f"until {half[-1]}")
         if verdict == Verdict.EQUAL:
@@ -165,7 +162,6 @@ class Bisector:
         return verdict == Verdict.DIFFERENT
 
     def _case_with_prefix(self, index: int) -> Case:
-        """Return the case with only the first passes, up to the pass at `index` of the list."""
         # Without the chunk pass the candidate does not chunk, so neither may its reference.
         chunks = CHUNK in self._pass_list[: index + 1] or self.case.chunking is None
         # The name of a case has only lower-case letters, digits and underscores.
@@ -197,7 +193,6 @@ class Bisector:
         return comparison.verdict
 
     def _reference_recording(self, case: Case, run: ComparedRun) -> Recording:
-        """Return the recording of a case's reference: made by `run`, or reused from a run with other passes."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:
@@ -209,7 +204,6 @@ class Bisector:
         return shared_reference(self._references[case.reference], case)
 
     def _search_regions(self) -> None:
-        """Find the region (module) that makes a difference even if the chunk pass chunks no other module."""
         found = self.found
         assert self.case.chunking is not None and found.result is not None
         chunking = self.case.chunking
@@ -255,10 +249,7 @@ class Bisector:
         return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
 
     def _name_pass(self, result: CaseResult | None) -> None:
-        """Enter the found pass as the cause in a result's first divergence.
-
-        Does nothing if tracing alone differs, for example because of an injected fault.
-        """
+        # If tracing alone differs, for example because of an injected fault, no pass is the cause.
         if result is not None and result.first_divergence is not None and self.found.blamed != TRACE:
             result.first_divergence.pass_ = self.found.blamed
 

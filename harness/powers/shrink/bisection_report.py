@@ -15,7 +15,6 @@ from bitproof.harness.report.text import CASE_FILE, blame, locate
 
 
 def tell_probes(found: Bisection) -> Iterator[str]:
-    """Yield the lines of a table of the runs: applied passes, reference, verdict, and seconds."""
     from tabulate import tabulate
 
     rows = [

@@ -58,7 +58,6 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
 
 
 def _distributions(modules: set[str]) -> list[str]:
-    """Return the installed distributions that contain these modules, with versions, such as "numpy 2.3.1"."""
     from importlib.metadata import packages_distributions, version
 
     known = packages_distributions()

@@ -78,7 +78,6 @@ def symptom_of(result: CaseResult) -> Symptom | None:
 
 
 def _without_names(error: str) -> str:
-    """Return the first line and the `found:` line of an error, with `_` for quoted names and for words with digits."""
     lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
     sentences = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(sentences[:2]))
@@ -93,7 +92,6 @@ class Trial:
     inject: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError if the extra passes or the fault do not fit the case."""
         check_extra_passes(self.extra_passes, self.case)
         if self.inject is not None:
             check_fault(parse_fault(self.inject), self.case)
@@ -117,12 +115,10 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this budget was created."""
         return self.clock() - self.started
 
     @property
     def is_spent(self) -> bool:
-        """Whether a limit is reached, so that no further run may start."""
         return self.spent >= self.tries or self.elapsed >= self.seconds
 
 
@@ -237,7 +233,6 @@ class _Search:
         return False
 
     def _untried_trials(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """Yield (changes, changed trial) for each smaller value of a dimension that is valid and not yet tried."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -291,7 +286,6 @@ def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
 
 
 def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of steps to try: only up to the first difference, then fewer."""
     steps, first = trial.case.steps, result.first_divergence
     # The steps after the first difference cannot matter.
     if first is not None and first.step + 1 < steps:
@@ -300,10 +294,6 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield parallelism settings to try: fewer ranks, with several group sizes (see `_groups`), then smaller groups.
-
-    The sizes of expert and tensor parallelism are halved separately, then both.
-    """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
         for ep, tp in _groups(now.ep, now.tp, n):
@@ -313,7 +303,6 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """Return the sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks."""
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
@@ -328,20 +317,15 @@ def _changed(now: Parallelism, **sizes: int) -> Changes:
 
 
 def _batch(name: str) -> Dimension:
-    """Return a function that yields smaller sizes to try for the batch's size `name`, such as "seq_len".
-
-    It also yields even sizes, which are needed if the batch is split in two.
-    """
-
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         now = getattr(trial.case.batch, name)
+        # Also even sizes, which are needed if the batch is split in two.
         yield from ({f"batch.{name}": n} for n in (*_smaller(now), *_smaller(now, 2, 2)))
 
     return smaller
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of layers to try: fewer layers, with as many dense ones as now or none, then only dense layers."""
     model = trial.case.model
     if model.layers is None:
         return
@@ -408,7 +392,6 @@ SIZES: tuple[Dimension, ...] = (
 
 
 def _all_sizes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield a single change, which makes all sizes minimal at once."""
     # The first change that each dimension yields is its smallest size.
     sizes = [next(dimension(trial, result), {}) for dimension in SIZES]
     yield {name: least for each in sizes for name, least in each.items()}

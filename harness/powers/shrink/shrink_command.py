@@ -129,10 +129,6 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """Run the case. Return the trial to shrink and its result.
-
-        If the first step alone is DIFFERENT, the trial has only this step.
-        """
         # First a single step: if it differs, more steps would begin with the same difference.
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
@@ -144,7 +140,6 @@ class _Shrinking:
         return start, self._watched(start, "up_to_difference", "first")
 
     def _with_sizes(self, case: Case) -> Case:
-        """Return the case with every size of its model stated; unchanged if its model is unknown."""
         try:
             sizes: dict[str, Any] = self._call_in_stage(case, "model_sizes", _ASK_SECONDS)
         except BitproofError:
@@ -154,7 +149,6 @@ class _Shrinking:
     def _call_in_stage(
         self, case: Case, function: str, seconds: float, values: Mapping[str, Any] = MappingProxyType({})
     ) -> dict[str, Any]:
-        """Call a function of `in_stage` in another process, and return its result."""
         source = f"{_IN_STAGE}:{function}"
         return self.client.ask(CallRequest(case=case, function=source, values=dict(values)), seconds).values
 
@@ -166,7 +160,6 @@ class _Shrinking:
         return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
 
     def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
-        """Run a trial, show its progress, and store its logs and recordings in the folder `name`."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.client.work / name
@@ -320,7 +313,6 @@ def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:
-    """Return why a plain Python file cannot show the failure; None if no reason is known."""
     if trial.inject is not None:
         return "the difference is put in from outside of the two systems' code"
     if trial.case.pipeline.compiles:

@@ -56,7 +56,6 @@ A = TypeVar("A")
 
 
 def check_world_size(cases: Sequence[Case]) -> None:
-    """Raise CaseError if a case's world size differs from torchrun's."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
         if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
@@ -385,7 +384,6 @@ class Coordinator:
             raise lost.error from lost
 
     def _ask_facts(self, is_gone: Callable[[], bool]) -> MadeOf | None:
-        """Ask the host (this rank's process with torch) for versions, code and GPUs; None if `is_gone` returns True."""
         request = MadeOfRequest(names_gpus=self.options.device != "cpu")
         try:
             return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
@@ -452,7 +450,6 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_to_report(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """Return the error to report if a rank failed, was late, or did not report (`silent`); None if all succeeded."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -101,7 +101,7 @@ class Line:
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
-        """Queue an empty message, unless others are queued: any message shows that this process lives."""
+        # Any message shows that this process lives, so a queued one is enough.
         if not self._outbox:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 

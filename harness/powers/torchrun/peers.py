@@ -53,13 +53,11 @@ class Peers:
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
-        """Begin the next run, and forget failures of the previous run. Returns the number of the new run."""
         self.run_number += 1
         self.failed_at = float("inf")
         return self.run_number
 
     def tell_all(self, message: Message) -> None:
-        """On rank 0: send a message to all other ranks."""
         for line in self.lines.values():
             self.links.tell(line, message)
 
@@ -136,7 +134,7 @@ class Peers:
         return caught
 
     def _error_of_another_rank(self, gone: Collection[int]) -> BitproofError | None:
-        """If a rank left with an error about a rank that is not in `gone`, return this error; otherwise None."""
+        # Such an error names a rank that is still connected, which explains why others left.
         errors = (problem.error() for problem in self.left.values())
         return next((each for each in errors if getattr(each, "rank", None) not in (None, *gone)), None)
 
@@ -168,12 +166,10 @@ class Peers:
         return time.monotonic() - self.failed_at > _PEER_SECONDS
 
     def launcher_must_live(self) -> None:
-        """Raise RankError if the torchrun process that started this rank has ended."""
         if (ended := self.launcher.ended()) is not None:
             self.lost = ended
             raise ended
 
     def close(self, seconds: float) -> None:
-        """Close all connections once queued messages are sent, or after `seconds`."""
         self.links.close(seconds)
         self.launcher.close()

@@ -126,10 +126,6 @@ class Rendezvous:
         arrived[hello.rank] = hello
 
     def _checked_hello(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
-        """Check a new rank's first message, and return it. Raises CaseError if the rank cannot belong to this run.
-
-        `arrived` has the first messages of the ranks that have already connected.
-        """
         try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
@@ -214,7 +210,6 @@ class Rendezvous:
             return line
 
     def _send_facts(self, line: Line) -> None:
-        """Send the versions and code that this rank's host (its process with torch) reports, or an error, to rank 0."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:
@@ -233,11 +228,8 @@ class Rendezvous:
         raise problem
 
     def _print_missing(self, arrived: Mapping[int, Hello]) -> None:
-        """Print which ranks are missing, and on which machines the others are.
-
-        This is the only sign of a rank that died before it connected.
-        """
         # By machine, as a whole machine is often missing: "ranks 0-7 came from a; ranks 8-15 came from b".
+        # This is the only sign of a rank that died before it connected.
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
         nodes: dict[str, list[int]] = {}
         for rank in sorted(arrived):

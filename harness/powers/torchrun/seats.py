@@ -62,7 +62,6 @@ def own_machine() -> str:
 
 
 def own_local_rank(environment: Mapping[str, str]) -> int | None:
-    """Return LOCAL_RANK as the launcher set it; None if it is missing or not a number."""
     text = environment.get("LOCAL_RANK", "")
     return int(text) if text.isascii() and text.isdigit() else None
 
@@ -94,7 +93,6 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
 
 def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[tuple[int, int]]:
-    """Return for each rank (its number within its group, size of the group). `groups` has each rank's group."""
     by_group: dict[Hashable, list[int]] = defaultdict(list)
     for rank, group in enumerate(groups):
         by_group[group].append(rank)

@@ -99,7 +99,6 @@ def told_near(layouts: LayoutBounds) -> str | None:
 
 
 def told_without_call(first: Divergence) -> str:
-    """Describe a difference for which no call was found, with the tensor's module and direction."""
     module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))
     where = f"{module or 'the step itself'} ({direction})"
     return f"no call is blamed, as calls of two layouts have no partners; {first.kind} {first.name} is of {where}"

@@ -135,7 +135,6 @@ class Sums:
             yield
 
     def note_part(self, total: torch.Tensor) -> None:
-        """Count an in-place addition to the tensor `total`."""
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
@@ -198,10 +197,8 @@ class Sums:
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """Return a key for a tensor's memory; None for a sparse tensor.
-
-    The key is a weak reference, so memory that is allocated later at the same address has another key.
-    """
+    # A weak reference: memory that is allocated later at the same address gets another key. Sparse tensors have no
+    # storage.
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 
@@ -210,7 +207,6 @@ def _memories(found: list[Any]) -> list[StorageWeakRef]:
 
 
 def _ranks_of(arg: Any) -> str:
-    """Return the ranks of a process group as text, such as "0,1"; "" if `arg` is neither a group nor a group's name."""
     try:
         is_group = isinstance(arg, dist.ProcessGroup)
         group = group_named(arg) if isinstance(arg, str) else arg if is_group else group_of(arg)

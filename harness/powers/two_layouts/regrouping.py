@@ -189,7 +189,6 @@ def student_quantile(level: float, degrees: int) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """Return the probability that |T| is at most t, for Student's distribution with `degrees` degrees of freedom."""
     # Student, Biometrika 6 (1908), 1. Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.
     # The sums of 26.7.3 and 26.7.4: in powers of the cosine, even powers for even degrees of freedom, odd for odd.
     angle = math.atan(t / math.sqrt(degrees))
@@ -317,10 +316,6 @@ def _is_divided_differently(tensor: LogicalTensor, reference: _Side, candidate: 
 
 
 def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Cell]]:
-    """Return whether a tensor's cells are slices of the flattened tensor, and the cells.
-
-    A cell is a part that each rank has completely or not at all.
-    """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _is_divided_differently(tensor, reference, candidate):
         # Both systems divide the tensor in the same way: the part of each rank is a cell.

@@ -126,7 +126,6 @@ class _RelaidRecording(Recording):
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that have records in either recording."""
         return sorted({*self._reference.ranks, *self._candidate.ranks})
 
     @cached_property
@@ -196,7 +195,6 @@ class _Cells:
 
     @property
     def are_on_both(self) -> bool:
-        """Whether each system has the tensor on some rank."""
         return all(self.has)
 
     @property
@@ -252,7 +250,6 @@ class _Cells:
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
-    """Return cell -> digest for a rank's part; None if the part's layout or the digests are unknown."""
     # A plain tensor counts as whole; a DTensor without a recorded index range is unknown.
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
@@ -328,12 +325,10 @@ def _box_of(part: Record | PartLayout) -> Box | None:
 
 
 def _other_digest(digest: str) -> str:
-    """Return a digest that differs from `digest`, for a record that must not be equal."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
 def first_few(names: Iterable[str]) -> str:
-    """Return the first NUM_NAMED names as text, followed by "and N more" if there are more."""
     names = list(names)
     more = f"; and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
     return "; ".join(names[:NUM_NAMED]) + more

@@ -64,10 +64,6 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
 
 def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
-    """Return whether a call multiplies two float matrices, with sums of more than two terms.
-
-    The matrices must be the last arguments, `at` and `at + 1`.
-    """
     import torch
 
     factors = args[at : at + 2]
@@ -93,7 +89,6 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
 
 
 def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator: Any) -> Any:
-    """Return a sum or mean over dims, with the longest of these dims permuted and divided into `parts`."""
     import torch
 
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
@@ -119,7 +114,6 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
 
 
 def _terms(size: int, parts: int, generator: Any, device: Any) -> Sequence[Tensor]:
-    """Return the indices of a sum's `size` terms, permuted and divided into at most `parts` groups of two or more."""
     import torch
 
     order = torch.randperm(size, generator=generator).to(device)

@@ -110,10 +110,6 @@ def _wide_dtype(x: torch.dtype) -> torch.dtype:
 
 
 def _is_rounded(x: Any) -> bool:
-    """Return whether a tensor's dtype is narrower than float64, and its numbers may be rounded.
-
-    Numbers of few digits, such as 0, 1 and 0.5, were not rounded.
-    """
     import torch
 
     from bitproof.harness.torch_compat import FakeTensor

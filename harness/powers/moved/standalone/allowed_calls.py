@@ -62,7 +62,6 @@ def operator_named(name: Any) -> Any:
 
 
 def is_allowed(operator: Any) -> bool:
-    """Return whether an archive may contain a call of this operator."""
     schema = operator._schema
     types = [str(each.type) for each in (*schema.arguments, *schema.returns)]
     name = schema.name.partition("::")[2]
@@ -86,12 +85,10 @@ def computes(operator: Any) -> bool:
 
 
 def draws(operator: Any) -> bool:
-    """Return whether a call draws random numbers."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def written_names(operator: Any) -> list[str]:
-    """Return the names of the arguments that a call writes."""
     return [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 

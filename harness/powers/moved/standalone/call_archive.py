@@ -213,7 +213,6 @@ TEXT, LIST, OBJECT = _of(str), _of(list), _of(dict)
 
 
 def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None:
-    """Raise RefusedArchiveError unless `value` is a dict in which each field of `wanted` meets its condition."""
     hold(type(value) is dict, f"{what} is not an object")
     for name, fits in wanted.items():
         hold(fits(value.get(name)), f"{what} has a wrong {name}, or none")

@@ -88,7 +88,7 @@ def _shown(value: list[Any]) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """Return the settings of this process that influence the choice of kernels, such as the number of threads."""
+    # These influence the choice of kernels.
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),

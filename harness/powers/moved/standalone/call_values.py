@@ -83,7 +83,6 @@ def digest_of(value: Any) -> str:
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the values in nested lists and tuples, in order."""
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in leaves(item)]
     return [value]
@@ -256,7 +255,7 @@ def drawn(dtype: torch.dtype, count: int, seed: int, distribution: dict[str, Any
 
 
 def _bits(count: int, seed: int) -> Tensor:
-    """Return `count` pseudo-random 63-bit integers: a hash of their index and the seed (splitmix64)."""
+    # splitmix64, a multiplicative hash of the index and the seed.
     mixed = torch.arange(count, dtype=torch.int64) + (seed * 1_000_003 + 1)
     for factor in (-4658895280553007687, -7723592293110705685):
         mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * factor

@@ -118,7 +118,6 @@ def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """Run the archive's program for each set of keys. Return the results of `run_exchanged`."""
     archive = Archive(folder)
     # Each in a process of its own, forked before the program is loaded: so no run influences the next.
     return [_forked(archive, results, set(keys)) for keys in sets]

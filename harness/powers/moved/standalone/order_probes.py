@@ -85,7 +85,6 @@ def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor |
 
 
 def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
-    """Return how many terms a call adds for each result, at most MOST_TERMS, and their dtype."""
     name = call["op"].split(".")[1]
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]
@@ -175,7 +174,6 @@ def _accumulator_bits(call: dict[str, Any]) -> int | None:
 
 
 def _fused(call: dict[str, Any]) -> bool | None:
-    """Return whether the operator uses a fused multiply-add, which does not round the product; None if unknown."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     # a * a is 1 + 2^-11 + 2^-24, which float32 rounds to 1 + 2^-11. Only a fused sum with c keeps the 2^-24.
     a = torch.full((64,), 1 + 2.0**-12)
@@ -193,7 +191,6 @@ def _fused(call: dict[str, Any]) -> bool | None:
 
 
 def _flushes(call: dict[str, Any]) -> bool | None:
-    """Return whether the operator replaces subnormal numbers by zero; None if it cannot be probed."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     tiny = torch.full((4, 64), 1e-40)
     calls = {
@@ -238,7 +235,6 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
 
 
 def _elementary_values(call: dict[str, Any]) -> str | None:
-    """Return a digest of an elementary function, such as `exp`, at 64 fixed numbers; None for other operators."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)
     if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):

@@ -36,7 +36,6 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _release(package: str) -> dict[str, str]:
-    """Return package -> release that this Python would import, such as {"transformers": "5.2.0"}; {} for ""."""
     return {package: importlib.metadata.version(package)} if package else {}
 
 
@@ -89,7 +88,7 @@ def run_loaded(
 
 
 def _moved_to(value: Any, device: str) -> Any:
-    """Replace each device in an argument by `device`: calls such as `full` have a device as an argument."""
+    # Calls such as `full` have a device as an argument.
     if isinstance(value, list):
         return [_moved_to(each, device) for each in value]
     if isinstance(value, dict):
@@ -213,7 +212,6 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def _ulps(a: Tensor, b: Tensor) -> int | None:
-    """Return the largest distance of two elements in ULPs; None for integers, or if NaNs are at different indices."""
     if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
         return None
     # In Python's integers, as a distance between int64 may overflow; so only for the first 65,536 elements.
@@ -225,7 +223,6 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _place_in_words(differ: Tensor) -> str:
-    """Describe which elements differ: all, an index, the first or last along a dim, a vector lane, or a percentage."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()

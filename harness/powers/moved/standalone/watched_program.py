@@ -44,12 +44,10 @@ class Records:
         self._optimizers: list[Any] = []
 
     def add(self, kind: str, name: str, value: Any) -> None:
-        """Record a tensor or a number."""
         with self.events.remembering():
             self.rows.append([self.step, kind, name, digest_of(value), len(self.events.log)])
 
     def add_nested(self, value: Any, name: str = "result") -> None:
-        """Record each tensor and number in a returned value."""
         if isinstance(value, Tensor) or type(value) in (int, float, bool, complex):
             self.add("result", name, value)
         elif isinstance(value, Mapping):
@@ -63,7 +61,6 @@ class Records:
                 self.add_nested(getattr(value, key), f"{name}.{key}")
 
     def backward(self, tensors: Any) -> None:
-        """Record the tensors from which backward starts, as losses."""
         for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
             self.add("loss", "loss" if self._losses == 0 else f"loss.{self._losses}", tensor)
             self._losses += 1
@@ -173,11 +170,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 
 
 def _system_step(step: Any, index: int, records: Records) -> None:
-    """Run a step of a system and record its tensors.
-
-    If the step takes two parameters, it passes the tensors to the second, `observe`. Otherwise it yields (kind, name,
-    tensor), or returns a value.
-    """
+    # The step passes tensors to its second parameter, `observe`; without one it yields them, or returns a value.
     takes = len(inspect.signature(step).parameters)
     shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):

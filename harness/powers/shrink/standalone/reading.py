@@ -129,7 +129,6 @@ class Scene:
 
 
 def place_of(node: Node) -> str:
-    """Describe the origin of a call: module, direction, and chunk."""
     chunk = node.meta.get(CHUNK_KEY)
     return f"{origin_of(node)}" + ("" if chunk is None else f", chunk {chunk}")
 
@@ -155,7 +154,6 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
 
 
 def _readable(content: str, dtype: str) -> Any:
-    """Return a value as a list of numbers if they are few and reproduce every bit; otherwise its packed bytes."""
     data = zlib.decompress(base64.b64decode(content))
     type_ = getattr(torch, dtype)
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
@@ -163,6 +161,7 @@ def _readable(content: str, dtype: str) -> Any:
     numbers = torch.frombuffer(bytearray(data), dtype=type_).tolist()
     # NaN and infinity are no literals of Python.
     back = torch.tensor(numbers, dtype=type_).view(torch.uint8).tolist()
+    # Numbers, which a reader can check, only if they reproduce every bit.
     return numbers if bytes(back) == data and all(map(math.isfinite, numbers)) else content
 
 

@@ -33,6 +33,5 @@ def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[st
 
 
 def _values(scene: Scene, side: str) -> dict[str, tuple[str, ...]]:
-    """Return node name -> digests on all ranks, for the nodes of a graph that every rank has saved."""
     seen = [rank["values"][side] for rank in scene.seen]
     return {name: tuple(rank[name][0] for rank in seen) for name in seen[0] if all(name in rank for rank in seen)}

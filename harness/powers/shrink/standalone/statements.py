@@ -35,7 +35,6 @@ def function_text(
 
 
 def _call(node: Node, names: Mapping[Node, str]) -> str:
-    """Return a call as Python. Raises NoFileError if plain torch does not have the operator."""
     if node.target is operator.getitem:
         return f"{_text(node.args[0], names)}[{_text(node.args[1], names)}]"
     arguments = [_text(argument, names) for argument in node.args]
@@ -58,7 +57,6 @@ def _function_name(node: Node) -> str:
 
 
 def _text(value: Any, names: Mapping[Node, str]) -> str:
-    """Return an argument as Python. Raises NoFileError for a type that cannot be written."""
     match value:
         case Node():
             return names[value]

@@ -2214,10 +2214,6 @@ def _is_size(x: Json) -> bool:
 
 
 def read(folder: Path) -> tuple[Json, list[Json], Json]:
-    """Return the content of a certificate's files: (main file, graphs, steps).
-
-    Raises RejectedError if a file does not match its digest.
-    """
     main, *graphs, steps = (parse(content) for content in _sealed(folder).values())
     return main, graphs, steps
 

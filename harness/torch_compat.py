@@ -348,7 +348,9 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Within this context, `told` is called before each `torch.save`, with the path or file that will be written."""
+    """Within this context, the callback is called before each `torch.save`, with the path or file that will be
+    written.
+    """
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:
@@ -501,7 +503,6 @@ def set_nnpack_enabled(value: bool) -> None:
 
 
 def sdp_priority() -> list[int]:
-    """Return torch's order of preference among its GPU kernels for scaled dot product attention."""
     return list(torch._C._get_sdp_priority_order())
 
 

@@ -106,7 +106,6 @@ def group_of_size(size: int) -> Any:
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the timeout of collectives in a NCCL group's options."""
     # torch reads it there, and not from the argument of `new_group`.
     options._timeout = timeout
 
@@ -126,7 +125,7 @@ def collectives_by_group() -> dict[str, int]:
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within this context, `tell` is called at each point-to-point send or receive."""
+    """Within this context, the callback is called at each point-to-point send or receive."""
 
     def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:

@@ -272,7 +272,6 @@ class _Call:
         return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
 
     def size(self, kept: int | _Size, made: dict[_Size, Any]) -> Any:
-        """Return the cached size `kept` with this call's symbols. `made` has the new sizes of the result so far."""
         if type(kept) is int:
             return kept
         assert isinstance(kept, _Size)
@@ -305,7 +304,6 @@ class _Symbols:
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """Return a size's expression with placeholders, the replaced symbols, and the size's other properties."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _NotCachedError
         template, symbols = self.expression(node._expr)
@@ -322,7 +320,6 @@ class _Symbols:
         return found
 
     def size(self, kept: _Size, symbols: tuple[sympy.Symbol, ...]) -> torch.SymInt:
-        """Return a new size: the cached expression of `kept`, with `symbols` in place of its placeholders."""
         form, written = kept.form, (kept.template, symbols)
         assert form is not None
         expression = self._instances.get(written)

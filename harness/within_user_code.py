@@ -76,7 +76,7 @@ def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) 
     The first refusal (an error of bitproof that must end the run) is passed to `tell` at once. It is raised again when
     the context ends, even if the user code has caught it.
     """
-    # A rank's `tell` reports the refusal to its parent process, which ends the run even if the trainer never returns.
+    # On a rank, this reports the refusal to the parent process, which ends the run even if the trainer never returns.
     scope = _Scope(tell)
     _scopes.append(scope)
     try:

@@ -27,7 +27,6 @@ class KeptState:
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """Return the changed state that is in none of these records, such as `buffer blocks.0.count`."""
         # A system may record a state under another name, so a record with the same value counts, too.
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}

@@ -33,7 +33,6 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 
 
 def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
-    """Return the finding about both systems. `systems` has their names."""
     sides = _sides(found, systems)
     objecting = [(side, about) for side, about in sides if about.status in _BRIEF]
     told = {

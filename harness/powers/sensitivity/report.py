@@ -77,7 +77,6 @@ def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
 
 
 def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    """Yield (title, headers, rows) of each table."""
     yield "calls seen, by module and direction", HEADERS, rows(found)
     for title, is_blind in (("calls not seen", False), ("calls blind by nature", True)):
         found_rows = reason_rows(found, is_blind)

@@ -124,7 +124,6 @@ class _Wrong:
         self._values[slot, rank] = value
 
     def note(self, slot: int, rank: int, value: Any) -> None:
-        """Mark the value number `slot` as wrong on a rank, and schedule the calls that read it."""
         self.give(slot, rank, value)
         self.has_noted = True
         if slot in self._program.shown:
@@ -142,7 +141,6 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks with a wrong input, and note results that differ from the recorded bits."""
         if call.partition is None:
             for rank in sorted(wrong_on):
                 self._note_results(call, rank, run_call(call, functools.partial(self._get, rank)))

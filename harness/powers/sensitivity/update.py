@@ -36,9 +36,7 @@ AT = Place(None, "update")
 class Optimizer(Protocol):
     """The attributes of an optimizer that are used here."""
 
-    def state(self) -> Any:
-        """The names and tensors of the optimizer's state."""
-        ...
+    def state(self) -> Any: ...
 
 
 class TrainerLike(Protocol):
@@ -50,9 +48,7 @@ class TrainerLike(Protocol):
     optimizer: Any
     data: Any
 
-    def update(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update parameters, optimizer state and buffers, as at the end of a step."""
-        ...
+    def update(self, gradients: Mapping[str, Tensor]) -> None: ...
 
 
 def held(trainer: TrainerLike) -> dict[Source, Tensor]:
@@ -122,12 +118,10 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Remember that a tensor is the program's value number `slot`."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """Return the number (slot) of a tensor's current value. Raises PassError for an unknown tensor."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",

@@ -60,7 +60,6 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
-    """Search for the pass, print and write the result. Return (exit status, result)."""
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)

@@ -72,7 +72,6 @@ class Peers:
                 self.take(rank, *message)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
-        """Handle a rank's message, and the file that came with it."""
         # Rank 0 sends runs and results; the other ranks send versions and accounts. Any other message is damaged.
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)

@@ -21,7 +21,6 @@ class InRank:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context in which the modes are active."""
         # The last mode sees a call first, so `sums` sees calls as the system made them.
         with computed_in_float64(self.widened), self._regrouped, self.sums.at_work():
             yield

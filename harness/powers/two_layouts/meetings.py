@@ -103,7 +103,6 @@ class Sums:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context in which this thread's sums and exchanges are collected."""
         from torch.distributed.tensor import DTensor
 
         # In the class below `self` is the mode.

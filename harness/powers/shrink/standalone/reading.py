@@ -44,7 +44,6 @@ class Input(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line of the file that defines this input, an entry of the table INPUTS."""
         return f"    {self.name!r}: {(self.dtype, self.shape, self.stride, list(self.contents))!r},  # {self.origin}"
 
 

@@ -348,9 +348,7 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Within this context, the callback is called before each `torch.save`, with the path or file that will be
-    written.
-    """
+    """Within this context, `told` is called before each `torch.save`, with the path or file that will be written."""
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:

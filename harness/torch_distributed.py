@@ -125,7 +125,7 @@ def collectives_by_group() -> dict[str, int]:
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within this context, the callback is called at each point-to-point send or receive."""
+    """Within this context, `tell` is called at each point-to-point send or receive."""
 
     def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:

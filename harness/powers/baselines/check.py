@@ -73,7 +73,7 @@ class BaselineCheck(Check):
         return None
 
     def values(self, case: Case, system: str) -> tuple[str, ...]:
-        """Return the tensors whose values the system's baselines have, by which a drift is measured."""
+        """Return the tensors whose values the system's baselines have. A drift is measured with these values."""
         from bitproof.harness.powers.baselines.baseline_folders import values_to_keep
 
         return values_to_keep(self._folder, case, system)

@@ -1,4 +1,4 @@
-"""Finds causes for a call's changed results: probed facts about its kernel that differ between two environments."""
+"""Finds why a call's results differ between two environments: facts about its kernel that were probed in both."""
 
 from __future__ import annotations
 

@@ -23,10 +23,7 @@ _THEIRS = "_raised_by_user_code"
 
 
 class _Scope:
-    """Stores the first refusal within `refusals_raised()`.
-
-    Later refusals are ignored, as the first may have caused them.
-    """
+    """Stores the first error that must end the run, within `refusals_raised()`. Later errors may follow from it."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None
@@ -43,14 +40,17 @@ _scopes: list[_Scope] = []
 
 
 def refused(error: E) -> E:
-    """Record `error` as a refusal and return it, as in `raise refused(...)`. Outside user code, only return it."""
+    """Record `error` as an error that must end the run, and return it, as in `raise refused(...)`.
+
+    Outside user code, it is only returned.
+    """
     for scope in tuple(_scopes):
         scope.hear(error)
     return error
 
 
 class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `with refusing():`, `@refusing()`)
-    """Context for bitproof's code inside user code: an exception that leaves it is recorded as a refusal."""
+    """Context for bitproof's code inside user code: an exception that leaves it is recorded, and must end the run."""
 
     def __enter__(self) -> None:
         pass
@@ -61,7 +61,10 @@ class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `wi
 
 
 def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call user code from within bitproof's code. Its exceptions are not refusals."""
+    """Call user code from within bitproof's code.
+
+    An exception of the user code is not treated as an error of bitproof.
+    """
     try:
         return call(*args, **kwargs)
     except BaseException as error:

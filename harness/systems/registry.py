@@ -212,7 +212,7 @@ def folder_of(name: str, case: Case) -> Path | None:
 
 
 def program_name(name: str) -> str:
-    """Return `sys.argv[0]` for a rank that runs a user's system: its file, or the name of its module without a file."""
+    """Return `sys.argv[0]` for a rank that runs a user's system: its file, or its module's name if it has no file."""
     if script := script_of(name):
         return script.file
     entries = registered()

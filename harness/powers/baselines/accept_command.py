@@ -150,8 +150,8 @@ def _accept(
 def _explained(case: Case, path: str | None, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
     """Explain a system's drift from its baseline in the folder `path`, by the first certificate that covers all of it.
 
-    If no certificate does, return the explanation by the last, which lists the differences that it does not cover.
-    Equal bits need no certificate.
+    If no certificate does, return the explanation by the last certificate, which lists the differences that it does not
+    cover. Equal bits need no certificate.
     """
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")

@@ -30,7 +30,7 @@ Observe = Callable[[Any, str, torch.Tensor], None]
 
 
 def make(case: Case, mesh: Mesh) -> WatchedRank:
-    """Make the system that the request names, on this rank, with its operator calls watched."""
+    """Make the system that a request of `bitproof moved` names, on this rank, with its operator calls watched."""
     request = json.loads(Path(os.environ[REQUEST]).read_text())
     return WatchedRank(request, case, mesh)
 
@@ -52,7 +52,7 @@ class WatchedRank:
             self.manifest = self.inner.manifest
 
     def step(self, index: int, observe: Observe) -> None:
-        """Run a step of the inner system. After the last step, write the answer to the request."""
+        """Run a step of the watched system. After the last step, write the answer to the request."""
 
         def shown(kind: Any, name: str, tensor: torch.Tensor) -> None:
             with disable_current_modes():  # calls of the recorder are not the system's calls

@@ -2,10 +2,11 @@
 
 1. The separate process replays a step for all ranks, and checks that the step has the recorded bits.
 2. It forks a process per core. Each makes errors in its share of the calls, in random order, until the time is up.
-3. The next step repeats both, for the calls whose errors did not show. With other parameters, errors may show.
+3. In the next step, steps 1 and 2 are repeated for the calls whose errors did not show. With other parameters, they
+   may.
 
 An error is followed only to the end of its step. If it affects later steps, it has changed parameters or optimizer
-state by then, which are compared.
+state by then, and these are compared.
 """
 
 from __future__ import annotations

@@ -65,7 +65,9 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence: with only the found region chunked, or with all passes if no region was found."""
+        """The first divergence: with only the found region (module) chunked, or with all passes if no region was
+        found.
+        """
         result = self.region_result or self.result
         return result.first_divergence if result else None
 

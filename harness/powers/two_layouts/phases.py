@@ -122,6 +122,7 @@ def phase_of(tensor: LogicalTensor) -> int:
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
     """Return whether a tensor must agree in every bit between the systems.
 
-    The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on. None: never.
+    The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on. If `first` is
+    None, their orders never differ.
     """
     return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

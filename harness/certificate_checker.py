@@ -1117,7 +1117,7 @@ def _getitem(g: State, place: int, call: State) -> Json:
         return call["found"][0][args["1"]]
     if call["op"] == "aten._local_scalar_dense.default" and [*args] == ["self"]:
         item = ["item", call["found"][0]]
-        _bring(g, [call["own"]], lambda _: item)
+        _define_symbols(g, [call["own"]], lambda _: item)
         return find(g["s"], *item)
     return NEXT
 
@@ -1315,7 +1315,7 @@ def is_unwritten(op: str) -> bool:
     return op.split(".")[-2:][0].startswith(UNWRITTEN)
 
 
-def _unwritten(g: State, place: int, call: State) -> Json:
+def _uninitialized(g: State, place: int, call: State) -> Json:
     """If the call creates uninitialized memory, return a term for it; otherwise return NEXT.
 
     The term contains the graph and the call, so it equals no other term. Empty tensors are all equal. Implements line
@@ -1327,7 +1327,7 @@ def _unwritten(g: State, place: int, call: State) -> Json:
     return _op(g, call, {}) if 0 in own[2] else find(g["s"], "fresh", g["side"], place, own[0], opened(own[2]))
 
 
-def _show(g: State, place: int, call: State) -> Json:
+def _view_or_split(g: State, place: int, call: State) -> Json:
     """Return the term or terms of a view, split or reshape; NEXT for any other call.
 
     The term has the layout of the view; if a size depends on data, it has the operator and its arguments instead.
@@ -1365,7 +1365,7 @@ def _show(g: State, place: int, call: State) -> Json:
     return shown[0] if is_tensor(call["own"]) else shown
 
 
-def _carry(g: State, place: int, call: State) -> Json:
+def _layout_independent(g: State, place: int, call: State) -> Json:
     """Return the term of an operator whose result depends only on values, not on layouts; NEXT for any other call.
 
     Implements line 12 of docs/reference/certificate.md.
@@ -1386,7 +1386,20 @@ def _other(g: State, place: int, call: State) -> Json:
     return _op(g, call, call["args"])
 
 
-LINES = (_input, _getitem, _copy, _exact, _fill, _pad, _join, _collect, _unwritten, _show, _carry, _other)
+LINES = (
+    _input,
+    _getitem,
+    _copy,
+    _exact,
+    _fill,
+    _pad,
+    _join,
+    _collect,
+    _uninitialized,
+    _view_or_split,
+    _layout_independent,
+    _other,
+)
 """Lines 2 to 13 of docs/reference/certificate.md, in order."""
 
 
@@ -1418,10 +1431,10 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
         raise UnknownError
     arguments = [[name, term_of(g, value, kind == "op")] for name, value in args.items()]
     if op == EXCHANGE:
-        _bring_rows(g, results[0][2][0], *args["output_split_sizes"][1:])
+        _define_row_symbol(g, results[0][2][0], *args["output_split_sizes"][1:])
     told = [x and [x["tensor"][0], opened(x["tensor"][2])] for x in several]
     term = find(state, kind, op, arguments, *(told[0] if is_tensor(own) else (None, None)))
-    _bring(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
+    _define_symbols(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
     for x in results:
         # This raises UnknownError for a symbol without a term in the strides or the offset.
         _sizes_of(g, (*x[3], x[4]))
@@ -1466,7 +1479,7 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
     return [_size_of(g, size) for size in sizes]
 
 
-def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
+def _define_symbols(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
     """Give each new symbol among `sizes` a term: `term(i)` for a symbol that is the i-th size.
 
     Raises UnknownError for a new symbol that only occurs inside a size, as in `2 * u0`.
@@ -1479,7 +1492,7 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
         _size_of(g, size)
 
 
-def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
+def _define_row_symbol(g: State, rows: Json, first: Json, *others: Json) -> None:
     """Give a term to the new symbol in `rows`, the number of rows that an all-to-all receives.
 
     `first` and `others` are the numbers of rows from each rank. If `rows` is `first` plus the symbol, the symbol is the

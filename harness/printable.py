@@ -17,7 +17,7 @@ def printable(text: str) -> str:
     """Escape the characters of a text that a terminal would act on; line ends and tabs are kept."""
     if text.isprintable():
         return text
-    return _RUN.sub(lambda run: _spelled(run.group()), _LINE_END.sub(_spelled_end, text))
+    return _RUN.sub(lambda run: _escaped(run.group()), _LINE_END.sub(_escaped_line_end, text))
 
 
 def one_line(text: str) -> str:
@@ -25,12 +25,12 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _spelled_end(found: re.Match[str]) -> str:
+def _escaped_line_end(found: re.Match[str]) -> str:
     # A lone \r would overwrite its line in a terminal.
     return "\n" if found.group() == "\r\n" else "\\r"
 
 
-def _spelled(run: str) -> str:
+def _escaped(run: str) -> str:
     if run.isprintable():
         return run
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in run)

@@ -234,7 +234,7 @@ class _Call:
         listed: set[Any] = set()
         symbols = list(self._number)
         for symbol in symbols:  # the list grows during the loop
-            known.append(self._known.of(symbol))
+            known.append(self._known.facts_of(symbol))
             for condition in self._known.conditions(symbol):
                 if condition not in listed:
                     listed.add(condition)
@@ -334,7 +334,7 @@ class _Symbols:
         # Placeholders have the assumptions of their symbols, such as positive, since sympy simplifies by assumptions.
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
-    def of(self, symbol: sympy.Symbol) -> Hashable:
+    def facts_of(self, symbol: sympy.Symbol) -> Hashable:
         """Return a symbol's range and other own properties. Raises _NotCachedError if guards may affect the symbol."""
         env = self._env
         if env.guards or env.divisible or symbol in env.backed_var_to_val:

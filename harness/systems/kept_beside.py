@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-_NO_PLACES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_NOT_SEARCHED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 
 
 class KeptBeside:
@@ -98,7 +98,7 @@ def _leaves_in(
     from torch import Tensor, nn
 
     # First of all, as a bool is an int.
-    if isinstance(place, (bool, str, bytes, *_NO_PLACES)) or place is None:
+    if isinstance(place, (bool, str, bytes, *_NOT_SEARCHED)) or place is None:
         return
     if isinstance(place, (Tensor, int, float, complex)):
         yield prefix, place

@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 _MOST_TIMES_LEFT = 100
 
 
-class _EnoughError(BaseException):
+class _LoopDoneError(BaseException):
     """Raised to leave a loop that has run all steps. `except Exception` does not catch it."""
 
 
 def _leave() -> None:
-    raise _EnoughError
+    raise _LoopDoneError
 
 
 class WatchedLoop(WatchedStep):
@@ -232,7 +232,7 @@ class _Steps:
             self._end_step()
         if self.are_over:
             # Not within `refusing`: leaving the loop is no refusal.
-            raise _EnoughError
+            raise _LoopDoneError
 
     def _leave_again(self) -> None:
         self._times_left += 1

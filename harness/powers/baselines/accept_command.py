@@ -106,7 +106,7 @@ def _accept(
     explainers: Sequence[Explainer],
 ) -> int:
     baselines = baselines_of(result)
-    sides = list(_sides(result.case, baselines, new, bool(explainers)))
+    sides = list(_roles_to_store(result.case, baselines, new, bool(explainers)))
     folders = CaseFolders(result.case, run_dir, run_dir)
     if not baselines or any(about.status == BaselineStatus.UNVERIFIED for about in baselines.values()):
         print(f"{result.case.name}: not judged, so no baseline is touched")
@@ -165,7 +165,9 @@ def _explained(case: Case, path: str | None, recording: Path, explainers: Sequen
     return next((each for each in found if each.is_whole), found[-1])
 
 
-def _sides(case: Case, baselines: Mapping[Role, BaselineResult], new: bool, has_certificate: bool) -> Iterator[Role]:
+def _roles_to_store(
+    case: Case, baselines: Mapping[Role, BaselineResult], new: bool, has_certificate: bool
+) -> Iterator[Role]:
     """Yield the roles ("reference", "candidate") whose recordings must be stored as baselines:
 
     - recordings that drifted;

@@ -36,7 +36,7 @@ def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
     sides = _sides(found, systems)
     objecting = [(side, about) for side, about in sides if about.status in _BRIEF]
     told = {
-        status: "; ".join(f"{side}: {_told(about)}" for side, about in objecting if about.status in statuses)
+        status: "; ".join(f"{side}: {_objection(about)}" for side, about in objecting if about.status in statuses)
         for status, statuses in (
             ("objection", (BaselineStatus.DRIFTED, BaselineStatus.MISSING)),
             ("unjudged", (BaselineStatus.UNVERIFIED,)),
@@ -67,7 +67,7 @@ def _sides(found: Found, systems: Mapping[Role, str]) -> list[tuple[str, Baselin
     return [(f"{role} {systems.get(role, '')}".rstrip(), about) for role, about in found.items()]
 
 
-def _told(about: BaselineResult) -> str:
+def _objection(about: BaselineResult) -> str:
     """Describe an objection to a system: `DRIFTED, first grad w; moved first: div.Tensor of layers.0 ...`."""
     first = f", first {about.drift[0].kind} {about.drift[0].name}" if about.drift else ""
     why = [f"moved first: {text.blame_of(about.call)}"] if about.call else about.reasons[:1]

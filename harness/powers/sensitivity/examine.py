@@ -98,11 +98,11 @@ class Examiner:
         if not targets:
             return CallFinding(call=index, lost=(-1,), is_blind=True, neighbours=answers)
         fate = Fate()
-        for turn in range(TRIES):
+        for attempt in range(TRIES):
             # Another element each time: one element may be masked, or its error rounded away.
-            fate = self._follow_one_ulp(call, turn)
+            fate = self._follow_one_ulp(call, attempt)
             if fate.shown:
-                return CallFinding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
+                return CallFinding(call=index, shown=fate.shown, tries=attempt + 1, neighbours=answers)
         # Only for unseen calls: an error of 1 ULP that shows proves that the call is not blind.
         gross = self._is_blind(call, targets) if may_be_blind else None
         # Of a blind call the gross errors show best where errors disappear.
@@ -113,20 +113,20 @@ class Examiner:
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
-    def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
+    def error(self, call: ReplayedCall, attempt: int) -> tuple[int, int, Any]:
         """Return an error of 1 ULP in an element of a call's output, as (value number, rank, wrong value).
 
-        `turn` is the number of the attempt. Each attempt chooses another element.
+        `attempt` counts from 0. Each attempt chooses another element.
         """
-        chance = random.Random(f"{self._seed} {call.index} {turn}")
+        chance = random.Random(f"{self._seed} {call.index} {attempt}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
-        # The tries take the results of the call in turn.
-        slot = targets[turn % len(targets)]
+        # The attempts go through the results of the call in order, again and again.
+        slot = targets[attempt % len(targets)]
         rank = chance.choice(self._filled(slot))
         return slot, rank, by_one_ulp(self._ranks[rank][slot], chance)
 
-    def _follow_one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
-        slot, rank, wrong = self.error(call, turn)
+    def _follow_one_ulp(self, call: ReplayedCall, attempt: int) -> Fate:
+        slot, rank, wrong = self.error(call, attempt)
         value = self._ranks[rank][slot]
         # The control experiment: the readers of an unchanged copy must return the recorded bits.
         if not readers_agree(self._program, self._ranks, slot, rank, _unchanged_copy(value)):
@@ -139,10 +139,10 @@ class Examiner:
         Returns None if a compared tensor showed an error, otherwise the calls at which the last error disappeared.
         """
         fate = Fate()
-        for turn in range(3):
-            chance = random.Random(f"{self._seed} {call.index} gross {turn}")
+        for attempt in range(3):
+            chance = random.Random(f"{self._seed} {call.index} gross {attempt}")
             values = {(slot, rank): self._ranks[rank][slot] for slot in targets for rank in self._filled(slot)}
-            if turn == 0:
+            if attempt == 0:
                 chosen = chance.choice(sorted({rank for _, rank in values}))
                 values = {key: value for key, value in values.items() if key[1] == chosen}
             wrong = {key: grossly(value, chance) for key, value in values.items()}

@@ -80,7 +80,7 @@ def follow(
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
-        found.note(slot, rank, value)
+        found.mark_wrong(slot, rank, value)
     # Indices ascend in program order, so a call is repeated once, after all its wrong inputs are known.
     while found.shown is None and found.waiting:
         index = heapq.heappop(found.waiting)
@@ -98,11 +98,11 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
     The calls read `value`, an unchanged copy of the value number `slot`.
     """
     found = _Wrong(program, ranks)
-    found.give(slot, rank, value)
+    found.set_value(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
     for index in program.readers[slot]:
         found.repeat(program.calls[index], {rank})
-    return not found.has_noted
+    return not found.has_wrong
 
 
 class _Wrong:
@@ -117,15 +117,15 @@ class _Wrong:
         self.on: dict[int, set[int]] = {}
         self.shown: str | None = None
         self.lost: list[int] = []
-        self.has_noted = False
+        self.has_wrong = False
 
-    def give(self, slot: int, rank: int, value: Any) -> None:
+    def set_value(self, slot: int, rank: int, value: Any) -> None:
         """Let repeated calls read `value` as the value number `slot` on a rank, without counting it as wrong."""
         self._values[slot, rank] = value
 
-    def note(self, slot: int, rank: int, value: Any) -> None:
-        self.give(slot, rank, value)
-        self.has_noted = True
+    def mark_wrong(self, slot: int, rank: int, value: Any) -> None:
+        self.set_value(slot, rank, value)
+        self.has_wrong = True
         if slot in self._program.shown:
             self.shown = self.shown or self._program.shown[slot]
         elif self._compared is not None and self._compared.shows(slot, rank, value):
@@ -143,7 +143,7 @@ class _Wrong:
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
         if call.partition is None:
             for rank in sorted(wrong_on):
-                self._note_results(call, rank, run_call(call, functools.partial(self._get, rank)))
+                self._mark_wrong_results(call, rank, run_call(call, functools.partial(self._get, rank)))
             return
         gets = [functools.partial(self._get, rank) for rank in range(len(self._ranks))]
         for group in call.partition:
@@ -154,7 +154,7 @@ class _Wrong:
                 if not any(differ):
                     self.lost.append(call.index)
 
-    def _note_results(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+    def _mark_wrong_results(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
         # A list and no generator: every wrong result must be noted.
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
@@ -166,7 +166,7 @@ class _Wrong:
     def _differs(self, slot: int, rank: int, value: Any) -> bool:
         if same(value, self._ranks[rank][slot]):
             return False
-        self.note(slot, rank, value)
+        self.mark_wrong(slot, rank, value)
         return True
 
     def _get(self, rank: int, slot: int) -> Any:

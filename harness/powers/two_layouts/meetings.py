@@ -30,7 +30,7 @@ from bitproof.harness.within_user_code import refusing
 PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
 COPIES_INTO = "aten.copy_"
-_Met = tuple[str, str, str, str, int]
+_SumKey = tuple[str, str, str, str, int]
 """Key of a sum or exchange: (phase, kind, ranks, operator, number of elements in a call)."""
 
 
@@ -40,8 +40,8 @@ class Sums:
     def __init__(self) -> None:
         # `_in_step` maps each sum of the current step to the backward passes in which it ran; `_found` has the largest
         # number of passes over all steps.
-        self._found: dict[_Met, int] = {}
-        self._in_step: dict[_Met, set[int]] = {}
+        self._found: dict[_SumKey, int] = {}
+        self._in_step: dict[_SumKey, set[int]] = {}
         self._num_backwards = 0
         self._backwards: set[int] = set()
         self._last_backward = -1

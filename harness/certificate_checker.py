@@ -256,7 +256,10 @@ TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor"
 
 
 def takes(operator: str, own: str, dtypes: list[str]) -> bool:
-    """Return whether an exact operator accepts operands of these dtypes and returns the dtype `own`."""
+    """Return whether an exact operator accepts operands of these dtypes and returns the dtype `own`.
+
+    An exact operator, such as add or cast, has the number nearest to the true result as its result.
+    """
     if operator == "cast":
         return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
     if operator == "where":
@@ -2098,7 +2101,6 @@ def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -
 
 
 def check_answers(main: Json, answers: list[list[str]]) -> None:
-    """Raise RejectedError unless the certificate claims exactly these answers."""
     if sorted(answers) != sorted(main["answers"]):
         others = (f"{name} is {verdict}" for name, verdict in answers if [name, verdict] not in main["answers"])
         raise RejectedError(f"outputs and answers differ: {', '.join(others)}")

@@ -200,7 +200,6 @@ class Board:
         self._map = mmap.mmap(-1, world_size * _LINE_BYTES)
 
     def write(self, rank: int, line: str) -> None:
-        """Write a rank's line; a long line is cut."""
         # A zero byte ends the text: the rest of an older, longer line may follow it.
         content = line.encode()[: _LINE_BYTES - 1]
         at = rank * _LINE_BYTES
@@ -249,7 +248,6 @@ class Ring:
 
     @property
     def is_full(self) -> bool:
-        """Whether this rank must read before it can post another piece."""
         return self.posted - self.read == self.num_slots
 
     def begin_post(self) -> int:
@@ -262,7 +260,6 @@ class Ring:
         return self._slots[slot] + self._mine
 
     def end_post(self) -> None:
-        """Report that this rank's piece is written."""
         round_, slot = divmod(self.posted, self.num_slots)
         self.posted += 1
         self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
@@ -274,7 +271,6 @@ class Ring:
         return self._slots[slot]
 
     def end_read(self) -> None:
-        """Report that this rank has read all pieces."""
         round_, slot = divmod(self.read, self.num_slots)
         self.read += 1
         self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)

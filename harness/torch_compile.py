@@ -29,7 +29,6 @@ def compile_counters() -> dict[str, dict[str, int]]:
 
 
 def is_of_compiler(function: FunctionType) -> bool:
-    """Return whether a function belongs to Dynamo itself, not to the compiled program."""
     return str(function.__module__).startswith("torch._dynamo")
 
 
@@ -159,7 +158,6 @@ def _backend_name(backend: Any) -> str:
 
 
 def trace_artifact(name: str, text: str) -> None:
-    """Add `text` as an artifact to torch.compile's structured trace."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},

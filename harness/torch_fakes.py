@@ -169,7 +169,6 @@ class _Call:
         self._name: dict[int, int] = {}
 
     def read_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
-        """Read all arguments, and return the facts about their symbols; None if the call cannot be cached."""
         try:
             self.read(args)
             self.read(kwargs)
@@ -229,7 +228,6 @@ class _Call:
         return self._number.setdefault(symbol, len(self._number))
 
     def facts(self) -> tuple[Hashable, ...]:
-        """Return the known facts about the call's symbols, and about symbols that share a condition with them."""
         known: list[Hashable] = []
         listed: set[Any] = set()
         symbols = list(self._number)
@@ -244,7 +242,6 @@ class _Call:
         return tuple(known)
 
     def kept(self, x: Any) -> _CachedTensor:
-        """Return the layout of the result `x`. Raises _NotCachedError if the cache cannot express it."""
         if type(x) is not FakeTensor or x.constant is not None or x.real_tensor is not None or x.requires_grad:
             raise _NotCachedError
         if x.fake_mode is not self._mode or x.layout is not torch.strided or any(x is y for y in self.tensors):
@@ -310,7 +307,6 @@ class _Symbols:
         return template, symbols, _Form(node.pytype, node._hint, getattr(node, "_optimized_summation", None))
 
     def expression(self, expression: Any) -> tuple[Any, tuple[sympy.Symbol, ...]]:
-        """Return an expression with numbered placeholders in place of symbols, and the symbols, sorted by name."""
         found = self._expressions.get(expression)
         if found is None:
             symbols = tuple(sorted(expression.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name)))
@@ -335,7 +331,6 @@ class _Symbols:
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
     def facts_of(self, symbol: sympy.Symbol) -> Hashable:
-        """Return a symbol's range and other own properties. Raises _NotCachedError if guards may affect the symbol."""
         env = self._env
         if env.guards or env.divisible or symbol in env.backed_var_to_val:
             raise _NotCachedError

@@ -153,7 +153,6 @@ def backward_number() -> int:
 
 
 def running_annotations() -> Mapping[str, Any]:
-    """Return the annotations that `torch.fx.traceback.annotate` attaches to the code that runs now."""
     found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
     return found
 
@@ -179,7 +178,6 @@ def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sequence_number_of(autograd_node: Any) -> int:
-    """Return an autograd node's sequence number; nodes created later have larger numbers."""
     number: int = autograd_node._sequence_nr()
     return number
 

@@ -106,7 +106,6 @@ def place(case: Case) -> tuple[Plan, Placed]:
 
 
 def plan_hash(plan: Plan) -> str:
-    """Return the SHA-256 of a plan in JSON, which ranks compare: all must have the same plan."""
     return hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
 
 

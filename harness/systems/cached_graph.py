@@ -44,7 +44,6 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
 
 
 def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
-    """Store a program in the case's graph cache. Return whether that was possible."""
     try:
         value = written(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:

@@ -134,7 +134,6 @@ class Capture:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
-        """Context in which `runner` and `call` replace `self.run` and `self.call`."""
         own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
@@ -143,12 +142,10 @@ class Capture:
 
     @property
     def code_hash(self) -> str:
-        """The SHA-256 of the code of all graphs, in the order in which they were captured."""
         return hashlib.sha256("\0".join(self.codes).encode()).hexdigest()
 
     @property
     def generated_hash(self) -> str | None:
-        """The hash of the code that Inductor has generated; None if it has compiled nothing."""
         return hash_generated(self._inductor) if self._inductor and self._inductor.is_dir() else None
 
     def _run_uncompiled(self, module: GraphModule, direction: str) -> Run:

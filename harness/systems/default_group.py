@@ -61,7 +61,6 @@ def install() -> None:
 
 @contextmanager
 def lent(device: torch.device) -> Iterator[None]:
-    """Context in which this rank's default process group is lent to user code."""
     install()
     loan = _Loan(device)
     _loans.append(loan)

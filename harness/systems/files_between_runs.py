@@ -188,7 +188,6 @@ class RunFiles:
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note the files that the script opens, changes or names, from an audit event of Python such as "open"."""
         with self._own_work() as is_theirs:
             if not is_theirs:
                 return

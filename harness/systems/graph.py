@@ -117,7 +117,6 @@ class GraphProgram:
 
     @property
     def generated_hash(self) -> str | None:
-        """The hash of the code that a backend has generated; None without a backend."""
         return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
 
 

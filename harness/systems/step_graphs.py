@@ -87,6 +87,5 @@ def all_trainers(case: Case) -> list[Trainer]:
 
 
 def rank_order_group_source() -> str:
-    """Return the source code of the process group that sums in rank order over gloo, for a standalone file."""
     text = inspect.getsource(rank_order_group)
     return text[text.index("class _FinishOnWait") :]

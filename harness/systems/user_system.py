@@ -121,7 +121,6 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """Return facts for the manifest: those that the system states, its code's origin, and its rules for names."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
@@ -131,7 +130,6 @@ class UserSystem:
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
-        """Return a line for each race in the system's graph; [] if it has no attribute `graph`."""
         from bitproof.harness.graph.hazards import hazard_lines
 
         graph = getattr(self.made, "graph", None)

@@ -186,10 +186,6 @@ class _Steps:
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:
-        """Store a loss of this step if it is a single real number.
-
-        `root` is the tensor from which backward starts, or the result of the method that returns losses.
-        """
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
             self._loop.check_losses(self._losses)

@@ -124,7 +124,6 @@ class WatchedStep:
         self._prefixes = _prefixes(models)
 
     def begin_step(self, index: int = 0) -> None:
-        """Prepare for a step: forget the previous step, and read the optimizers' settings, to find changes later."""
         self.is_before_step, self._index = True, index
         self._seen = list(self.watched_optimizers)
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
@@ -163,7 +162,6 @@ class WatchedStep:
         return zip(self._prefixes, self.models, strict=True)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield (name, module) for each module of the models. The names are torch's, with wrappers."""
         for prefix, model in self._named_models():
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
@@ -196,7 +194,6 @@ class WatchedStep:
             observe("loss", "loss", _number(loss, index))
 
     def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
-        """Record the values after a step, except the loss: buffers, parameters and the states of optimizers."""
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
         for name, parameter in (*trained.items(), *self._parameters_outside_models(trained)):

@@ -57,7 +57,6 @@ def baselines_of(result: CaseResult) -> dict[Role, BaselineResult]:
 
 
 def read_data(data: dict[str, Any]) -> dict[Role, BaselineResult]:
-    """Read the results from a finding's data. Raises RecordingError if the data is damaged."""
     return read(dict[Role, BaselineResult], data, "checks.baseline.data", RecordingError, damaged="is damaged")
 
 

@@ -11,7 +11,6 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """Yield the lines for a terminal: counts, the calls that are not equal, and whether they explain the difference."""
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""

@@ -39,7 +39,6 @@ def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -
 
 
 def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Replay an archive's calls in the new environment, and print those whose results changed."""
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
@@ -59,7 +58,6 @@ def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> 
 
 
 def check(path: Path, *, as_json: bool) -> int:
-    """Print a certificate from a file. Raises RecordingError if it is damaged or contradicts itself."""
     return _finish(read_certificate(path), None, as_json=as_json)
 
 

@@ -33,7 +33,6 @@ def identity_of(recording: Recording) -> RecordingIdentity:
 
 
 def differences(certified: RecordingIdentity, found: RecordingIdentity) -> Iterator[str]:
-    """Yield each difference between two identities, in words."""
     sides = [{name: json.loads(text) for name, text in each.environment.items()} for each in (certified, found)]
     pairs = {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
     for path, (left, right) in leaf_differences(pairs):

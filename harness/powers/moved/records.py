@@ -112,7 +112,6 @@ class MovedCertificate:
 
     @property
     def moved(self) -> list[MovedRow]:
-        """The rows of calls whose results changed."""
         return [row for row in self.rows if row.state == MOVED]
 
     @property

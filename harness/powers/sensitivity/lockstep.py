@@ -120,5 +120,4 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """Return a rank's parameters, buffers and optimizer state after a step. `values` are all values of the step."""
     return {source: values[slot] for source, slot in program.last.items()}

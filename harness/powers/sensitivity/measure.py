@@ -50,7 +50,6 @@ class Steps:
 
     @staticmethod
     def of(case: Case, options: GraphOptions | None = None) -> Steps:
-        """Return a case's steps, before the first step. Raises the errors of tracing and of graph passes."""
         graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:

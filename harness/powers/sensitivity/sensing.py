@@ -61,7 +61,6 @@ class Sensing:
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
-    """Measure a case in a separate process. `device` is the device on which the case ran."""
     # A replay on the CPU would not have the bits of a GPU's kernels.
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")

@@ -52,7 +52,6 @@ class TrainerLike(Protocol):
 
 
 def held(trainer: TrainerLike) -> dict[Source, Tensor]:
-    """Return a rank's state between two steps: parameters, buffers and optimizer state."""
     buffers = dict(trainer.model.named_buffers())
     found: dict[Source, Tensor] = {(PARAM, name): x.detach() for name, x in trainer.parameters.items()}
     found |= {(BUFFER, name): x for name, x in buffers.items()}

@@ -116,6 +116,5 @@ def status_of(found: Bisection) -> int:
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
-    """Return the file that shows how the found pass changed the graph; None if there is none, as for a backend."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
 
 def model_sizes(case: Case) -> dict[str, int]:
-    """Return name -> size for all sizes of the case's model, such as "layers".
-
-    The names are those of `harness.case.SIZES`.
-    """
     from bitproof.reference.models import model_config
     from bitproof.reference.models.sizes import sizes_of
 

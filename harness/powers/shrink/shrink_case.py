@@ -131,7 +131,6 @@ Show = Callable[[str], None]
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
-    """Return the trial with new values of settings. Raises CaseError if these contradict each other."""
     parts: dict[str, dict[str, Any]] = {}
     # All changes of a part are made at once, since a single change may contradict the part's other settings.
     for name, value in changes.items():
@@ -264,7 +263,6 @@ class _Search:
 
 
 def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
-    """Return (name, value at the start, value at the end) for each setting that differs between two trials."""
     found = []
     for part in ("", "parallelism", "batch", "model", "memory", "pipeline"):
         before, after = (getattr(trial.case, part) if part else trial.case for trial in (start, end))

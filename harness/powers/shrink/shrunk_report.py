@@ -116,6 +116,5 @@ def _source(text: str, names: Mapping[str, str]) -> str:
 
 
 def docstring(text: str) -> str:
-    """Quote a text as a Python docstring: quotes and backslashes are escaped."""
     escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     return f'"""{escaped}\n"""'

@@ -249,7 +249,6 @@ class Coordinator:
         return self._ask_host(request, timeout, on_event)
 
     def announce(self, result: CaseResult) -> None:
-        """On rank 0: send a case's result to all other ranks."""
         self.peers.tell_all(result)
 
     def hear(self) -> Message:

@@ -89,11 +89,9 @@ class Line:
 
     @property
     def has_more(self) -> bool:
-        """Whether data is waiting to be sent."""
         return bool(self._outbox)
 
     def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
-        """Queue a message, followed by the bytes of these files."""
         opened = [file.open("rb") for file in files]
         # Of the open files: the paths may be replaced before all bytes are sent.
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
@@ -106,7 +104,6 @@ class Line:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
     def send(self) -> None:
-        """Send as much of the queued data as the socket accepts without waiting."""
         while self._outbox:
             # A file is read in parts, so memory does not grow with its size.
             first = self._outbox[0]
@@ -245,7 +242,6 @@ class Links:
         return int(listener.getsockname()[1])
 
     def connect(self, address: str, port: int, name: str) -> Line:
-        """Connect to a listening peer. Raises OSError if nothing listens there."""
         # The address is from torchrun's store, so this peer needs no token to be trusted.
         peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
         with self._changed:
@@ -287,7 +283,6 @@ class Links:
         return found
 
     def welcome(self, line: Line, name: str) -> None:
-        """Accept a new connection as that of a known peer, called `name` in errors."""
         with self._changed:
             line.is_known, line.name = True, name
 

@@ -62,7 +62,6 @@ class Peers:
             self.links.tell(line, message)
 
     def listen(self) -> None:
-        """Handle all messages received so far, and processes that connect too late."""
         if self.meet_latecomer is not None:
             for newcomer, said in self.links.newcomers():
                 self.meet_latecomer(newcomer, said)
@@ -92,7 +91,6 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        """Return the ranks that are gone, each with the reason in words."""
         found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
@@ -150,7 +148,6 @@ class Peers:
                 self.tell_failed()
 
     def has_lost(self) -> bool:
-        """Return whether a rank, or the torchrun agent that started this rank, is gone."""
         self.listen()
         return bool(self.gone()) or self.launcher.ended() is not None
 

@@ -38,7 +38,6 @@ class Launcher:
                 self._store.setblocking(False)
 
     def is_orphan(self) -> bool:
-        """Return whether the process that started this rank has ended."""
         return self._parent is not None and os.getppid() != self._parent
 
     def ended(self) -> RankError | None:
@@ -207,7 +206,6 @@ def _key() -> str:
 
 
 def children_environments(parent: int) -> list[list[tuple[str, str]]]:
-    """Return the environment variables of each living child of a process, as (name, value) pairs."""
     found = []
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():

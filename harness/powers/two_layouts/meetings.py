@@ -55,7 +55,6 @@ class Sums:
         self._summed: dict[StorageWeakRef, tuple[str, str]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step. Its first phase is forward."""
         # Steps may differ in their number of backward passes: keep the largest of any step.
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))

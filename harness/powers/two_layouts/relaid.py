@@ -121,7 +121,6 @@ class _RelaidRecording(Recording):
 
     @property
     def holds_records(self) -> bool:
-        """Whether `records` of all ranks have already been converted."""
         return "records" in self.__dict__
 
     @property
@@ -203,7 +202,6 @@ class _Cells:
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
-        """Add a rank's record of the tensor. `side` is 0 for the reference, 1 for the candidate."""
         if side == 0 and not self.has[0]:
             self.first = record
         self.has[side] += 1
@@ -272,7 +270,6 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 
 
 def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
-    """Return tensor -> rank -> record."""
     found: dict[LogicalTensor, dict[int, Record]] = {}
     for key, record in recording.records.items():
         found.setdefault(LogicalTensor(key.step, key.kind, key.name), {})[key.rank] = record

@@ -173,7 +173,6 @@ class Archive:
         return found
 
     def state(self, call: dict[str, Any]) -> bytes | None:
-        """Return the recorded state of the call's random generator; None if the call draws no random numbers."""
         return None if call.get("state") is None else self.block(call["state"])
 
     def result(self, result: dict[str, Any]) -> Tensor | None:

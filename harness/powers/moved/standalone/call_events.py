@@ -73,7 +73,6 @@ class CallEvent:
         self.aligned = [(storage.data_ptr() + low) % ALIGNMENT for storage, low, _ in self.storages]
 
     def row(self) -> dict[str, Any]:
-        """Return the call as a row of a log, a dict with "op", "key", "in", "out" and "args"."""
         shown = ", ".join(_shown(each) for each in self.args)
         return {"op": self.name, "key": self.key, "in": self.inputs, "out": self.outputs, "args": shown[:160]}
 
@@ -137,7 +136,6 @@ class Events(TorchDispatchMode):
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Context for bitproof's own code: an error is added to `errors` and raised."""
         try:
             yield
         except Exception as error:

@@ -63,7 +63,6 @@ def memory_of(tensor: Tensor) -> bytes:
 
 
 def short_digest(*parts: bytes) -> str:
-    """Return a digest of 128 bits, as 32 hexadecimal digits."""
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         made.update(part)

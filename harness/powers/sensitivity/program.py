@@ -94,7 +94,7 @@ class Program:
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
-        """Return the slot of a value that exists before the step, such as ("param", "embed.weight").
+        """Return the slot (number) of a value that exists before the step, such as ("param", "embed.weight").
 
         The value gets its slot at the first call.
         """
@@ -123,7 +123,7 @@ class Program:
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
-        """Return the slots of a call's results, without results that nothing reads or compares.
+        """Return the slots (value numbers) of a call's results, without results that nothing reads or compares.
 
         For a tuple, these are the slots of its items.
         """
@@ -181,7 +181,7 @@ class Variables:
         return slot
 
     def write(self, key: Any) -> tuple[int, int]:
-        """Give a node or tensor a new slot, since a call writes it. Returns (old slot, new slot)."""
+        """Give a node or tensor a new slot (value number), since a call writes it. Returns (old slot, new slot)."""
         old, new = self.read(key), self.program.slot()
         # Views that were made before still have the old slot; `run_step` refuses a step that reads them later.
         self.newest[old] = new

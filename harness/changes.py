@@ -31,7 +31,7 @@ _DATA = option("--data", CHANGES, "Train on this text instead of the default.", 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Changes to every selected case. A value of None or () leaves the setting unchanged."""
+    """Changes to every selected case. None, () and False leave a setting unchanged."""
 
     candidate: str | None = setting(
         None, "--candidate", CHANGES, "Use this system as the candidate.", metavar="SYSTEM", names_code=True

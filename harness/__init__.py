@@ -1,7 +1,7 @@
-"""bitproof: does a graph pipeline compute exactly what eager computes, bit for bit?
+"""bitproof checks whether a graph pipeline computes exactly the same bits as eager execution.
 
-Importing this package loads no torch: the command line must answer at once.
-Read the modules in the order the data flows; ARCHITECTURE.md gives the map.
+Importing this package does not import torch, so that the command line answers at once. ARCHITECTURE.md describes the
+packages in the order in which data flows through them.
 """
 
 __version__ = "0.2.0"

@@ -1,9 +1,9 @@
-"""The checker of certificates: `python certificate_checker.py DIR`, using only Python's standard library.
+"""Checks a certificate: `python certificate_checker.py DIR`, with only Python's standard library.
 
-It was written from docs/reference/certificate.md, which defines the form and every rule. It imports no other file of
-this project, in particular not the prover: copy it, and read it next to that page, whose sections it follows. A term is
-a list, and its text is its key. Tables contain the knowledge: the parts of each kind of term, its type, the result of
-each rule, and the derivation of a call's value, line by line.
+A certificate proves that outputs of two graphs have equal bits. It has both graphs, and the steps of the proof. Each
+step introduces a term, which describes a value, and may rewrite the term to an equal one. This file was written from
+docs/reference/certificate.md, which defines the format and every rule, and follows its sections. It imports nothing of
+this project, in particular not the prover.
 
 Exit status: 0 the certificate is accepted and every output is proved, 1 an output is not, 3 it is rejected.
 """
@@ -37,34 +37,41 @@ BYTES = {**REAL, **WHOLE, "int16": 2}
 NUMBER, STATE, SEVERAL = "number", "state", "several"
 Json = Any
 State = dict[str, Any]
-"""The state of the steps so far. By index of a term: `terms`, `last` (its last form), `types`, and `roots` (the kinds
-of inputs that it reads). `at` has the index of each term, by its text."""
+"""The state after the steps so far, with these lists by index of a term.
+
+- `terms`: the terms. Each is a list of its kind and parts, such as ["cat", [3, 5], 0].
+- `last`: the index of the term to which a term is rewritten, or its own.
+- `types`: the types of the terms.
+- `roots`: prefixes of the names of inputs that a term depends on (see ROOTS).
+
+`at` maps a term's text to its index.
+"""
 
 
 class RejectedError(Exception):
-    """A certificate is wrong or damaged."""
+    """The certificate is wrong or damaged."""
 
 
 class UnknownError(Exception):
-    """A call has no term, so all outputs that depend on it are REFUSED.
+    """No term can be derived for a call: docs/reference/certificate.md calls it refused.
 
-    docs/reference/certificate.md calls such a call refused.
+    Outputs that depend on it are REFUSED.
     """
 
 
 def hold(holds: object, otherwise: str) -> None:
-    """Raise RejectedError with the text `otherwise` unless the condition `holds`."""
+    """Raise RejectedError with the text `otherwise` if `holds` is false."""
     if not holds:
         raise RejectedError(otherwise)
 
 
 MISTAKES = (OSError, AttributeError, LookupError, TypeError, ValueError, ArithmeticError, RecursionError, StopIteration)
-"""The exceptions that Python raises for data of an unexpected form, such as a missing field."""
+"""Exceptions that Python raises for data of an unexpected form, such as a missing field."""
 
 
 @contextmanager
 def rejecting() -> Iterator[None]:
-    """Context that turns Python's exceptions for data of an unexpected form (MISTAKES) into RejectedError."""
+    """Context that turns the exceptions in MISTAKES into RejectedError."""
     try:
         yield
     except MISTAKES as error:
@@ -72,7 +79,7 @@ def rejecting() -> Iterator[None]:
 
 
 line_of = repr
-"""The text of nested lists of numbers, strings and None. Different lists have different texts."""
+"""Write nested lists of numbers, strings and None as text. Different lists have different texts."""
 
 
 # -- Terms and their types ---------------------------------------------------------------------------
@@ -164,7 +171,7 @@ WORDS: dict[str, Callable[[Json, list[int]], bool]] = {
     "terms": lambda x, named: type(x) is list and all(_term(t, named) for t in x),
     "arguments": _arguments,
 }
-"""The check for each word of GRAMMAR."""
+"""For each word in GRAMMAR, a function that checks such a part of a term."""
 
 GRAMMAR = {
     kind: words.split()
@@ -191,7 +198,7 @@ GRAMMAR = {
 
 
 def terms_named(term: Json) -> list[int]:
-    """Return the indices of the terms that a term refers to: [3, 5] for ["cat", [3, 5], 0].
+    """Return the indices of the terms to which a term refers: [3, 5] for ["cat", [3, 5], 0].
 
     Raises RejectedError for an invalid term.
     """
@@ -214,7 +221,6 @@ def _tensor(types: list[Json], t: int) -> list[Json]:
 
 
 def _closed(types: list[Json], t: int) -> list[int]:
-    """Return the shape of a tensor's term. Raises RejectedError if it is no tensor, or a size depends on data."""
     _, shape = _tensor(types, t)
     hold(None not in shape, f"a size of term {t} is open")
     return list(shape)
@@ -250,7 +256,10 @@ TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor"
 
 
 def takes(operator: str, own: str, dtypes: list[str]) -> bool:
-    """Return whether the exact operator can take operands of these dtypes and return the dtype `own`."""
+    """Return whether an exact operator accepts operands of these dtypes and returns the dtype `own`.
+
+    An exact operator, such as add or cast, has the number nearest to the true result as its result.
+    """
     if operator == "cast":
         return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
     if operator == "where":
@@ -268,7 +277,7 @@ def _type_of_number(types: list[Json], dtype: str, text: str) -> Json:
 
 
 def has(dtype: str, value: float) -> bool:
-    """Return whether a dtype can represent a number: float32 has 0.5 but not 0.1, and int64 no -0.0."""
+    """Return whether a dtype can represent a number: float32 has 0.5 but not 0.1, and int64 has no -0.0."""
     if dtype in REAL:
         return isfinite(value) and rounded(value, dtype) == value
     if not isfinite(value):
@@ -279,9 +288,9 @@ def has(dtype: str, value: float) -> bool:
 
 
 def rounded(value: float, dtype: str) -> float:
-    """Return a number rounded to a dtype (truncated for bfloat16); infinity if it is too large.
+    """Round a number to a dtype; return infinity if it is too large. For bfloat16 it is truncated.
 
-    Truncating is enough to see whether bfloat16 has the number.
+    The caller only asks whether a dtype has a number, and for bfloat16 truncation answers this as well.
     """
     try:
         if dtype == "bfloat16":
@@ -311,11 +320,11 @@ def _type_of_op(types: list[Json], kind: str, arguments: Json, dtype: Json, shap
 
 
 def _check_argument(types: list[Json], x: Json, where: str) -> None:
-    """Raise RejectedError unless the terms in an argument have the types that the argument states.
+    """Raise RejectedError unless an argument states the types that its terms have.
 
     - `types`: the type of each term.
-    - `where`: the kind of the term that has the argument; `generator` for the argument with the random generator's
-      state.
+    - `where`: "generator" for the argument with the random generator's state; otherwise the kind of the term that has
+      the argument.
     """
     if type(x) is int:
         return
@@ -398,12 +407,11 @@ TYPES: dict[str, Callable[..., Json]] = {
 
 
 def put(values: list[int], place: int, value: int) -> list[int]:
-    """Return a copy of the list in which the item at index `place` is `value`."""
     return [*values[:place], value, *values[place + 1 :]]
 
 
 def normal(shape: list[int], strides: list[int], offset: int) -> Json:
-    """Return the window [shape, strides, offset] in normal form.
+    """Return the window [shape, strides, offset] in normal form: equal windows become identical.
 
     A window without elements has only zeros, and a dim of size 1 has stride 0.
     """
@@ -413,7 +421,7 @@ def normal(shape: list[int], strides: list[int], offset: int) -> Json:
 
 
 def row_major(shape: list[int]) -> list[int]:
-    """Return the strides of a row-major tensor: [12, 4, 1] for shape [2, 3, 4]."""
+    """Return the strides of a row-major tensor, such as [12, 4, 1] for shape [2, 3, 4]."""
     strides = [1] * len(shape)
     for k in range(len(shape) - 2, -1, -1):
         strides[k] = strides[k + 1] * shape[k + 1]
@@ -421,15 +429,12 @@ def row_major(shape: list[int]) -> list[int]:
 
 
 def full(shape: list[int]) -> Json:
-    """Return the window [shape, strides, offset] that selects all elements of a tensor of this shape, in order."""
+    """Return the window [shape, strides, offset] that selects all elements of a tensor, in order."""
     return normal(shape, row_major(shape), 0)
 
 
 def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
-    """Return the windows that select consecutive parts of a window along a dim; `sizes` are the parts' sizes.
-
-    None unless the sizes add up to the window's size.
-    """
+    """Split a window along a dim into windows of these sizes; None if the sizes do not add up to the window's size."""
     (shape, strides, offset), found = w, []
     for size in sizes:
         found.append(normal(put(shape, dim, size), strides, offset))
@@ -438,10 +443,10 @@ def parts_of(w: Json, dim: int, sizes: list[int]) -> Json:
 
 
 def merged(dims: Iterable[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
-    """Return dims (size, stride, other stride) without those of size 1, with neighbours merged where possible.
+    """Merge neighbouring dims (size, stride, other stride) where possible, and leave out dims of size 1.
 
-    Two neighbours are merged if a single dim addresses the same elements, both with the strides and with the other
-    strides. For example, (2, 3, 30) and (3, 1, 10) become (6, 1, 10), as 3 = 3 * 1 and 30 = 3 * 10.
+    Two neighbours are merged if a single dim addresses the same elements under both strides. For example, (2, 3, 30)
+    and (3, 1, 10) become (6, 1, 10), since 3 = 3 * 1 and 30 = 3 * 10.
     """
     found: list[tuple[int, int, int]] = []
     for n, a, b in dims:
@@ -462,11 +467,10 @@ def flat(w: Json) -> Json:
 
 
 def translate(w: Json, shape: list[int], weights: list[int], others: list[int], more: int = 0) -> Json:
-    """Convert a window from one numbering of a tensor's elements to another. None if the result is no window.
+    """Convert a window from one numbering of a tensor's elements to another; None if the result is not a window.
 
-    A window [shape, strides, offset] selects elements by number. The element of the tensor at index i has the old
-    number sum(i[k] * weights[k]), and the new number more + sum(i[k] * others[k]). For example, `weights` are strides
-    in memory, and `others` row-major strides.
+    The element at index i has the old number sum(i[k] * weights[k]), and the new number more + sum(i[k] * others[k]).
+    For example, `weights` are strides in memory, and `others` are row-major strides.
     """
     # A number is written in digits, one per dim, the largest weight first. The offset and each stride of the window are
     # converted digit by digit. That is right only if no index makes a digit reach the size of its dim: no carry.
@@ -492,15 +496,12 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """Return the window that selects from a tensor what `v` selects from the result of window `u`.
-
-    None if there is no such window.
-    """
+    """Compose windows: applied to a tensor, the result selects the same as `u` and then `v`. None if no window does."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
 def repeated(shape: list[int], to: list[int]) -> Json:
-    """Return the window that broadcasts a tensor from `shape` to the shape `to`."""
+    """Return the window that broadcasts a tensor of shape `shape` to the shape `to`."""
     new = len(to) - len(shape)
     hold(new >= 0 and all(n in (1, m) for n, m in zip(shape, to[new:], strict=True)), f"{shape} is no {to}")
     return normal(to, [0] * new + full(shape)[1], 0)
@@ -513,14 +514,15 @@ def repeated(shape: list[int], to: list[int]) -> Json:
 
 
 def new_state() -> State:
-    """Return the state before the first step of a proof."""
     return {"terms": [], "last": [], "types": [], "roots": [], "at": {}}
 
 
 def take_step(state: State, step: Json) -> None:
     """Check the next step of a proof, and add it to the state.
 
-    Raises RejectedError if the step is invalid; the state is unchanged then.
+    An invalid step raises RejectedError and changes nothing.
+
+    A step is [term, rule, index of the resulting term], and may end with a hint for the rule.
     """
     hold(type(step) is list and len(step) in (3, 4) and type(step[1]) is str, "no step")
     term, rule, equals = step[:3]
@@ -554,9 +556,9 @@ ROOTS = ("parameter ", "input ")
 
 
 def find(state: State, *term: Json) -> int:
-    """Return the index of the term to which the proof's steps rewrite a term, or of the term itself.
+    """Return the index of the term to which the proof rewrites the given term, or of the term itself.
 
-    Raises RejectedError if no step has the term.
+    Raises RejectedError if no step of the proof has the term.
     """
     place = state["at"].get(line_of([*term]))
     if place is None:
@@ -565,7 +567,7 @@ def find(state: State, *term: Json) -> int:
 
 
 def view(state: State, t: int, w: Json) -> int:
-    """Return the index of the term to which the proof's steps rewrite the view of term `t` by window `w`.
+    """Return the index of the term to which the proof rewrites the view of term `t` by window `w`.
 
     Raises RejectedError if no step has this view.
     """
@@ -573,25 +575,28 @@ def view(state: State, t: int, w: Json) -> int:
 
 
 def shape_of(state: State, t: int) -> list[int]:
-    """Return the shape of a tensor's term, none of whose sizes depends on data."""
+    """Return the shape of a tensor's term. Raises RejectedError if a size depends on data."""
     return _closed(state["types"], t)
 
 
 def number_of(state: State, t: int) -> float | None:
-    """Return the number that all elements of a term equal; None if it is neither a number nor a view of one."""
+    """If term `t` is a number, or a view that repeats a number, return it; otherwise None."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """Return the term of a tensor of this shape that is filled with a number: the number, or a view that repeats it."""
+    """Return the term of a tensor filled with a number: the number itself for shape [], otherwise a view of it."""
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """Return the term whose negation is term `t`: the operand of a negation, or 2 for -2. None for any other term."""
+    """If term `t` is a negation, or a number with a minus sign, return the index of its positive; otherwise None.
+
+    For example, the index of 2 for -2.
+    """
     term, value = state["terms"][t], number_of(state, t)
     if term[:2] == ["exact", "neg"]:
         return int(term[4][0])
@@ -607,7 +612,7 @@ def _inner(state: State, term: Json, kind: str) -> Json:
 
 
 def _places(state: State, t: int) -> list[Json]:
-    """Return, for each part of a cat, the window on the cat that selects the part."""
+    """For each part of a cat, return the window that selects this part from the cat."""
     _, parts, dim = state["terms"][t]
     return list(parts_of(full(shape_of(state, t)), dim, [shape_of(state, x)[dim] for x in parts]))
 
@@ -620,25 +625,25 @@ def view_of_view(s: State, term: Json) -> int | None:
 
 
 def view_of_same_order(s: State, term: Json) -> int | None:
-    """Rule: a view of a view is a view of the inner view in as few dims as possible.
+    """Rule: in a view of a view, the inner view is replaced by a view with the fewest dims.
 
-    The inner view's shape has no effect: only the order of its elements matters.
+    The inner view's shape has no effect, since only the order of its elements matters.
     """
     _, x, *u = _inner(s, term, "view")
     return view(s, view(s, x, flat(u)), term[2:])
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """Rule: a view or a gather of an exact operator's result is the operator on the view or gather of each operand."""
+    """Rule: a view or gather of an exact operator's result is the operator on the views or gathers of its operands."""
     *operator, operands = _inner(s, term, "exact")
     return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
 
 
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
-    """Rule: a view of a cat is a view of one part, or a cat of views of several parts.
+    """Rule: a view of a cat is a view of a single part, or a cat of views of several parts.
 
-    The step's hint has `pieces`: a list of [index of a part, window on the part]. A window is [shape, strides, offset].
-    Several pieces are concatenated along `dim`.
+    The step's hint is `pieces`, a list of [index of a part, window on this part], and `dim`. Several pieces are
+    concatenated along `dim`.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -650,7 +655,7 @@ def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> i
 
 
 def cat_of_nothing(s: State, term: Json) -> int | None:
-    """Rule: a cat leaves out each part of size 0 along the cat's dim; a cat of a single part is that part."""
+    """Rule: empty parts of a cat are left out, and a cat of a single part is that part."""
     _, parts, dim = term
     kept = [x for x in parts if shape_of(s, x)[dim]] or parts[:1]
     return kept[0] if len(kept) == 1 else find(s, "cat", kept, dim)
@@ -664,9 +669,9 @@ def cat_of_cat(s: State, term: Json) -> int | None:
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Rule: the parts `k` and `k + 1` of a cat become a single term `t` if they are consecutive views of `t`.
+    """Rule: the parts `k` and `k + 1` of a cat become the single term `t` if they are consecutive views of `t`.
 
-    The hint has `k` and `t`.
+    The step's hint is `k` and `t`.
     """
     _, parts, dim = term
     hold(_is_count(k) and k + 1 < len(parts) and _is_count(t) and t < len(s["terms"]), "no neighbours")
@@ -677,18 +682,18 @@ def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
 
 
 COMMUTE = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
-"""The exact operators whose operands may be exchanged."""
+"""Exact operators whose operands may be exchanged."""
 
 
 def exact_in_order(s: State, term: Json) -> int | None:
-    """Rule: the operands of a commuting operator are put in ascending order of their indices."""
+    """Rule: the operands of a commutative operator are sorted by their indices."""
     return find(s, *term[:4], sorted(term[4])) if term[1] in COMMUTE else None
 
 
 def exact_of_cat(s: State, term: Json) -> int | None:
-    """Rule: an exact operator on a cat is a cat of the operator's results on each part.
+    """Rule: an exact operator on a cat is the cat of the operator's results on each part.
 
-    The operator's other operands are cut into parts of the same sizes.
+    The other operands are split into parts of the same sizes.
     """
     first = next(x for x in term[4] if s["terms"][x][0] == "cat")
     parts = [find(s, *term[:4], [view(s, x, w) for x in term[4]]) for w in _places(s, first)]
@@ -696,10 +701,9 @@ def exact_of_cat(s: State, term: Json) -> int | None:
 
 
 def exact_of_number(s: State, term: Json) -> int | None:
-    """Rule: the negation or cast of a number becomes the resulting number.
+    """Rule: the negation or cast of a number is a number. A tensor filled with a number counts as a number.
 
-    Returns None if the dtype cannot represent that number exactly, and for any other operator or operand. A tensor
-    filled with a number counts as a number.
+    The result is None for other operators and operands, and if the dtype cannot represent the number exactly.
     """
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
@@ -711,9 +715,9 @@ def exact_of_number(s: State, term: Json) -> int | None:
 
 
 def exact_of_neutral(s: State, term: Json) -> int | None:
-    """Rule: x * 1 is x. x + -0.0 is x for real dtypes, and x + 0 is x for integers.
+    """Rule: x * 1 is x. For real dtypes, x + -0.0 is x; for integers, x + 0 is x.
 
-    x + 0.0 has no rule for real dtypes, as -0.0 + 0.0 is +0.0.
+    For real dtypes, x + 0.0 is not simplified, since -0.0 + 0.0 is +0.0.
     """
     neutral = {"mul": 1.0, "add": -0.0 if term[2] in REAL else 0.0}.get(term[1])
     if neutral is None:
@@ -743,7 +747,7 @@ def exact_twice(s: State, term: Json) -> int | None:
 
 
 def exact_of_neg(s: State, term: Json) -> int | None:
-    """Rule: -(-x) is x, and a negation of an operand of a product or a cast becomes a negation of the result."""
+    """Rule: -(-x) is x, and a product or cast of a negated operand is the negation of the product or cast."""
     kind, name, dtype, device, operands = term
     for k, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
         plain = positive_of(s, x)
@@ -755,11 +759,11 @@ def exact_of_neg(s: State, term: Json) -> int | None:
 
 
 WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), "float32": ("float64",)}
-"""For each dtype, the dtypes that can represent all of its numbers."""
+"""For each dtype, the wider dtypes, which can represent all of its numbers."""
 
 
 def exact_through_wider(s: State, term: Json) -> int | None:
-    """Rule: in a cast of a cast, the inner cast is left out if its dtype is wider, since it rounds nothing."""
+    """Rule: a cast to a wider dtype is left out if another cast follows, because the first cast rounds nothing."""
     inner = s["terms"][term[4][0]]
     if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
         return None
@@ -771,7 +775,7 @@ def exact_through_wider(s: State, term: Json) -> int | None:
 
 
 def exact_of_one_choice(s: State, term: Json) -> int | None:
-    """Rule: a choice between equal values is that value. A choice by a constant condition is the chosen value."""
+    """Rule: `where` with two equal values is that value; `where` with a constant condition is the chosen value."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -780,7 +784,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """Rule: a flip of a flip of x along the same dims is x."""
+    """Rule: two flips along the same dims cancel each other."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -792,7 +796,7 @@ def move_of_flip(s: State, term: Json) -> int | None:
 
 
 def gather_of_view(s: State, term: Json) -> int | None:
-    """Rule: a gather of a view is a view of the gather, whose first dim counts the ranks."""
+    """Rule: a gather of a view is a view of a gather. A gather's first dim counts the ranks."""
     _, x, shape, strides, offset = _inner(s, term, "view")
     w = normal([len(term[2][0]), *shape], [prod(shape_of(s, x)), *strides], offset)
     return view(s, find(s, "gather", x, term[2]), w)
@@ -831,7 +835,7 @@ RULES: dict[str, Callable[..., int | None]] = {
     "reduce_of_cat": of_cat,
 }
 HINTED = ("view_of_cat", "cat_of_neighbours")
-"""The rules whose steps have a hint. Without it they would have to search."""
+"""Rules whose steps have a hint. Without a hint, they would have to search."""
 
 
 # -- Calls -------------------------------------------------------------------------------------------
@@ -856,6 +860,10 @@ EXACT |= {f"aten.{name}.{end}": name for name in TWO for end in ("Tensor", "Scal
 EXACT |= {f"aten.{name}_.{end}": name for name in ("add", "sub", "mul") for end in ("Tensor", "Scalar")}
 DIVISIONS = {"aten.div.Tensor", "aten.div.Scalar"}
 SOURCES = {f"aten.{name}.default": "self" for name in ("_to_copy", "clone", "contiguous", "constant_pad_nd")}
+"""The name of the argument that an operator copies, waits for, pads, sends or splits.
+
+Calls may list arguments in any order.
+"""
 SOURCES |= {"aten.copy_.default": "src", "bitproof.offload.default": "x", "bitproof.reload.default": "host"}
 SOURCES |= {"bitproof.wait_offload.default": "host", "bitproof.wait_reload.default": "x"}
 SOURCES |= {f"_c10d_functional.{name}.default": "input" for name in ("all_gather_into_tensor", "reduce_scatter_tensor")}
@@ -873,10 +881,10 @@ CARRIERS = {f"aten.{x}.default" for x in ("embedding", "flip", "gather", "index_
 CARRIERS |= {f"aten.{x}.default" for x in ("repeat", "roll", "tril", "triu")} | {"aten.index.Tensor"}
 UPDATES = ("aten._fused_adam.default", "aten._fused_adamw.default")
 NEXT = object()
-"""The result of a line that does not apply to a call."""
+"""Result of a line of the page that does not apply to a call; the next line is tried."""
 
 TORCHS = ("aten.", "prims.", "bitproof.", f"{C10D}.")
-"""The namespaces whose admitted operators all have a signature. Other namespaces, such as a user's, have none."""
+"""Namespaces whose operators all have a signature. Operators of other namespaces, such as a user's, have none."""
 WORDS_TAKE = {
     "input": "",
     "constant": "digest",
@@ -885,14 +893,13 @@ WORDS_TAKE = {
     "number": "0",
     "python.float": "self",
 }
-"""The arguments of calls that are no operators: `getitem` takes item `1` of `0`, `view` shows parts of `self`."""
+"""Arguments of calls that are not operators: `getitem` takes item `1` of `0`, and `view` shows parts of `self`."""
 
 
 def fits(op: str, names: Iterable[str]) -> bool:
-    """Return whether an operator can be called with exactly these arguments by name.
+    """Return whether an operator accepts exactly these argument names: `aten.sum.dim_IntList` needs `self` and `dim`.
 
-    For example, `aten.sum.dim_IntList` needs `self` and `dim`. A user's operator, which has no signature, accepts any
-    arguments.
+    An operator without a signature, such as a user's, accepts any arguments.
     """
     if op not in TAKES and op.startswith("python."):
         return [*names] in (["0"], ["0", "1"])
@@ -904,7 +911,7 @@ def fits(op: str, names: Iterable[str]) -> bool:
 
 
 def nodes(argument: Json) -> list[int]:
-    """Return the indices of the calls that an argument refers to."""
+    """Return the indices of the calls to which an argument refers."""
     if type(argument) is not list or not argument:
         return []
     if argument[0] == "node":
@@ -920,17 +927,16 @@ def tensors(value: Json) -> list[Json]:
 
 
 def is_tensor(value: Json) -> bool:
-    """Return whether a call's value is a single tensor."""
     return type(value) is dict and "tensor" in value
 
 
 def is_closed(sizes: Iterable[Json]) -> bool:
-    """Return whether all sizes are numbers, so that none depends on data."""
+    """Return whether all sizes are numbers, so that no size depends on data."""
     return {*map(type, sizes)} <= {int}
 
 
 def lies_closed(x: Json) -> bool:
-    """Return whether no size and no stride of a tensor, nor its offset, depends on data."""
+    """Return whether a tensor's sizes, strides and offset are all numbers, so that none depends on data."""
     return is_closed((*x[2], *x[3], x[4]))
 
 
@@ -940,7 +946,7 @@ def opened(shape: Json) -> Json:
 
 
 def walk(state: State, graph: Json, side: str) -> State:
-    """Derive the terms of all calls of a graph, in order. Returns the state after the last call."""
+    """Derive the terms of all calls of a graph, in order. Return the state after the last call."""
     g = new_walk(state, graph, side)
     for _ in g["calls"]:
         take_call(g)
@@ -948,18 +954,17 @@ def walk(state: State, graph: Json, side: str) -> State:
 
 
 def new_walk(state: State, graph: Json, side: str) -> State:
-    """Return the state of a walk through a graph, before its first call.
+    """Return the initial state of a walk through a graph's calls. A call's term describes its value in the proof.
 
-    A term describes a value in the proof. The state has:
-
+    - `s`, `side`, `calls`: the proof's state, the name of the graph's system, and the graph's calls.
     - `values`: the term of each call so far: a list for several results, None for a refused call.
-    - `stale`: the calls whose value was overwritten.
-    - `lying`: the calls by the storage of their results.
-    - `inputs`: the call and the term of each input and constant.
-    - `symbols`: the term of each symbol.
-    - `generator`: the term of the random generator's state.
-    - `filling`, `reading`: by storage, the launches that write or read it and were not waited for.
-    - `last_use`: the last call that reads each storage.
+    - `stale`: calls whose value was overwritten.
+    - `lying`: storage -> calls with a result in it.
+    - `inputs`: name of an input or constant -> (index of its call, its term).
+    - `symbols`: symbol of a data-dependent size -> term.
+    - `generator`: term of the random generator's state.
+    - `filling`, `reading`: storage -> launched copies and collectives that write or read it, until they are waited for.
+    - `last_use`: storage -> last call that reads it.
     """
     calls = [
         {"name": name, "op": op, "args": dict(args), "own": own, "writes": writes, "random": random}
@@ -972,7 +977,10 @@ def new_walk(state: State, graph: Json, side: str) -> State:
 
 
 def take_call(g: State) -> None:
-    """Derive the term of the next call, and record which memory it writes. The call's term is None if it is refused."""
+    """Derive the term of the next call, and record the memory that it writes.
+
+    The term is None if the call is refused.
+    """
     place, value = len(g["values"]), None
     call = g["calls"][place]
     try:
@@ -990,9 +998,9 @@ def take_call(g: State) -> None:
 
 
 def _check_value(state: State, call: State, value: Json) -> None:
-    """Raise RejectedError unless a call's result has the dtype and shape that the graph states for it.
+    """Raise RejectedError unless a call's term has the dtype and shape that the graph states for its result.
 
-    `value` is the index of the result's term, or a list of indices for several results. None if the call was refused.
+    `value` is the term's index, a list of indices for several results, or None for a refused call.
     """
     if value is None:
         return
@@ -1007,7 +1015,7 @@ def _check_value(state: State, call: State, value: Json) -> None:
 
 
 def _last_uses(graph: Json, calls: list[State]) -> dict[int, float]:
-    """Return the index of the last call that reads each storage; infinity for inputs, constants and outputs."""
+    """Return storage -> index of the last call that reads it; infinity for inputs, constants and outputs."""
     found: dict[int, float] = {}
     for place, call in enumerate(calls):
         for read in call["reads"]:
@@ -1026,7 +1034,7 @@ def known(g: State, n: int) -> Json:
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Return the term of a call, from the first function in LINES that applies to the call.
+    """Return a call's term, from the first function in LINES that applies.
 
     Raises UnknownError if the call is refused (line 1 of docs/reference/certificate.md).
     """
@@ -1061,7 +1069,7 @@ def _value(g: State, place: int, call: State) -> Json:
 
 
 def _source(call: State) -> int:
-    """Return the index, in the call's `reads`, of the tensor that the call copies, waits for, pads, sends or splits.
+    """Return the index in `call["reads"]` of the tensor that the call copies, waits for, pads, sends or splits.
 
     SOURCES has the argument's name. An operator that is not in SOURCES must read a single call.
     """
@@ -1076,9 +1084,11 @@ def _source(call: State) -> int:
 
 
 def _input(g: State, place: int, call: State) -> Json:
-    """Return the term of an input or a constant; NEXT for any other call.
+    """Return the term of an input or constant; NEXT for any other call.
 
-    An input is named by its call, a constant by its digest. Line 2 of docs/reference/certificate.md.
+    Implements line 2 of docs/reference/certificate.md.
+
+    An input's term has the name of the call, and a constant's term its digest.
     """
     op, args, own = call["op"], call["args"], call["own"]
     if op == "input" and not args:
@@ -1097,9 +1107,9 @@ def _input(g: State, place: int, call: State) -> Json:
 
 
 def _getitem(g: State, place: int, call: State) -> Json:
-    """Return the term of one of several results, or of a number read from a tensor; NEXT for any other call.
+    """Return the term of an item of several results, or of a number read from a tensor; NEXT for any other call.
 
-    Line 3 of docs/reference/certificate.md.
+    Implements line 3 of docs/reference/certificate.md.
     """
     args = call["args"]
     if call["op"] == "getitem" and [*args] == ["0", "1"]:
@@ -1110,15 +1120,15 @@ def _getitem(g: State, place: int, call: State) -> Json:
         return call["found"][0][args["1"]]
     if call["op"] == "aten._local_scalar_dense.default" and [*args] == ["self"]:
         item = ["item", call["found"][0]]
-        _bring(g, [call["own"]], lambda _: item)
+        _define_symbols(g, [call["own"]], lambda _: item)
         return find(g["s"], *item)
     return NEXT
 
 
 def _copy(g: State, place: int, call: State) -> Json:
-    """Return the term of the tensor that a call copies to the same dtype and shape, or for which it waits.
+    """For a copy with the same dtype and shape, or a wait, return the term of its source; NEXT for any other call.
 
-    NEXT for any other call. Line 4 of docs/reference/certificate.md.
+    Implements line 4 of docs/reference/certificate.md.
     """
     own = call["own"]
     if call["op"] in COPIES:
@@ -1134,10 +1144,10 @@ def _copy(g: State, place: int, call: State) -> Json:
 
 
 def _exact(g: State, place: int, call: State) -> Json:
-    """Return the term of an exact operator, with each operand broadcast to the result's shape.
+    """Return the term of an exact operator, with each operand broadcast to the result's shape; NEXT for any other call.
 
-    Line 5 of docs/reference/certificate.md lists the exact operators. NEXT ("try the next rule") for any other call,
-    and for a number that the dtype cannot represent.
+    Also NEXT if the dtype cannot represent a number among the operands. Implements line 5 of
+    docs/reference/certificate.md, which lists the exact operators.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":
@@ -1181,16 +1191,16 @@ def _exact(g: State, place: int, call: State) -> Json:
 
 
 def _common(shapes: list[list[int]]) -> list[int]:
-    """Return the shape to which tensors of these shapes are broadcast together: [2, 3] for [3] and [2, 1]."""
+    """Return the shape to which these shapes are broadcast together: [2, 3] for [3] and [2, 1]."""
     rank = max(map(len, shapes))
     sizes = zip(*([1] * (rank - len(shape)) + shape for shape in shapes), strict=True)
     return [next((n for n in dim if n != 1), 1) for dim in sizes]
 
 
 def _number(argument: Json, dtype: str) -> float | None:
-    """Return an argument's value as a float, 0 or 1 for a truth value; None if the argument is no number.
+    """Return an argument's value as a float; True is 1, False is 0.
 
-    None also if the dtype cannot represent the number, and for an integer beyond 2^53.
+    None if the argument is not a number, if the dtype cannot represent it, or if it is an integer beyond 2^53.
     """
     if type(argument) is int:
         value = float(argument) if abs(argument) <= 2**53 else inf
@@ -1208,7 +1218,7 @@ def _number(argument: Json, dtype: str) -> float | None:
 def _fill(g: State, place: int, call: State) -> Json:
     """Return the term of a call that fills a tensor with a number; NEXT for any other call.
 
-    NEXT also if the dtype cannot represent the number, or a size depends on data. Line 6 of
+    Also NEXT if the dtype cannot represent the number, or if a size depends on data. Implements line 6 of
     docs/reference/certificate.md.
     """
     if call["op"] not in FILLS:
@@ -1221,10 +1231,10 @@ def _fill(g: State, place: int, call: State) -> Json:
 
 
 def _pad(g: State, place: int, call: State) -> Json:
-    """Return the term of a padded tensor, a cat with filled ends; NEXT ("try the next rule") for any other call.
+    """Return the term of a padded tensor, which is a cat with filled ends; NEXT for any other call.
 
-    Also NEXT if an amount of padding is negative, a size depends on data, or the dtype cannot represent the filled
-    number. Line 7 of docs/reference/certificate.md.
+    Also NEXT if a padding is negative, if a size depends on data, or if the dtype cannot represent the filling number.
+    Implements line 7 of docs/reference/certificate.md.
     """
     if call["op"] != "aten.constant_pad_nd.default":
         return NEXT
@@ -1242,7 +1252,10 @@ def _pad(g: State, place: int, call: State) -> Json:
 
 
 def _dim(call: State, rank: int) -> int:
-    """Return the dim along which a call joins or splits tensors of `rank` dims: its argument `dim`, or 0."""
+    """Return the argument `dim` of a cat, stack or split, by default 0.
+
+    Raises RejectedError if it is not below `rank`.
+    """
     dim = call["args"].get("dim", 0)
     source = "self" if call["op"] == SPLIT else "tensors"
     hold(_is_count(dim) and dim < rank and {*call["args"]} <= {source, "dim"}, "no dim, or more arguments")
@@ -1250,15 +1263,16 @@ def _dim(call: State, rank: int) -> int:
 
 
 def _whole(state: State, t: int, shape: list[int]) -> int:
-    """Return the term of term `t` reshaped to `shape`, with its elements in the same order."""
+    """Return the term of term `t` reshaped to `shape`; the elements keep their order."""
     hold(prod(shape) == prod(shape_of(state, t)), f"not as many elements as {shape}")
     return view(state, t, full(shape))
 
 
 def _join(g: State, place: int, call: State) -> Json:
-    """Return the term of a cat or a stack; NEXT ("try the next rule") for any other call.
+    """Return the term of a cat or stack; NEXT for any other call.
 
-    Also NEXT if the parts have several dtypes, or if a size depends on data. Line 8 of docs/reference/certificate.md.
+    Also NEXT if the parts differ in dtype, or if a size depends on data. Implements line 8 of
+    docs/reference/certificate.md.
     """
     if call["op"] not in ("aten.cat.default", "aten.stack.default"):
         return NEXT
@@ -1276,10 +1290,10 @@ def _join(g: State, place: int, call: State) -> Json:
 
 
 def _collect(g: State, place: int, call: State) -> Json:
-    """Return the term of an all-gather or a reduce-scatter; NEXT for any other call.
+    """Return the term of an all-gather or reduce-scatter; NEXT for any other call.
 
-    A reduce-scatter sends row r of [group size, n] to rank r. Raises UnknownError if a size depends on data. Line 9 of
-    docs/reference/certificate.md.
+    A reduce-scatter's input is reshaped to [group size, n], and row r belongs to rank r. Raises UnknownError if a size
+    depends on data. Implements line 9 of docs/reference/certificate.md.
     """
     if call["op"] not in (GATHER, REDUCE):
         return NEXT
@@ -1300,15 +1314,15 @@ def _collect(g: State, place: int, call: State) -> Json:
 
 
 def is_unwritten(op: str) -> bool:
-    """Return whether an operator, of any namespace and overload, returns uninitialized memory."""
+    """Return whether an operator allocates uninitialized memory, whatever its namespace and overload."""
     return op.split(".")[-2:][0].startswith(UNWRITTEN)
 
 
-def _unwritten(g: State, place: int, call: State) -> Json:
-    """Return the term of a call that allocates uninitialized memory; NEXT ("try the next rule") for any other call.
+def _uninitialized(g: State, place: int, call: State) -> Json:
+    """If the call creates uninitialized memory, return a term for it; otherwise return NEXT.
 
-    The term names the graph and the call, so it equals no other term. Empty tensors have no memory, and are all equal.
-    This is line 10 of docs/reference/certificate.md.
+    The term contains the graph and the call, so it equals no other term. Empty tensors are all equal. Implements line
+    10 of docs/reference/certificate.md.
     """
     if not is_unwritten(call["op"]):
         return NEXT
@@ -1316,11 +1330,11 @@ def _unwritten(g: State, place: int, call: State) -> Json:
     return _op(g, call, {}) if 0 in own[2] else find(g["s"], "fresh", g["side"], place, own[0], opened(own[2]))
 
 
-def _show(g: State, place: int, call: State) -> Json:
-    """Return the term or terms of a view, a split or a reshape; NEXT ("try the next rule") for any other call.
+def _view_or_split(g: State, place: int, call: State) -> Json:
+    """Return the term or terms of a view, split or reshape; NEXT for any other call.
 
-    A view's term has the view's layout; if a size depends on data, it has the operator and arguments instead. Raises
-    UnknownError for a view as another dtype, and for a view without a strided layout. Line 11 of
+    The term has the layout of the view; if a size depends on data, it has the operator and its arguments instead.
+    Raises UnknownError for a view as another dtype, and if the layout is not strided. Implements line 11 of
     docs/reference/certificate.md.
     """
     op, results = call["op"], call["results"]
@@ -1354,10 +1368,10 @@ def _show(g: State, place: int, call: State) -> Json:
     return shown[0] if is_tensor(call["own"]) else shown
 
 
-def _carry(g: State, place: int, call: State) -> Json:
-    """Return the term of an operator whose result depends on values alone, not on layouts; NEXT for any other call.
+def _layout_independent(g: State, place: int, call: State) -> Json:
+    """Return the term of an operator whose result depends only on values, not on layouts; NEXT for any other call.
 
-    Line 12 of docs/reference/certificate.md.
+    Implements line 12 of docs/reference/certificate.md.
     """
     read = [x for value in call["given"] for x in tensors(value)]
     is_update = call["op"] in UPDATES and len(read) == len(call["given"])
@@ -1368,21 +1382,34 @@ def _carry(g: State, place: int, call: State) -> Json:
 
 
 def _other(g: State, place: int, call: State) -> Json:
-    """Return the term of a call to which no earlier line applies. Line 13 of docs/reference/certificate.md.
+    """Return the term of any other call. Equal operators on equal terms with equal layouts have equal results.
 
-    Equal operators have equal results on equal terms with equal layouts.
+    Implements line 13 of docs/reference/certificate.md.
     """
     return _op(g, call, call["args"])
 
 
-LINES = (_input, _getitem, _copy, _exact, _fill, _pad, _join, _collect, _unwritten, _show, _carry, _other)
-"""Lines 2 to 13, in order."""
+LINES = (
+    _input,
+    _getitem,
+    _copy,
+    _exact,
+    _fill,
+    _pad,
+    _join,
+    _collect,
+    _uninitialized,
+    _view_or_split,
+    _layout_independent,
+    _other,
+)
+"""Lines 2 to 13 of docs/reference/certificate.md, in order."""
 
 
 def _op(g: State, call: State, args: dict[str, Json]) -> Json:
-    """Return the op term of a call, or a list of `out` terms for several results.
+    """Return a call's term of kind op, or a list of `out` terms for several results.
 
-    A random call also reads the generator's state, and its result determines the next state.
+    A random call also reads the state of the random generator, and its result determines the next state.
     """
     op, read = call["op"], [x[0] for value in call["given"] for x in tensors(value)]
     if call["random"]:
@@ -1397,9 +1424,9 @@ def _op(g: State, call: State, args: dict[str, Json]) -> Json:
 
 
 def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -> Json:
-    """Return the term of kind `kind` (op or move) of a call, or a list of `out` terms for several results.
+    """Return a call's term of kind `kind` ("op" or "move"), or a list of `out` terms for several results.
 
-    Also stores terms for the new symbols in the results' sizes.
+    New symbols in the results' sizes are given terms, too.
     """
     own, results, state = call["own"], call["results"], g["s"]
     several = [own] if is_tensor(own) else own["several"] if type(own) is dict else [own]
@@ -1407,10 +1434,10 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
         raise UnknownError
     arguments = [[name, term_of(g, value, kind == "op")] for name, value in args.items()]
     if op == EXCHANGE:
-        _bring_rows(g, results[0][2][0], *args["output_split_sizes"][1:])
+        _define_row_symbol(g, results[0][2][0], *args["output_split_sizes"][1:])
     told = [x and [x["tensor"][0], opened(x["tensor"][2])] for x in several]
     term = find(state, kind, op, arguments, *(told[0] if is_tensor(own) else (None, None)))
-    _bring(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
+    _define_symbols(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
     for x in results:
         # This raises UnknownError for a symbol without a term in the strides or the offset.
         _sizes_of(g, (*x[3], x[4]))
@@ -1418,7 +1445,7 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
 
 
 def term_of(g: State, value: Json, is_op: bool) -> Json:
-    """Return an argument as it is written in terms. `is_op` is False for a term of kind move."""
+    """Return a call's argument in the form that terms use. `is_op` is False for terms of kind move."""
     if type(value) is not list:
         return value
     if value[:1] == ["node"] and len(value) == 2:
@@ -1437,9 +1464,9 @@ def term_of(g: State, value: Json, is_op: bool) -> Json:
 
 
 def _size_of(g: State, size: Json) -> Json:
-    """Return a size as it is written in terms: each symbol is replaced by the term that defines it.
+    """Return a size in the form that terms use: each symbol is replaced by its term.
 
-    Raises UnknownError for a symbol that no term defines.
+    Raises UnknownError for a symbol without a term.
     """
     if type(size) is int:
         return size
@@ -1455,10 +1482,10 @@ def _sizes_of(g: State, sizes: Iterable[Json]) -> list[Json]:
     return [_size_of(g, size) for size in sizes]
 
 
-def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
-    """Define each new symbol among `sizes`: `term(i)` is the term of the symbol that is the i-th size.
+def _define_symbols(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
+    """Give each new symbol among `sizes` a term: `term(i)` for a symbol that is the i-th size.
 
-    Raises UnknownError for a symbol that only occurs within a size, as in `2 * u0`.
+    Raises UnknownError for a new symbol that only occurs inside a size, as in `2 * u0`.
     """
     for at, size in enumerate(sizes):
         is_symbol = type(size) is list and len(size) == 2 and len(size[1]) == 2 and size[1][0] == 1
@@ -1468,10 +1495,11 @@ def _bring(g: State, sizes: list[Json], term: Callable[[int], Json]) -> None:
         _size_of(g, size)
 
 
-def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
-    """An all-to-all receives `rows` rows: store the term of the new symbol in this size, if it has one.
+def _define_row_symbol(g: State, rows: Json, first: Json, *others: Json) -> None:
+    """Give a term to the new symbol in `rows`, the number of rows that an all-to-all receives.
 
-    The size is the split `first` plus the symbol, so the symbol is the sum of the splits `others`.
+    `first` and `others` are the numbers of rows from each rank. If `rows` is `first` plus the symbol, the symbol is the
+    sum of `others`.
     """
     if type(rows) is int:
         return
@@ -1487,7 +1515,7 @@ def _bring_rows(g: State, rows: Json, first: Json, *others: Json) -> None:
 
 
 def _check_write(g: State, call: State) -> None:
-    """Raise UnknownError for a write that the rules do not cover, or whose result may depend on the order of accesses.
+    """Raise UnknownError for an in-place write that the rules do not cover.
 
     For example, the written tensor is a constant, overlaps itself, or is used by a collective in flight.
     """
@@ -1513,10 +1541,10 @@ def _own(g: State, n: int) -> list[Json]:
 def overlaps(x: Json) -> bool:
     """Return whether two indices of a tensor may refer to the same element.
 
-    False in two cases, otherwise True:
+    It is False only in two cases:
 
-    - All sizes and strides are numbers. With dims sorted by stride, each stride exceeds the distance between the first
-      and the last element of the dims before.
+    - All sizes and strides are numbers, and in the order of the strides, each stride exceeds the distance that the
+      previous dims span.
     - Only the first size depends on data, and the tensor is row-major.
     """
     shape, strides = x[2], x[3]
@@ -1531,11 +1559,11 @@ def overlaps(x: Json) -> bool:
 
 
 def _overwrite(g: State, call: State, value: Json) -> None:
-    """Record that a call writes memory; `value` is the term of the new elements.
+    """Record that a call writes memory. `value` is the term of the written elements; None if the call is refused.
 
-    - Calls whose values are exactly the written elements get this term.
+    - Earlier calls whose value is exactly the written elements get this term.
     - All other values in that memory become stale: no later call may read them.
-    - If the writing call is refused, `value` is None. Then everything in the memory of its arguments becomes stale.
+    - A refused call makes everything in the memory of its arguments stale.
     """
     written = call["results"] if value is not None else [x for n in call["reads"] for x in _own(g, n)]
     for x in written:
@@ -1549,10 +1577,10 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Record a launch of a collective or a copy, which uses memory until its wait.
+    """Record the launch of a collective or copy, which uses memory until its wait.
 
     - `kind`: the kind of the wait.
-    - `takes`: the storages that the launch reads until the wait.
+    - `takes`: the storages that it reads until the wait.
     - `holds`: whether the graph must keep these storages until the wait, as for an offload.
     """
     for x in call["results"]:
@@ -1563,7 +1591,7 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
-    """Record a wait of this kind: it ends the launches that fill these storages.
+    """Record a wait: it ends the launches of this kind that write these storages.
 
     Raises UnknownError if memory that a launch must keep may be freed before the wait.
     """
@@ -1965,15 +1993,15 @@ cosine_similarity; x1 x2 p compute_mode: _cdist_forward; x1 x2 p? compute_mode?:
 pairwise_distance; y dx? dim?: cumulative_trapezoid.dx trapezoid.dx trapz.dx; y x dim?: cumulative_trapezoid.x
 trapezoid.x trapz.x;
 """
-"""The arguments of operators that a proof may admit, by torch's schemas: signature, colon, operators, semicolon.
+"""Argument names of the operators that a proof may contain, from torch's schemas: "names: operators;".
 
-Operators are `aten.` and end in `.default`, unless a namespace or an ending is written. A call may leave out an
-argument with `?`: it has a default, or the result's layout implies it.
+An operator without namespace is in `aten`, and one without overload is `.default`. An argument with `?` may be missing,
+as it has a default, or the result's layout implies it.
 """
 
 
 def _signatures() -> Iterator[tuple[str, tuple[set[str], set[str]]]]:
-    """Yield (operator, (names of its needed arguments, names of all its arguments)) for each known operator."""
+    """Yield (operator, (required argument names, all argument names)) for each known operator."""
     rows = [(x, map(_in_full, y.split())) for x, y in re.findall("([^:;]*):([^;]*);", SIGNATURES)]
     for signature, operators in [*rows, *((x, [word]) for word, x in WORDS_TAKE.items())]:
         names = signature.split()
@@ -2013,10 +2041,10 @@ ASSUMPTIONS = (
 
 
 def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
-    """Return (final term, initial term) of each output of a graph, by name.
+    """Return output name -> (final term, initial term). The final term is None for a refused output.
 
-    The final value of the input or constant NAME is the output `written NAME`. Other outputs have the initial term -1.
-    A refused output has the final term None.
+    An input or constant NAME is also an output, named `written NAME`: its final value. All other outputs have the
+    initial term -1.
     """
     found = {f"written {name}": (n, was) for name, (n, was) in g["inputs"].items()}
     hold(
@@ -2033,12 +2061,15 @@ def _outputs(g: State, graph: Json) -> dict[str, tuple[Json, Json]]:
 
 
 def is_whole_step(graph: Json) -> bool:
-    """Return whether an optimizer's state is among a graph's inputs."""
+    """Return whether the graph includes the optimizer's update: an optimizer state is among its inputs."""
     return any(call[1] == "input" and call[0].startswith("optimizer ") for call in graph["calls"])
 
 
 def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[list[str]]:
-    """Return [name, answer] for each output. An input that neither graph changes is not an output."""
+    """Return [name, answer] for each output. An input that neither graph changes is left out.
+
+    The answer is PROVED, NOT PROVED or REFUSED. `sides` has the final state of each graph's walk.
+    """
     one, other = (_outputs(g, graph) for g, graph in zip(sides, graphs, strict=True))
     is_whole, found = is_whole_step(graphs[0]), []
     for name in {**one, **other}:
@@ -2057,30 +2088,29 @@ def answers_of(state: State, sides: list[State], graphs: list[Json]) -> list[lis
 
 
 def assumed(operators: Iterable[str], rules: Iterable[str]) -> list[str]:
-    """Return the assumptions of a proof with these operators and rules."""
+    """Return the texts of the assumptions that a proof with these operators and rules makes."""
     used = {"", *rules, *(name for operator in {*operators} for name in operator.split(".")[:2])}
     return [text for name, text in ASSUMPTIONS if name in used]
 
 
 def check_assumptions(graphs: list[Json], steps: Json, assumptions: list[str]) -> None:
-    """Raise RejectedError unless the certificate lists all assumptions of its proof. Further ones are allowed."""
+    """Raise RejectedError unless the certificate lists all assumptions of its proof. It may list more."""
     operators = (call[1] for graph in graphs for call in graph["calls"])
     missing = [text for text in assumed(operators, (step[1] for step in steps)) if text not in assumptions]
     hold(not missing, f"it does not list the assumption: {''.join(missing[:1])}")
 
 
 def check_answers(main: Json, answers: list[list[str]]) -> None:
-    """Raise RejectedError unless the certificate claims exactly these answers to its outputs."""
     if sorted(answers) != sorted(main["answers"]):
         others = (f"{name} is {verdict}" for name, verdict in answers if [name, verdict] not in main["answers"])
         raise RejectedError(f"outputs and answers differ: {', '.join(others)}")
 
 
 def check_subject(main: Json, graphs: list[Json]) -> None:
-    """Raise RejectedError if the certificate's graphs contradict its subject, the case that it states.
+    """Raise RejectedError if the graphs contradict the case that the certificate states.
 
-    The graphs must have the inputs and outputs of a training step, in order, and collectives among all ranks of the
-    case.
+    The graphs must have the inputs and outputs of a training step, in order, and all collectives must be among the
+    case's ranks.
     """
     # Only a new trace could show that the graphs are those of the case.
     subject = main["subject"]
@@ -2199,16 +2229,12 @@ def _is_size(x: Json) -> bool:
 
 
 def read(folder: Path) -> tuple[Json, list[Json], Json]:
-    """Return the contents of a certificate's files: main file, graphs, steps.
-
-    Raises RejectedError if the files do not match their digests.
-    """
     main, *graphs, steps = (parse(content) for content in _sealed(folder).values())
     return main, graphs, steps
 
 
 def _sealed(folder: Path) -> dict[str, bytes]:
-    """Return the bytes of each file in a certificate's folder, by name.
+    """Return file name -> bytes for the certificate's files.
 
     Raises RejectedError if a digest in SHA256SUMS or in the main file does not match its file.
     """
@@ -2225,7 +2251,6 @@ def _sealed(folder: Path) -> dict[str, bytes]:
 
 
 def _content(file: Path) -> bytes:
-    """Return a file's bytes. Raises RejectedError unless it is a regular file of allowed size."""
     # Opening a named pipe would wait for a writer; O_NONBLOCK prevents that.
     with open(file, "rb", opener=lambda path, flags: os.open(path, flags | getattr(os, "O_NONBLOCK", 0))) as opened:
         hold(stat.S_ISREG(os.fstat(opened.fileno()).st_mode), f"{file.name} is no regular file")
@@ -2236,7 +2261,7 @@ def _content(file: Path) -> bytes:
 
 
 def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = True) -> Counter[str]:
-    """Check a certificate, and return its number of outputs by answer (PROVED, NOT PROVED, REFUSED).
+    """Check a certificate. Return the number of outputs by answer (PROVED, NOT PROVED, REFUSED).
 
     Raises RejectedError if the certificate is damaged or claims more than it proves. `with_subject` is False only in
     tests.
@@ -2257,9 +2282,9 @@ def check(main: Json, graphs: list[Json], steps: Json, *, with_subject: bool = T
 
 
 def covers_any_number(main: Json, graphs: list[Json]) -> bool:
-    """Return whether a certificate, which `check` accepted, covers any number of steps.
+    """Return whether an accepted certificate holds for any number of training steps, not only for a single step.
 
-    A certificate does so if it proves every output of a whole step, and the step draws no random numbers.
+    It must prove every output of a whole step, and the step must draw no random numbers.
     """
     calls = [call for graph in graphs for call in graph["calls"]]
     return (
@@ -2270,24 +2295,19 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
 
 
 def check_folder(folder: Path) -> Counter[str]:
-    """Check the certificate in a folder, and return its number of outputs by answer.
-
-    Raises RejectedError as `check` does.
-    """
     return check(*load(folder))
 
 
 def load(folder: Path) -> tuple[Json, list[Json], Json]:
-    """Return the contents of a certificate's files: main file, graphs, steps.
+    """Return the content of a certificate's files: (main file, graphs, steps).
 
-    Raises RejectedError if they are damaged.
+    Raises RejectedError if they are damaged or have an unexpected form.
     """
     with rejecting():
         return read(folder)
 
 
 def main(arguments: list[str]) -> int:
-    """Check the certificate in a folder, print the result, return the exit status."""
     if len(arguments) != 1:
         print(__doc__)
         return 2

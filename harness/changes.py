@@ -1,4 +1,4 @@
-"""Change settings of every selected case, as the options of a command say."""
+"""Change settings of every selected case, as a command's options request."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from bitproof.harness.settings import CHANGES, option, setting, settings
 
 
 def check_data(data: str | Path | None) -> str | None:
-    """The `batch.data` of a case that trains on this file; None without a file. Raises UsageError if it is missing."""
+    """Return `data` in the form of a case's `batch.data`; None without a file.
+
+    Raises UsageError if the file is missing.
+    """
     if data is not None and not os.path.isfile(data):
         raise UsageError("there is no such data file", expected="a text file", found=str(data))
     return None if data is None else data_of_file(Path(data))
@@ -28,7 +31,7 @@ _DATA = option("--data", CHANGES, "Train on this text instead of the default.", 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """Changes to every selected case. None leaves a setting unchanged."""
+    """Changes to every selected case. None, () and False leave a setting unchanged."""
 
     candidate: str | None = setting(
         None, "--candidate", CHANGES, "Use this system as the candidate.", metavar="SYSTEM", names_code=True
@@ -122,9 +125,9 @@ def _changed_chunking(case: Case, changes: Changes) -> Chunking | None:
 
 
 def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
-    """Return the case with exactly this name, with the changes.
+    """Find the case with exactly this name, and return it with the changes.
 
-    Raises UsageError, which suggests similar names, if there is none.
+    Raises UsageError if there is no such case; the error suggests similar names.
     """
     for case in cases:
         if case.name == name:

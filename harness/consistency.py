@@ -1,38 +1,8 @@
-"""Check that a case's result supports its verdict, with the same rules for results judged here and read from disk.
+"""Check that the numbers in a case's result support its verdict.
 
-A verdict that contradicts its own numbers is worse than none. Some terms: a control is a plain second run of a system.
-A run under stress has random sleeps. A baseline is an earlier recording.
-
-Counts of a judged case:
-
-- Each system has one loss per step on rank 0, and both systems have equally many losses.
-- Each required kind of record is present at every step on every rank, equally often at each step.
-- As many losses were compared as rank 0 has, plus at least one for each other rank and step.
-- In built-in systems all ranks have equally many records, and each parameter has a gradient.
-
-Verdicts:
-
-- EQUAL and CLOSE have no error.
-- EQUAL has equal losses and nothing that differs.
-- CLOSE has values within the case's bound.
-- DIFFERENT has records that differ, of the kinds that it lists.
-- EQUAL, CLOSE and DIFFERENT: no control and no run under stress differs from its system's first run.
-- NONDETERMINISTIC: a control or a run under stress differs from its system's first run.
-
-Differences:
-
-- DIFFERENT and CLOSE have a first divergence, and name the kinds that differ.
-- The first divergence is within the case and of a kind that differs. At most all its elements differ.
-- The differing keys, listed or left out, are as many as the records that differ.
-- No kind has more differing keys than records that differ.
-- A cause is "verified" only by two experiments. With the reference's values in place of the candidate's wrong values,
-  no record of the step differs. With the wrong values inserted there, the reference computes the candidate's step.
-
-The report:
-
-- A case has a single result. NCCL joins GPUs only. No time is negative.
-- A verdict without a control has a remark with the reason. The remarks that a run's options require are present.
-- Only a case that requires a device or a package may be listed as not run, since a machine may lack these.
+The same rules apply to new results and to results that are read from a file. For example, EQUAL needs equal losses and
+no differing record, and CLOSE needs measured values within the case's bound. A difference needs a first divergence
+within the case's steps and ranks. The report itself needs a remark for each option that weakens its claims.
 """
 
 from __future__ import annotations
@@ -61,7 +31,7 @@ _COMPARED = (*_DECIDED, Verdict.NONDETERMINISTIC)
 
 
 class Contradiction(NamedTuple):
-    """A field of a result whose value contradicts the other fields. `expected` describes a right value."""
+    """A field of a result whose value `found` contradicts the other fields. `expected` describes a valid value."""
 
     field: str
     expected: str
@@ -69,12 +39,15 @@ class Contradiction(NamedTuple):
 
 
 def contradiction(result: CaseResult) -> Contradiction | None:
-    """The first field of a result that contradicts its other fields; None if all agree."""
+    """Return the first field of a result that contradicts its other fields; None if they are consistent."""
     return next(_contradictions(result), None)
 
 
 def contradiction_in(report: Report) -> Contradiction | None:
-    """The first contradiction between the report's own fields, without those of its results; None if they agree."""
+    """Return the first contradiction in a report's own fields; None if they are consistent.
+
+    The results in the report are not checked here (see `contradiction`).
+    """
     if twice := [name for name, count in Counter(result.case.name for result in report.cases).items() if count > 1]:
         return Contradiction("cases", "one result a case", twice[0])
     if ran := sorted(report.not_run.keys() & {result.case.name for result in report.cases}):
@@ -94,14 +67,10 @@ def contradiction_in(report: Report) -> Contradiction | None:
 
 
 _NEEDS_REMARK = ("--no-control", "--stress", "--share-gpus")
-"""Options of a run that its report must mention."""
+"""Options that a report must mention in a remark."""
 
 
 def _missing_remark(report: Report) -> Contradiction | None:
-    """The contradiction of a report that lacks a required remark; None if it lacks none.
-
-    Some options of a run require a remark, and so do cases whose systems did not run twice.
-    """
     # A remark on an option begins with the option. A merged case has options of its own.
     mentioned = [remark.partition(":")[0] for remark in report.remarks]
     options = {*report.options, *(option for result in report.cases for option in result.options or ())}
@@ -160,12 +129,9 @@ def _not_supported(result: CaseResult, why: str) -> Contradiction:
 
 
 def _incomplete(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield a contradiction for each count of records or losses that two complete runs cannot have.
-
-    Such a count is smaller than the numbers of steps and ranks require, or not a multiple of the number of steps.
-    """
     # A place is a step on a rank. A kind that a single rank may record needs one record per step, any
     # other one per place.
+    # A complete run has records of every required kind, equally often at each step.
     steps = len(result.case.compared_steps)
     places = steps * result.world_size
     required = required_kinds(result.case)
@@ -196,10 +162,6 @@ _BUILT_IN = {"eager", "eager_chunked", *PREPARED}
 
 
 def _uneven(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions that only built-in systems can have.
-
-    All ranks must have equally many records, every parameter a gradient, and all parameters equally many states.
-    """
     # Built-in systems record alike on all ranks; a user's system need not.
     compared, places = result.compared, result.steps * result.world_size
     if result.case.parallelism.pp > 1:  # stages have different parameters
@@ -214,7 +176,6 @@ def _uneven(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _misplaced(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of an impossible first divergence, such as at a step that the case does not have."""
     first = result.first_divergence
     if first is None:
         return
@@ -250,10 +211,6 @@ def _unfounded_equal(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the reasons why the result does not support CLOSE.
-
-    CLOSE needs a bound, a difference, and values of every compared kind measured within the bound.
-    """
     # Only the first reason: each check presumes those before it.
     bound, closeness = result.case.close_within, result.closeness
     if result.layouts is not None:
@@ -271,11 +228,8 @@ def _unfounded_close(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_layouts(result: CaseResult, found: LayoutBounds) -> Iterator[Contradiction]:
-    """Yield the reasons why the result does not support CLOSE of two systems with different layouts.
-
-    CLOSE needs a difference, and every tensor within its measured bound.
-    """
     # Every row is a tensor that may differ, so there cannot be more rows than such tensors.
+    # CLOSE of two layouts needs a difference, and every tensor within its measured bound.
     if not found.is_rounding or not found.rows or len(found.rows) > found.regrouped:
         yield _not_supported(result, "as no evidence shows every tensor within what sums in other orders explain")
     elif max(row.rank for row in found.rows) >= result.case.parallelism.world_size:
@@ -297,7 +251,6 @@ def _unfounded_different(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions of a result whose measured closeness must be within the case's bound."""
     found = result.closeness
     assert found is not None
     # Every compared kind must be measured, and no tensor or element may be beyond the bound.
@@ -310,11 +263,6 @@ def _unfounded_closeness(result: CaseResult) -> Iterator[Contradiction]:
 
 
 def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
-    """Yield the contradictions in the list of differing keys.
-
-    Each key must be of the case. All keys, with those left out, must be as many as the records that differ. No kind may
-    have more.
-    """
     places = [
         (kind, int(step), rank)
         for kind, names in result.differing.items()
@@ -322,6 +270,7 @@ def _miscounted(result: CaseResult) -> Iterator[Contradiction]:
         for step, ranks in steps.items()
         for rank in ranks
     ]
+    # The listed keys, with those left out, must be as many as the differing records.
     expected = sum(result.mismatched.values())
     if len(places) + result.differing_left_out != expected:
         yield Contradiction("differing", f"{expected} keys, by the mismatched records", len(places))

@@ -19,13 +19,16 @@ from __future__ import annotations
 
 MAX_FACT = 16_384
 MAX_TRACEBACK = 65_536
-"""The most characters of each part of an error: another library's exception may contain a whole printed tensor."""
+"""Most characters of a traceback, and (MAX_FACT) of any other part of an error.
+
+Other libraries' errors can be long, for example if they contain a printed tensor.
+"""
 
 
 def bounded(text: str, limit: int, source: str | None = None) -> str:
-    """The start and the end of a text that is longer than `limit`; a shorter text unchanged.
+    """Shorten a text that is longer than `limit` to its start and its end; return a shorter text unchanged.
 
-    Between them are the number of omitted characters and `source`, which says where these can be found.
+    The gap states the number of omitted characters, and `source`, a hint where to find the whole text.
     """
     if len(text) <= limit:
         return text
@@ -36,23 +39,23 @@ def bounded(text: str, limit: int, source: str | None = None) -> str:
 
 
 def cut(text: str, limit: int) -> str:
-    """The first `limit` characters of a longer text, followed by "..."; a shorter text unchanged."""
+    """Return the first `limit` characters of a longer text, followed by "..."; a shorter text unchanged."""
     return text if len(text) <= limit else f"{text[:limit]}..."
 
 
 class BitproofError(Exception):
-    """An error that answers five questions: what is wrong, where, what was expected, how to fix it, how to replay it.
+    """An error that states what is wrong, where, what was expected, how to fix it, and how to repeat it.
 
-    `what` is a sentence; every other part is optional and omitted from the text when absent. Very long parts are
-    shortened: errors travel between processes, and end in reports.
+    `what` is a sentence. All other parts are optional, and are left out of the text if they are None. Each part is
+    shortened to `longest` characters, since errors are sent between processes and written into reports.
     """
 
     longest = MAX_FACT
 
     finds_nothing = False
-    """Whether a pass raised it because it found nothing to do.
+    """Whether a graph pass raised the error because it found nothing to do.
 
-    It is no error if the pass finds something in another stage of the pipeline.
+    Such an error is ignored if the pass finds something to do in another stage of the pipeline.
     """
 
     def __init__(
@@ -85,9 +88,9 @@ class BitproofError(Exception):
 
 
 class UsageError(BitproofError):
-    """The call is wrong; nothing was run.
+    """The user's call is wrong, and nothing was run.
 
-    Parts are shortened to 4,000 characters, as a call may have arguments of any length.
+    Each part is shortened to 4,000 characters, because arguments of a call can be long.
     """
 
     longest = 4_000
@@ -96,7 +99,7 @@ class UsageError(BitproofError):
 class CaseError(UsageError):
     """A case contradicts itself, or does not fit this machine.
 
-    Parts are shortened to 1,000 characters: a case's file may have values of any length.
+    Each part is shortened to 1,000 characters, because values in a case's file can be long.
     """
 
     longest = 1_000
@@ -119,7 +122,7 @@ class PassError(BitproofError):
 
 
 class RankError(BitproofError):
-    """A rank died, raised or hung. `rank` is None if no single rank is to blame."""
+    """A rank died, raised an exception, or hung. `rank` is None if no single rank is known to be the cause."""
 
     def __init__(self, what: str, *, rank: int | None = None, traceback: str | None = None, **facts: str | None):
         self.rank = rank
@@ -128,12 +131,12 @@ class RankError(BitproofError):
 
 
 class ArtifactError(BitproofError):
-    """A precompiled step cannot be made for all ranks, or its file is missing, damaged, or not made for this run."""
+    """A precompiled step cannot be made for all ranks, or its file is missing, damaged, or made for another run."""
 
 
 class MachineError(BitproofError):
-    """This machine or its software lacks something that the case needs. Another machine can judge the case."""
+    """This machine or its software lacks something that the case needs; another machine may be able to run the case."""
 
 
 class RecordingError(BitproofError):
-    """A recording or a report is missing, incomplete, damaged or hostile."""
+    """A recording or a report is missing, incomplete, damaged, or unsafe to read."""

@@ -1,4 +1,4 @@
-"""Define the options of a run, for the process that starts it and those that execute it. Loads no torch."""
+"""Defines the options of a run. Does not import torch, since the process that starts the ranks needs none."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ CollectivesRequest = Literal["auto", "shared", "gloo", "native"]
 ControlRequest = Literal["always", "when_different", "never"]
 Control = Literal["always", "when_different", "never", "up_to_difference", "logged"]
 LOGS_STEP = "up_to_difference", "logged"
-"""The values of `control` with which second runs log the operator calls of the first differing step."""
+"""Values of `control` with which a system's second run logs the operator calls of the first differing step."""
 OnEvent = Callable[[Event], None]
 
 SYNTAX = "MODULE_OR_FILE:FUNCTION[@before=PASS|@after=PASS]"
-"""The syntax for a user's pass and its position in the pipeline."""
+"""Syntax for a user's graph pass and its position in the pipeline."""
 
 MAX_SECONDS = 1e9
 MAX_JOBS = 999
@@ -34,9 +34,11 @@ MAX_JOBS = 999
 
 @dataclass(frozen=True, kw_only=True)
 class Stress:
-    """How strongly the timing of a run is disturbed (`disturb.stress`).
+    """How strongly a stress run disturbs the timing (see `disturb.stress`).
 
-    `longest_sleep` is the longest random sleep in seconds, and `num_threads` the number of threads per operator.
+    - `longest_sleep`: longest random sleep, in seconds.
+    - `num_threads`: threads per operator.
+    - `seed`: seed of the random sleeps.
     """
 
     longest_sleep: float = 0.002
@@ -53,15 +55,12 @@ class Stress:
 
 
 def check_seconds(value: float) -> str:
-    """The error message for a number of seconds that is too large to wait for, or NaN; "" for a valid number."""
+    """Return an error message if the number of seconds is NaN or too large to wait for; "" if it is valid."""
     return "" if value <= MAX_SECONDS else f"{value} is not a number of seconds up to {MAX_SECONDS:g}."  # nor is NaN
 
 
 def check_jobs(value: int | str) -> str:
-    """The error message for a value of `-j`, the number of cases that may run at the same time; "" for a valid value.
-
-    Valid values are 1 to MAX_JOBS and "auto".
-    """
+    """Return an error message if `value` is not valid for `-j`; "" if it is valid: 1 to MAX_JOBS, or "auto"."""
     text = str(value)
     fits = text == "auto" or (text.isascii() and text.isdecimal() and 1 <= int(text) <= MAX_JOBS)
     return "" if fits else f"{text} is neither a number from 1 to {MAX_JOBS} nor auto."
@@ -93,16 +92,16 @@ def _stress_options(stress: Stress | None) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of a run; each field is a setting with its own documentation.
+    """The options of a run. Each field has a help text; some need more explanation.
 
-    Some need more: `timeout` is in seconds per case, and `explain_timeout` limits the additional time to find a cause.
-    `control` may have two more values: with "up_to_difference", systems run a second time only if they differ, and only
-    up to the first differing step; with "logged", they always run again, but only after their first runs were compared.
-    In both cases the second runs log the calls of the differing step, so that the search for the cause need not repeat
-    it. `names`, if not empty, maps the candidate's names to the reference's, and replaces the names that the
-    candidate declares itself (see `harness.user_code.names`). `kept_graphs` is the folder of traced graphs that are
-    reused between runs, None to trace every graph. `active` are the checks that examine each case after its verdict, in
-    order.
+    - `timeout`: seconds for each case. `explain_timeout`: additional seconds to find the cause of a difference.
+    - `control`: when each system runs a second time. Two values are for internal use. With "up_to_difference", a
+      differing system runs again, up to the first differing step. With "logged", each system runs again after the first
+      comparison. Both log the operator calls of the differing step, so that the search for its cause need not run it
+      again.
+    - `names`: candidate's name -> reference's name. If not empty, it replaces the mapping that the candidate declares.
+    - `kept_graphs`: folder that caches traced graphs; None to trace every graph.
+    - `active`: checks that examine each case after its verdict, in this order.
     """
 
     inject: str | None = setting(
@@ -279,20 +278,20 @@ class RunOptions:
     verbose: bool = setting(False, "--verbose -v", MORE, "Write the passes' debug logs to the logs.")
 
     def of_run(self, role: Role, *, is_stressed: bool) -> RunOptions:
-        """The options for one run of a system: faults, passes, names and stress are removed if they do not apply.
+        """Return the options for a single run of a system.
 
-        Faults, passes and names apply to the candidate only, stress only if `is_stressed`.
+        Faults, extra passes and names apply only to the candidate, and stress only if `is_stressed`.
         """
         mine = replace(self, stress=self.stress if is_stressed else None, checks=(), active=())
         return mine if role == "candidate" else replace(mine, inject=None, extra_passes=(), names={})
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """The options of the active checks, which the command that repeats a run also contains."""
+        """The options of the active checks; the command line that repeats a run contains them."""
         return tuple(check.options for check in self.active)
 
     def remarks(self) -> tuple[str, ...]:
-        """Remarks for the report about how all cases were run, e.g. with an untested torch."""
+        """Return remarks for the report on how all cases were run, for example with an untested version of torch."""
         lines = [warning] if (warning := warning_of(torch_version())) else []
         if self.control == "never":
             lines.append(

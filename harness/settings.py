@@ -1,11 +1,9 @@
-"""Declare settings of a run once, as fields of a dataclass; options, keywords and replay commands follow from them.
+"""Declares each setting of a run once, as a dataclass field with its type, default, help and options.
 
-A field states its type, its default, its documentation and the options that set it. This defines the options of the
-command line and their help (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin
-(`bitproof.keywords`), and the command line that repeats a run (`words`).
-
-Most settings have a single option, with the same value as the field. Several options may set one field, such as
-`--stress` and `--stress-threads`: the field then has functions that convert between its value and theirs.
+The command line (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin (`bitproof.keywords`),
+and the command line that repeats a run (`words`) are derived from this declaration. A field usually has a single option
+with the same value. Fields with several options, such as `--stress` and `--stress-threads`, have functions that
+convert.
 """
 
 from __future__ import annotations
@@ -33,11 +31,13 @@ MORE = "More to find out and to write"
 class Option:
     """An option: its names on the command line, its keyword in Python, and its help.
 
-    A switch that is on by default has both of its forms as one name: `--verify/--no-verify`. `kind` is the type of its
-    value in Python (None: the field's type), and `typed` the type on the command line if it differs. `least` is the
-    smallest allowed number. `problem` returns the error message for a value, "" if it is valid. `names_code`: the value
-    is a system or a pass, whose name may contain a file. `repeats`: the command that repeats a run contains it.
-    `command_line_only` is the reason why it is no keyword in Python, "" if it is one.
+    - `names`: a switch that is on by default has both forms as a single name, such as `--verify/--no-verify`.
+    - `kind`: type of the value in Python; None for the field's type. `typed`: type on the command line, if it differs.
+    - `least`: smallest allowed number.
+    - `problem`: returns an error message for a value, or "" if the value is valid.
+    - `names_code`: the value is the name of a system or pass, which may contain a file.
+    - `repeats`: the command line that repeats a run contains this option.
+    - `command_line_only`: why Python has no such keyword; "" if it has.
     """
 
     names: tuple[str, ...]
@@ -55,7 +55,7 @@ class Option:
     command_line_only: str = ""
 
     def words(self, value: Any) -> list[str]:
-        """The words of a command line that set this option to a value; relative paths are made absolute."""
+        """Return the command-line words that set this option to `value`. Relative paths become absolute."""
         # A switch that is on by default is repeated by its second form, such as --no-verify.
         on, _, off = self.names[0].partition("/")
         if value is True:
@@ -75,9 +75,12 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldOptions:
-    """The options of a field. `read` converts their values to the field's value, and `tell` converts back.
+    """The options that set a field.
 
-    `tell` returns a dict by the options' keywords. Both are None if a single option has the same value as the field.
+    - `read`: takes the options' values as keyword arguments, and returns the field's value.
+    - `tell`: takes the field's value, and returns a dict from keyword to value.
+
+    Both are None if the field has a single option with the same value.
     """
 
     options: tuple[Option, ...]
@@ -86,12 +89,12 @@ class FieldOptions:
 
 
 def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
-    """Define a dataclass field that a single option sets, with the same value."""
+    """Define a dataclass field that is set by a single option with the same value."""
     return settings(default, option(name, group, help, default=default, **more))
 
 
 def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
-    """Define a dataclass field that several options set, or that has another value than its option.
+    """Define a dataclass field that is set by several options, or by an option with another value.
 
     `read` and `tell` convert between the options' values and the field's value (see `FieldOptions`).
     """
@@ -101,14 +104,14 @@ def settings(default: Any, *options: Option, read: Any = None, tell: Any = None)
 
 
 def option(names: str, group: str, help: str, **more: Any) -> Option:
-    """Make an option. `names` are separated by spaces, a short name last, as in "--jobs -j"."""
+    """Make an Option. `names` are separated by spaces, the short name last, as in "--jobs -j"."""
     first, *others = names.split()
     keyword = more.pop("keyword", first.partition("/")[0].removeprefix("--").replace("-", "_"))
     return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
 
 
 def options_of(part: type[Any]) -> tuple[Option, ...]:
-    """The options of a dataclass, in the order of its fields, each with its type in `kind`."""
+    """Return the options of a dataclass in the order of its fields, each with its type in `kind`."""
     hints = get_type_hints(part)
     found = []
     for name, declared in _settings_of(part):
@@ -118,9 +121,9 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
 
 
 def made(part: type[T], given: Mapping[str, Any]) -> T:
-    """Make an instance of a dataclass from option values by keyword; missing ones get their defaults.
+    """Make a dataclass from option values by keyword.
 
-    Keywords of other dataclasses are ignored.
+    Missing options have their defaults; other keywords are ignored.
     """
     values: dict[str, Any] = {}
     for name, declared in _settings_of(part):
@@ -133,7 +136,7 @@ def made(part: type[T], given: Mapping[str, Any]) -> T:
 
 
 def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the values that a Python call gives for the options of a dataclass, and return them.
+    """Check the values that a Python call passes for the options of a dataclass, and return them as keyword -> value.
 
     Lists become tuples. Raises UsageError for an invalid value.
     """
@@ -151,7 +154,6 @@ def checked(part: type[Any], given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(option: Option, value: Any) -> str:
-    """The error message for a value, by the option's type, allowed words and limits; "" for a valid value."""
     known = words_in(option.kind)
     if known and value not in known and not (value is None and type(None) in get_args(option.kind)):
         return f"{value!r}, not one of {', '.join(known)}"
@@ -166,7 +168,7 @@ def _problem(option: Option, value: Any) -> str:
 
 
 def told(value: Any) -> dict[str, Any]:
-    """The values of a dataclass's options by keyword: the inverse of `made`."""
+    """Return the values of a dataclass's options as keyword -> value; the inverse of `made`."""
     found: dict[str, Any] = {}
     for name, declared in _settings_of(type(value)):
         mine = getattr(value, name)
@@ -175,10 +177,10 @@ def told(value: Any) -> dict[str, Any]:
 
 
 def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
-    """The words of a command line that recreates these dataclasses: every option that is not at its default.
+    """Return the command-line words that recreate these dataclasses: all options that are not at their defaults.
 
-    Relative paths are made absolute, so it can be run in any folder. `usual` has other defaults, by keyword, for a
-    command that has its own.
+    Relative paths become absolute, so that the command works in any folder. `usual` maps keywords to the defaults of a
+    command whose defaults differ.
     """
     found: list[str] = []
     # RunOptions have `parts`: the options of active checks, whose fields are options of the same command.
@@ -191,14 +193,17 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
 
 
 def words_in(kind: Any) -> list[str]:
-    """The words that a type allows: ["batch", "seq"] for Literal["batch", "seq"] | None; [] if it is no Literal."""
+    """Return the words that a type allows, such as ["batch", "seq"] for Literal["batch", "seq"] | None.
+
+    The list is empty for a type without a Literal.
+    """
     return [word for part in (kind, *get_args(kind)) if get_origin(part) is Literal for word in get_args(part)]
 
 
 def absolute_source(text: str) -> str:
-    """The name of a system or pass with an absolute file path, if it contains a file; otherwise unchanged.
+    """Make the file path in the name of a system or pass absolute; return a name without a file unchanged.
 
-    Names with files are `FILE:NAME` and a script's command line.
+    A name with a file is `FILE:NAME`, or the command line of a script.
     """
     if script := script_of(text):
         return str(script._replace(file=str(Path(script.file).absolute())))

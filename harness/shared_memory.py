@@ -1,27 +1,13 @@
-"""Shared memory through which the ranks of a machine exchange data. Loads no torch.
+"""Shared memory through which the ranks of a machine exchange data. Does not import torch.
 
-- `SharedMemory`: the memory, made before ranks are forked. It has no name, so it vanishes with its last process.
-- `Ring`: divided into slots, through which the ranks of a group exchange pieces of data.
-- `Board`: a line of text from each rank, which its creator can read at any time.
+- `SharedMemory`: a mapping made before ranks are forked. It has no name, so it vanishes with its last process.
+- `Ring`: a ring buffer for the ranks of a group. In each exchange, every rank writes its part of a slot, waits until
+  all have written, reads the other parts, and reports that it has read them. Then the slot is free again.
+- `Board`: a line of text from each rank, which the creator can read at any time.
 
-An exchange has four steps, after which the slot is free:
-
-1. Each rank writes its piece into its part of a slot.
-2. It waits until all have written.
-3. It reads the other pieces.
-4. It reports that it has read them.
-
-How ranks wait: a rank makes a single system call, FUTEX_WAKE_OP. The kernel adds 1 to a counter atomically, and wakes
-all waiting ranks if this rank is the last. So a rank sleeps at most once per step, and Python needs no atomic
-instruction, which it lacks.
-
-Counters are never reset. A slot is used in rounds: its counter goes up to the number of ranks in even rounds, and down
-to zero in odd rounds. A round begins only after the previous round, as ranks write into a slot only when all have
-reported that they read it.
-
-Memory order: the kernel's addition comes after the rank's earlier writes. A counter is an aligned word, so a load
-cannot see half of a change. x86 keeps loads in order. On other machines a rank makes one more such system call, between
-the load that shows the last arrival and the loads of the pieces.
+Ranks are synchronized by counters, which the system call FUTEX_WAKE_OP increments atomically, since Python has no
+atomic operations. The last rank wakes all others. Counters are never reset: they count up to the number of ranks in
+even rounds, and down to zero in odd rounds.
 """
 
 from __future__ import annotations
@@ -61,7 +47,7 @@ class _Timespec(ctypes.Structure):
 
 @functools.cache
 def is_supported() -> bool:
-    """Return whether ranks can communicate through shared memory on this machine: it needs Linux and FUTEX_WAKE_OP."""
+    """Return whether this machine's ranks can communicate through shared memory: this needs Linux and FUTEX_WAKE_OP."""
     if sys.platform != "linux" or platform.machine() not in _SYS_FUTEX:
         return False
     try:
@@ -75,7 +61,7 @@ def is_supported() -> bool:
 class SharedMemory:
     """A memory mapping through which all groups of a run exchange data.
 
-    Make it before forking. Every rank then calls `join`, and requests the areas of its groups in the same order.
+    Create it before forking. Each rank must call `join`, and then `next_area` for its groups in the same order.
     """
 
     def __init__(self, world_size: int, num_areas: int = 16) -> None:
@@ -102,7 +88,7 @@ class SharedMemory:
         self._pidfds: dict[int, int] = {}
 
     def close(self) -> None:
-        """Free the mapping in this process. No other object may refer to it any more."""
+        """Free the mapping in this process. No other object may refer to the mapping any more."""
         self.words.release()
         self.map.close()
 
@@ -111,9 +97,9 @@ class SharedMemory:
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """Return two rings for this rank's group, for small and for large messages; None if the memory is used up.
+        """Return two rings for this rank's group, for small and for large messages; None if no memory is left.
 
-        `partition` has a list of ranks for each group. `timeout` is the longest wait in seconds.
+        `partition` has the list of ranks of each group. `timeout` is the longest wait in seconds.
         """
         if not self._areas_left:
             return None
@@ -134,9 +120,9 @@ class SharedMemory:
         )
 
     def arrive(self, at: int, is_up: bool, size: int) -> None:
-        """Count this rank's arrival; the last of `size` ranks wakes all.
+        """Count this rank's arrival; the last of `size` ranks wakes the others.
 
-        `at` is the counter's offset in bytes. The counter goes up to `size` if `is_up`, otherwise down to 0.
+        `at` is the counter's offset in bytes. The counter counts up to `size` if `is_up`, otherwise down to 0.
         """
         # Operation ADD, comparison EQUAL: `1 << 28 | 0 << 24 | addend << 12 | the counter before the last arrival`.
         operation = 1 << 28 | (1 << 12 | (size - 1) if is_up else 0xFFF << 12 | 1)
@@ -148,7 +134,7 @@ class SharedMemory:
             raise OSError(ctypes.get_errno(), "futex cannot count an arrival")
 
     def wait(self, at: int, target: int, ranks: Sequence[int], timeout: float) -> None:
-        """Wait until the counter at offset `at` (in bytes) is `target`: until all `ranks` have arrived.
+        """Wait until the counter at byte offset `at` has the value `target`, which means that all `ranks` have arrived.
 
         Raises RuntimeError if one of the ranks has ended, and TimeoutError after `timeout` seconds.
         """
@@ -180,12 +166,12 @@ class SharedMemory:
             self._fence()
 
     def _fence(self) -> None:
-        """Ensure that later loads come after earlier loads: a system call that adds 0 to a word is a barrier."""
+        # An x86 CPU keeps loads in order. On other machines this system call, which adds 0 to a word, acts as a
+        # barrier: the loads of the data come after the load that shows the last arrival.
         word = self.address + _LINE // 2
         self._futex(self._number, word + 4, _FUTEX_WAKE_OP, 1, 0, word, 1 << 28)
 
     def _ended(self, ranks: Sequence[int]) -> int | None:
-        """Return a rank among `ranks` whose process has ended; None if there is none, or if the kernel is too old."""
         poll = select.poll()
         rank_of = {}
         for rank in ranks:
@@ -205,7 +191,7 @@ class SharedMemory:
 
 
 class Board:
-    """A line of text for each rank: the rank writes it, and the process that made the board reads it.
+    """A line of text for each rank. The rank writes it, and the process that made the board reads it.
 
     A line that is read during a write may be partly old and partly new.
     """
@@ -214,27 +200,25 @@ class Board:
         self._map = mmap.mmap(-1, world_size * _LINE_BYTES)
 
     def write(self, rank: int, line: str) -> None:
-        """Write a rank's line. A line that is too long is cut."""
         # A zero byte ends the text: the rest of an older, longer line may follow it.
         content = line.encode()[: _LINE_BYTES - 1]
         at = rank * _LINE_BYTES
         self._map[at : at + len(content) + 1] = content + b"\0"
 
     def read(self, rank: int) -> str:
-        """Return a rank's line; "" if the rank has written none."""
+        """Return a rank's line; "" if the rank has not written a line."""
         at = rank * _LINE_BYTES
         return self._map[at : at + _LINE_BYTES].partition(b"\0")[0].decode(errors="replace")
 
     def close(self) -> None:
-        """Free the board in this process."""
         self._map.close()
 
 
 class Ring:
-    """Shared memory through which the ranks of a group exchange pieces of data. All ranks make the same calls.
+    """Ring buffer in shared memory for the ranks of a group. All ranks must make the same calls.
 
-    For each piece: `begin_post`, write, `end_post`, `begin_read`, read all pieces, `end_read`. Two ranks' pieces are
-    `stride` bytes apart.
+    For each exchange, call `begin_post`, write, call `end_post` and `begin_read`, read all ranks' pieces, call
+    `end_read`. The pieces of consecutive ranks are `stride` bytes apart.
     """
 
     def __init__(
@@ -264,11 +248,10 @@ class Ring:
 
     @property
     def is_full(self) -> bool:
-        """Whether this rank must read pieces before it can post another."""
         return self.posted - self.read == self.num_slots
 
     def begin_post(self) -> int:
-        """Wait until all ranks have read the next slot, and return the offset at which this rank writes its piece."""
+        """Wait until all ranks have read the next slot, and return the offset in bytes for this rank's piece."""
         assert not self.is_full
         round_, slot = divmod(self.posted, self.num_slots)
         if round_:
@@ -277,19 +260,17 @@ class Ring:
         return self._slots[slot] + self._mine
 
     def end_post(self) -> None:
-        """Report to the other ranks that the piece is written."""
         round_, slot = divmod(self.posted, self.num_slots)
         self.posted += 1
         self.memory.arrive(self._words[slot], round_ % 2 == 0, self._size)
 
     def begin_read(self) -> int:
-        """Wait until all ranks have posted to the next slot, and return the offset of the first rank's piece."""
+        """Wait until all ranks have posted their pieces, and return the offset in bytes of the first rank's piece."""
         round_, slot = divmod(self.read, self.num_slots)
         self._wait(self._words[slot], round_)
         return self._slots[slot]
 
     def end_read(self) -> None:
-        """Report to the other ranks that the pieces are read."""
         round_, slot = divmod(self.read, self.num_slots)
         self.read += 1
         self.memory.arrive(self._words[slot] + _LINE, round_ % 2 == 0, self._size)

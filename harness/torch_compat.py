@@ -1,21 +1,10 @@
-"""Wraps torch's private names that bitproof uses, and its names that differ between the supported releases.
+"""Wraps private names of torch, and names that differ between the supported releases.
 
-A new release of torch affects only this module and `torch_distributed.py`, `torch_operators.py`, `torch_compile.py`,
-`torch_inductor.py`, `torch_sizes.py`, `torch_fakes.py` and `torch_tracing.py`, each for the subject in its name. No
-other module uses such names. A name is private in three cases:
+Only this module and the other `torch_*.py` files use private names, so a new release of torch affects no other file. A
+name is private if it, or a module in its path, begins with an underscore, or if it belongs to Dynamo or Inductor. The
+operators under `torch.ops` are not private.
 
-- It begins with an underscore.
-- A module in its path does.
-- It belongs to dynamo or inductor.
-
-Operators under `torch.ops` are not private: graphs consist of them, and torch keeps their schemas. `torch_versions.py`
-lists the supported releases, which differ as follows:
-
-    open_dim          in 2.11, the bounds of an open dim are conditions on its size; later, a property of the dim
-    symbolic_graph    in 2.11 and 2.12, torch's C++ code for linear and matmul needs sizes that are numbers
-
-Importing this module loads only modules that `import torch` loads. Functions load dynamo and inductor when they need
-them.
+Dynamo and Inductor are imported inside the functions that need them, so that importing this module stays fast.
 """
 
 from __future__ import annotations
@@ -104,7 +93,6 @@ def build() -> tuple[str, str, str]:
 
 
 def untested_release() -> str | None:
-    """Return a warning if this version of torch is not among the tested releases, otherwise None."""
     return warning_of(str(torch.__version__))
 
 
@@ -118,11 +106,11 @@ def symbolic_graph(
     *,
     as_eager: bool = False,
 ) -> Callable[..., GraphModule]:
-    """Return a function that traces `function`: it takes fake tensors, and returns the graph of the executed operators.
+    """Return a function that traces `function` on fake tensors, and returns the graph of executed operators.
 
     - Numbers that depend on data stay symbolic until run time.
-    - `as_eager`: the graph has the operators of eager, but all sizes must be fixed. By default 46 operators, such as
-      matmul of a vector and a batch, call other operators than in eager.
+    - `as_eager`: the graph has exactly the operators of eager execution, but all sizes must be fixed. By default, 46
+      operators are decomposed, such as matmul of a vector and a batch.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -139,7 +127,6 @@ def symbolic_graph(
 
 
 def _without_tensor_meta(module: GraphModule) -> GraphModule:
-    """Remove the metadata `tensor_meta` from each node, in place, and return the module."""
     # It repeats facts of `val`, which stays, and would be wrong after the first pass that changes a size. No pass reads
     # it. Inductor needs it, but graphs for Inductor are traced again.
     for nested in module.modules():
@@ -149,16 +136,18 @@ def _without_tensor_meta(module: GraphModule) -> GraphModule:
 
 
 def traced_node(tensor: Tensor, tracer: Any) -> Node | None:
-    """Return the graph node that computes a tensor in a running trace; None for a tensor unknown to the trace."""
+    """Return the graph node that computes `tensor`; None if the trace has not seen the tensor."""
     return get_proxy_slot(tensor, tracer, None, lambda found: found.proxy.node)
 
 
 def open_dim(
     fake_mode: FakeTensorMode, placeholder: Tensor, dim: int, bounds: tuple[int, int], name: str, *, shared: str
 ) -> FakeTensor:
-    """Return a fake copy of `placeholder` in which the dim `dim` is open: no code can branch on its size.
+    """Return a fake copy of `placeholder` whose size along `dim` is an unbacked symbol: tracing a branch on it fails.
 
-    `bounds` limit the size. Inputs with the same text `shared` have equal sizes.
+    - `bounds`: least and greatest value of the size.
+    - `name`: name of the graph input.
+    - `shared`: inputs with the same text here have equal sizes.
     """
     from torch._dynamo.source import LocalSource
     from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
@@ -184,7 +173,10 @@ def open_dim(
 
 
 def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Return a context that calls `before` with each tensor from which a backward begins, and `after` at its end."""
+    """Return a context with callbacks: `before` for each tensor from which a backward pass starts, `after` at the
+    end.
+    """
+    # Both `Tensor.backward` and `torch.autograd.grad` end in this function.
     run = torch.autograd._engine_run_backward
 
     def running(outputs: Sequence[Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -199,15 +191,17 @@ def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the leaves of nested tuples, lists and dictionaries, and a function that nests a list of leaves again."""
+    """Return the leaves of nested tuples, lists and dicts, and a function that nests new leaves in the same way."""
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
 
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
-    """Return, for each leaf of a pytree, the dictionary keys and field names on the path to the leaf, as text.
+    """For each leaf of a pytree, return the dict keys and field names on the path to the leaf.
 
-    For example, the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`, without the list's index.
+    List indices are left out.
+
+    For example, the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`.
     """
     leaves = tree_flatten_with_path(value)[0]
     kinds = (MappingKey, GetAttrKey)
@@ -216,7 +210,7 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Context in which a module reads the tensors in `state` in place of its parameters and buffers of the same names.
+    """Within this context, a module uses the tensors in `state` as its parameters and buffers of the same names.
 
     All names of a tied parameter get the same tensor.
     """
@@ -233,10 +227,10 @@ def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[Non
 
 
 def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
-    """Return the forward and backward of a module as a single graph without in-place writes.
+    """Return a module's forward and backward as a single graph without in-place writes.
 
-    `inputs`, and the module's parameters and buffers, are fake tensors of the same mode. `role_of` identifies the
-    graph's inputs and outputs.
+    `inputs` and the module's parameters and buffers must be fake tensors of the same mode. The graph's inputs and
+    outputs carry torch's descriptors, which `role_of` reads.
     """
     from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -245,10 +239,11 @@ def joint_graph(module: nn.Module, inputs: tuple[Tensor, ...]) -> GraphModule:
 
 
 class Role(NamedTuple):
-    """The role of an input or output of a joint graph.
+    """The role of an input or output of a joint graph (forward and backward).
 
-    - `kind`: "tangent" is an output's gradient, from which backward starts.
-    - `of`: a parameter's or buffer's name; for "input", "output" and "tangent" a position.
+    - `kind`: "tangent" is the gradient of an output, from which backward starts; "written" is a tensor's value after an
+      in-place write.
+    - `of`: name of the parameter or buffer; the position for "input", "output" and "tangent".
     """
 
     kind: Literal["parameter", "buffer", "input", "output", "tangent", "written", "gradient", "other"]
@@ -256,9 +251,10 @@ class Role(NamedTuple):
 
 
 def role_of(descriptor: Any) -> Role:
-    """Return the role of an input or output of a joint graph, given torch's descriptor of it.
+    """Convert torch's descriptor of an input or output of a joint graph into a `Role`.
 
-    For example, the gradient of w has the role ("gradient", "w"), its new value ("written", "w").
+    For example, the gradient of parameter w is `Role("gradient", "w")`, and w after an in-place write is
+    `Role("written", "w")`.
     """
     from torch._functorch._aot_autograd import descriptors as d
 
@@ -283,14 +279,14 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """Divide a joint graph into forward and backward. Afterwards `module` cannot be used.
+    """Divide a joint graph into its forward and backward graphs. `module` cannot be used afterwards.
 
-    - `num_outputs`: this many first outputs belong to forward.
-    - `num_static`: this many first inputs, such as parameters, stay in memory in any case.
-    - `by`: torch's choice of saved values, "min_cut" or "default".
-    - `cse`: equal calls may be merged.
+    - `num_outputs`: the first `num_outputs` outputs belong to forward.
+    - `num_static`: the first `num_static` inputs, such as parameters, stay in memory in any case.
+    - `by`: torch's algorithm for choosing saved values, "min_cut" or "default".
+    - `cse`: whether equal calls may be merged.
 
-    Inputs with "tangents" in their names belong to backward. A call has the same name in both graphs.
+    Inputs with "tangents" in their names belong to backward. A call keeps its name in both graphs.
     """
     from torch._functorch import config, partitioners
 
@@ -303,11 +299,11 @@ def divided(
 
 
 _PARTITION_SETTINGS = {"activation_memory_budget": 1.0, "unsafe_allow_optimization_of_collectives": False}
-"""The partitioners' settings that the environment or other code of this process could change."""
+"""torch's partitioner settings, fixed here because an environment variable or the user's code could change them."""
 
 
 def forget_memos(fake: FakeTensor) -> None:
-    """Make a fake tensor forget its symbols for data-dependent sizes, so that the next query creates new symbols."""
+    """Remove a fake tensor's cached symbols for data-dependent sizes; the next query creates new symbols."""
     # The memos are descriptors of the class, with a name for each kind of size.
     for name in vars(FakeTensor):
         if name.endswith("_memo"):
@@ -315,16 +311,12 @@ def forget_memos(fake: FakeTensor) -> None:
 
 
 def has_open_sizes(tensor: Tensor) -> bool:
-    """Return whether any size or stride is a symbol."""
     # Sizes are not read, since that may add a guard.
     return tensor._has_symbolic_sizes_strides
 
 
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
-    """Return the least and the greatest value of `symbol`, which occurs in `size`, as the tracer knows them.
-
-    A value is None if it has no bound.
-    """
+    """Return the tracer's lower and upper bound of `symbol`, a symbol in `size`. None stands for an unknown bound."""
     found = size.node.shape_env.var_to_range.get(symbol)
     ends = (found.lower, found.upper) if found is not None else (None, None)
     least, most = (int(cast(Any, end)) if getattr(end, "is_Integer", False) else None for end in ends)
@@ -332,19 +324,19 @@ def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
 
 
 def promise(condition: Any) -> None:
-    """Assert a condition on symbols, so that the trace can rely on it."""
+    """Assert a condition on symbolic sizes, so that the trace may rely on it."""
     torch._check(condition)
 
 
 Check = Callable[..., None]
-"""torch's own check behind `torch._check` and similar functions: (error type, condition, message or None)."""
+"""torch's function behind `torch._check` and its variants, with arguments (error type, condition, message or None)."""
 
 
 @contextmanager
 def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
-    """Context in which `torch._check` and similar functions call `check` instead.
+    """Within this context, `torch._check` and its variants call `check(own, error_type, condition, message)` instead.
 
-    The arguments of `check` are torch's own check, the error's type, the condition, and the message.
+    `own` is torch's function, which raises `error_type(message)` if `condition` is False.
     """
     own = torch._check_with
     torch._check_with = functools.partial(check, own)
@@ -356,7 +348,7 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Context that calls `told` with a file, or its path, before `torch.save` writes the file."""
+    """Within this context, `told` is called before each `torch.save`, with the path or file that will be written."""
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:
@@ -368,7 +360,7 @@ def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
 
 
 def rename(node: Node, name: str) -> None:
-    """Give a node this name, or a similar name if another node has it."""
+    """Rename a node; torch adds a suffix if another node has this name."""
     node._rename(name)
 
 
@@ -376,13 +368,13 @@ def rename(node: Node, name: str) -> None:
 
 
 def rewrites_code(graph: Graph) -> bool:
-    """Return whether a hook rewrites the code generated from a graph, such as a hook set by `on_generate_code`."""
+    """Return whether a hook, such as a hook set by `on_generate_code`, changes the code generated from `graph`."""
     own = type(graph._codegen) in (CodeGen, _PyTreeCodeGen)
     return not own or any(map(callable, vars(graph._codegen).values()))
 
 
 def wraps_its_call(module: GraphModule) -> bool:
-    """Return whether a call of a graph module runs other code than its graph's, because its class was changed."""
+    """Return whether calling `module` runs other code than its graph: its class has a replaced method `__call__`."""
     # torch makes a class for each graph module, and a user's code may replace the method `__call__` in it.
     own = vars(type(module))
     wrapped = own.get("_wrapped_call")  # present with the code, which some modules create at their first call
@@ -390,14 +382,14 @@ def wraps_its_call(module: GraphModule) -> bool:
 
 
 def registered_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
-    """Return a module's parameter by name, even if the module has a property of the same name."""
+    # A property of the same name would hide the parameter from getattr.
     return module._parameters[name]
 
 
 def module_attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """Yield (name, value) for each attribute of a module, including parameters, buffers and submodules.
 
-    Attributes that torch gives every new module, such as dicts of hooks, are left out if they are empty.
+    Attributes that torch gives every module, such as dicts of hooks, are skipped if they are empty.
     """
     for key, value in vars(module).items():
         if key in ("_parameters", "_buffers", "_modules"):
@@ -411,7 +403,9 @@ _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a hook that runs now was called by `super().step()`, inside of the optimizer's own step."""
+    """For an optimizer's step hook: return whether `super().step()` called it, inside an optimizer's overridden
+    `step`.
+    """
     # torch runs the hooks of an optimizer once for each class, among its own class and the bases, whose `step` it has
     # patched. It patches a base's `step` when an object of the base is created.
     steps, frame = 0, sys._getframe(1)
@@ -423,12 +417,11 @@ def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def hooks_of_gradients(tensor: Tensor) -> bool:
-    """Return whether a tensor has hooks that may change its gradient, before or after the gradient is accumulated."""
+    """Return whether hooks may change the tensor's gradient, before or after it is accumulated."""
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
 def has_forward_hooks(module: nn.Module) -> bool:
-    """Return whether a module has forward hooks of its own."""
     return bool(module._forward_hooks)
 
 
@@ -436,7 +429,10 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def compiled_calls_within(
     module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Context in which `wrap(call)` replaces the compiled call of `module`; without effect if it is not compiled."""
+    """Within this context, `wrap(call)` replaces the compiled call of `module`.
+
+    No effect if the module is not compiled.
+    """
     own = module._compiled_call_impl
     module._compiled_call_impl = own and wrap(own)
     try:
@@ -447,9 +443,9 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Context in which torch enters `within(module)` while it sets up the backward hooks of a module's outputs.
+    """Within this context, torch enters `within(module)` while it attaches a module's backward hooks to the outputs.
 
-    torch does this after the module's forward hooks.
+    torch attaches them after the module's forward hooks have run.
     """
 
     def setup(hook: Any, args: Any) -> Any:
@@ -466,7 +462,7 @@ def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManag
 
 
 def count_gpus_by_driver() -> int | None:
-    """Return the number of GPUs that this process may use, without starting CUDA; None if that fails."""
+    """Return the number of visible GPUs without initializing CUDA; None if the driver's library cannot be used."""
     try:
         count = torch.cuda._device_count_nvml()
     except Exception:
@@ -475,9 +471,9 @@ def count_gpus_by_driver() -> int | None:
 
 
 def name_visible_gpus(count: int) -> list[str]:
-    """Return the names of the `count` GPUs that this process may use, in torch's order.
+    """Return the names of the first `count` visible GPUs, in torch's order.
 
-    The names are UUIDs from the driver's library. If that fails, they are the entries of CUDA_VISIBLE_DEVICES.
+    The names are UUIDs from NVML. If NVML fails, they are the entries of CUDA_VISIBLE_DEVICES.
     """
     visible = torch.cuda._parse_visible_devices()[:count]
     try:
@@ -492,30 +488,25 @@ def name_visible_gpus(count: int) -> list[str]:
 
 
 def sleep_on_stream(cycles: int) -> None:
-    """Keep the current CUDA stream busy for `cycles` cycles of the GPU's clock, without blocking the host."""
+    """Keep the current CUDA stream busy for this number of GPU clock cycles. The host does not wait."""
     torch.cuda._sleep(cycles)
 
 
 def nnpack_enabled() -> bool:
-    """Return whether NNPACK may compute convolutions on the CPU."""
     return torch._C._get_nnpack_enabled()
 
 
 def set_nnpack_enabled(value: bool) -> None:
-    """Allow or forbid NNPACK to compute convolutions on the CPU."""
     torch._C._set_nnpack_enabled(value)
 
 
 def sdp_priority() -> list[int]:
-    """Return the order in which torch tries its kernels for attention on a GPU."""
     return list(torch._C._get_sdp_priority_order())
 
 
 def set_sdp_priority(value: list[int]) -> None:
-    """Set the order in which torch tries its kernels for attention on a GPU."""
     torch._C._set_sdp_priority_order(value)
 
 
 def set_mkldnn_enabled(value: bool) -> None:
-    """Allow or forbid oneDNN to compute on the CPU."""
     torch._C._set_mkldnn_enabled(value)

@@ -17,19 +17,18 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
 
 def lazily_compiled() -> AbstractContextManager[Any]:
-    """Return a context in which the code of new graph modules is generated only when it is needed."""
+    """Return a context in which new graph modules generate their Python code only at first use."""
     return _use_lazy_graph_module(True)
 
 
 def compile_counters() -> dict[str, dict[str, int]]:
-    """Return five of Dynamo's groups of counters by name, such as "graph_break"; {} for a group without counters."""
+    """Return five groups of Dynamo's counters: group name, such as "graph_break" -> counter name -> count."""
     from torch._dynamo.utils import counters
 
     return {name: dict(counters[name]) for name in ("frames", "stats", "graph_break", "unimplemented", "dynamo_cache")}
 
 
 def is_of_compiler(function: FunctionType) -> bool:
-    """Return whether a function belongs to Dynamo rather than to the compiled program."""
     return str(function.__module__).startswith("torch._dynamo")
 
 
@@ -37,11 +36,11 @@ def is_of_compiler(function: FunctionType) -> bool:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Context in which callbacks report every use of torch.compile.
+    """Within this context, callbacks report each use of torch.compile.
 
-    - `asked`: torch.compile is called, and not disabled. Takes the backend's name and `fullgraph`.
-    - `called`: such code runs, compiled or not.
-    - `recompiled`: a frame is compiled again. Takes the reason.
+    - `asked(backend_name, fullgraph)`: torch.compile was called without `disable`.
+    - `called()`: code that was passed to torch.compile runs, whether or not it is compiled.
+    - `recompiled(reason)`: a frame is compiled again.
     """
     from torch._dynamo import convert_frame, eval_frame
 
@@ -76,9 +75,9 @@ def compiled_calls_told(
 
 
 def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
-    """Compile a module's calls, like `module.compile`, even if its class is one of torch's.
+    """Compile a module's calls like `module.compile`, also for torch's own module classes.
 
-    Sizes are fixed: a call with other sizes is compiled again.
+    Sizes are static: a call with other sizes is compiled again.
     """
     # Dynamo skips calls of torch's own classes, but not a function of ours that makes such a call.
 
@@ -92,9 +91,9 @@ def compile_calls(model: nn.Module, backend: Callable[..., Any]) -> None:
 def ahead_of_time(
     compile_graph: Callable[[GraphModule, str], Callable[..., Any]], decompositions: Mapping[Any, Any] | None
 ) -> Callable[..., Any]:
-    """Return a backend of torch.compile that differentiates the captured code ahead of time, like "aot_eager".
+    """Return a torch.compile backend that differentiates the captured code ahead of time, like "aot_eager".
 
-    `compile_graph` takes each graph of operators and its direction, "forward" or "backward", and returns a function
+    `compile_graph(graph, direction)` is called for each graph, with "forward" or "backward", and returns a function
     that runs the graph.
     """
     from torch._dynamo.backends.common import aot_autograd
@@ -116,10 +115,7 @@ def ahead_of_time(
 
 
 def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
-    """Mark `call` as a function that takes its arguments as a list, which it may empty. Returns the function.
-
-    torch calls graphs in this way.
-    """
+    """Mark `call` as taking one list of arguments, which it may empty; torch calls compiled graphs this way."""
 
     def called(inputs: list[Any]) -> Any:
         return call(inputs)
@@ -129,7 +125,10 @@ def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 class _Uncompiled(nullcontext[None]):
-    """Replaces the result of torch.compile if compilation is disabled: calls `called`, and runs the code unchanged."""
+    """Replaces the result of torch.compile if compilation is disabled.
+
+    `called` is called, then the code runs unchanged.
+    """
 
     def __init__(self, called: Callable[[], None]) -> None:
         super().__init__()
@@ -159,7 +158,6 @@ def _backend_name(backend: Any) -> str:
 
 
 def trace_artifact(name: str, text: str) -> None:
-    """Add the text `text` to the structured trace of torch.compile, under the name `name`."""
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": name, "encoding": "string"},

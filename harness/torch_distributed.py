@@ -1,4 +1,4 @@
-"""Wraps private names of torch.distributed that bitproof uses, and names that differ between the supported releases."""
+"""Wraps private names of torch.distributed, and names that differ between the supported releases."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from torch.distributed import distributed_c10d
 
 
 def functional_collectives() -> Any:
-    """Return torch's module of functional collectives. Those named `..._autograd` are differentiable."""
+    """Return torch's module of functional collectives. Its functions named `..._autograd` are differentiable."""
     import torch.distributed._functional_collectives as collectives
 
     return collectives
 
 
 def group_of(boxed: Any) -> Any:
-    """Return the process group in `boxed`, the object in which operators receive a group."""
+    """Unbox a process group: operators receive it as a TorchScript object."""
     return ProcessGroup.unbox(boxed)
 
 
 def name_of_group(boxed: Any) -> str:
-    """Return the name of the process group in `boxed`, the object in which operators receive a group; "" if unnamed."""
+    """Return the name of a process group that is boxed as an operator's argument; "" for an unnamed group."""
     with suppress(RuntimeError, TypeError, ValueError):
         return str(ProcessGroup.unbox(boxed).group_name)
     return ""
 
 
 def averages(reduction: Any) -> bool:
-    """Return whether a collective with this reduction divides the sum by the number of ranks."""
+    """Return whether a reduction is an average: the sum is divided by the number of ranks."""
     # Functional collectives take the reduction as text, c10d's operators as a boxed object.
     if isinstance(reduction, str):
         return reduction.lower() == "avg"
@@ -45,20 +45,20 @@ def averages(reduction: Any) -> bool:
 
 
 def register_group(name: str, group: Any) -> None:
-    """Register a process group, so that collectives find it by this name.
+    """Register a process group under a name that collectives can use.
 
-    The caller must keep the group alive: torch does not.
+    The caller must keep a reference to the group, because torch keeps none.
     """
     torch._C._distributed_c10d._register_process_group(cast(Any, name), group)
 
 
 def group_named(name: str) -> ProcessGroup:
-    """Return the process group with this name. Raises RuntimeError if none is registered."""
+    """Return the process group registered under `name`. Raises RuntimeError if there is none."""
     return torch._C._distributed_c10d._resolve_process_group(cast(Any, name))
 
 
 def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
-    """Divide a dim among `ranks` ranks like a DTensor's sharding `placement`. Returns each rank's part of `indices`."""
+    """Split `indices` among ranks, the way a DTensor placement such as `Shard(0)` splits a dim of this length."""
     from torch.distributed.tensor import Shard
 
     # Interleaved shards have a split factor.
@@ -69,9 +69,10 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """Return, by id, the shape of each parameter that FSDP1 flattens, and the range of elements that this rank has.
+    """For each original parameter that FSDP1 has flattened, return its id -> (shape, start, end).
 
-    The values are (shape, start, end), with `end` excluded; (shape, 0, 0) without elements. Needs `use_orig_params`.
+    This rank holds the elements `start` to `end` (exclusive) of the parameter; both are 0 if it holds none. Parameters
+    are found only with `use_orig_params`.
     """
     from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -88,7 +89,7 @@ def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
 
 
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a group's all-gather and reduce-scatter on flat tensors. Both take the output first.
+    """Return a group's all-gather and reduce-scatter on flat tensors, which take (output, input).
 
     For W ranks, the all-gather has an input of shape (N) and an output of shape (W * N).
     """
@@ -96,25 +97,23 @@ def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[
 
 
 def unregister_group(name: str) -> None:
-    """Undo `register_group`."""
     torch._C._distributed_c10d._unregister_process_group(cast(Any, name))
 
 
 def group_of_size(size: int) -> Any:
-    """Return a process group that has a size but connects no ranks."""
+    """Return a process group of this size that is not connected to other ranks."""
     return cast(Any, ProcessGroup)(0, size)
 
 
 def set_timeout(options: Any, timeout: Any) -> None:
-    """Set the time limit of collectives in the options of a NCCL group."""
     # torch reads it there, and not from the argument of `new_group`.
     options._timeout = timeout
 
 
 def collectives_by_group() -> dict[str, int]:
-    """Return the number of collectives that this process has launched, by name of the process group.
+    """Return group name -> number of collectives launched by this process.
 
-    Groups of one rank or without a counter are left out. With gloo, messages between two ranks count as well.
+    Groups of a single rank, or of a backend without a counter, are left out. Gloo also counts point-to-point messages.
     """
     found = {}
     for group, name in distributed_c10d._world.pg_names.items():
@@ -126,7 +125,7 @@ def collectives_by_group() -> dict[str, int]:
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Context that calls `tell` for each message that this process sends to or receives from a single rank."""
+    """Within this context, `tell` is called at each point-to-point send or receive."""
 
     def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
@@ -143,10 +142,12 @@ def messages_told(tell: Callable[[], None]) -> Iterator[None]:
 
 
 def sharding_rules() -> SimpleNamespace:
-    """Return the parts of DTensor that choose shardings, as attributes of one object.
+    """Return DTensor's sharding propagation as attributes of one object.
 
-    They are the `propagator`, the classes of its requests, `cost` (of a redistribution), and `line(n)`, which makes a
-    1-D mesh of n ranks.
+    - `propagator`: finds the shardings that an operator supports.
+    - `OpSchema`, `OpSpec`, `OpStrategy`, `TupleStrategy`, `DTensorSpec`, `TensorMeta`: its argument and result classes.
+    - `cost`: cost of a redistribution.
+    - `line(n)`: a 1-D mesh of n ranks without process groups.
     """
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, _collective_utils, _dtensor_spec, _op_schema
@@ -172,7 +173,7 @@ _TABLES = (
 
 
 class KnownGroups:
-    """A set of process groups that torch can know, with the default group. `KnownGroups()` has no groups."""
+    """torch's global tables of process groups, including the default group. `KnownGroups()` is empty."""
 
     def __init__(self, default: Any = None, count: int = 0, tables: Sequence[dict[Any, Any]] = ()) -> None:
         self.default = default
@@ -180,7 +181,10 @@ class KnownGroups:
         self._tables = tables or [{} for _ in _TABLES]
 
     def exchange(self) -> KnownGroups:
-        """Make torch know only these groups, and return those that it knew before. No group ends or communicates."""
+        """Install these tables in torch, and return the previous tables.
+
+        No group is destroyed, and nothing is communicated.
+        """
         world = distributed_c10d._world
         tables = [getattr(world, name) for name in _TABLES]
         before = KnownGroups(world.default_pg, world.group_count, [dict(table) for table in tables])
@@ -194,7 +198,7 @@ class KnownGroups:
 
 
 def replace_function(own: Callable[..., Any], new: Callable[..., Any]) -> None:
-    """Replace the function `own` by `new` in each module under torch.distributed that has it as a global."""
+    """Replace the global `own` by `new` in each loaded module under torch.distributed."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith("torch.distributed") and vars(module).get(own.__name__) is own:
             setattr(module, own.__name__, new)

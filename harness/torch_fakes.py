@@ -1,22 +1,16 @@
-"""Caches the results of calls on fake tensors: torch would compute the shapes of each layer again.
+"""Caches the results of calls on fake tensors, so that torch computes the shapes of equal layers only once.
 
-torch's own cache does not help: in each layer the number of rows that an expert receives is a new symbol, so the call
-looks new. Here two calls have the same key if they differ only in the names of symbols. For example, `mm` of [s3, 64]
-and [64, 8] has the same key as `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range.
+torch has a cache as well, but it misses when symbol names differ, such as the number of rows of each layer's experts.
+Here `mm` of [s3, 64] and [64, 8] has the same key as `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range.
 
-- A key has the operator, the layouts of the tensors, and the other arguments. In sizes, each symbol is replaced by a
-  number, in the order of occurrence.
-- A key also has all facts about the symbols: their ranges, and each condition that contains them.
-- A cached result has an expression over these numbers for each size. If a size is the same object as a size of an
-  argument, the result refers to that object instead, since tracers compare sizes by identity.
+- A key has the operator, the arguments' layouts with numbers in place of symbols, and the known facts about these
+  symbols (ranges and conditions).
+- A cached result stores its sizes as expressions of the numbered symbols. If a size is the same object as a size of an
+  argument, it stays that object, since tracers compare sizes by identity.
+- A call is cached only if it writes nothing, adds no fact about sizes, and its result, rebuilt from the cache, equals
+  torch's.
 
-A call is cached only under these conditions:
-
-- The result is a plain tensor or several of them. All its symbols occur in the arguments.
-- The call wrote nothing and added no fact about sizes.
-- The result, rebuilt from the cache, equals torch's.
-
-Each fake mode has its own cache, so that no trace depends on another.
+Each fake mode has its own cache, so that traces do not affect each other.
 """
 
 from __future__ import annotations
@@ -44,20 +38,20 @@ _COLLECTIVES = frozenset(
         "_c10d_functional::wait_tensor",
     }
 )
-"""Operators outside of torch's own namespaces whose fake results depend on layouts alone."""
+"""Operators outside torch's own namespaces whose fake results depend only on the arguments' layouts."""
 
 _READS_STORAGE = frozenset({"aten::as_strided", "aten::as_strided_scatter", "aten::as_strided_copy"})
-"""Operators that depend on the size of a storage."""
+"""Operators whose result depends on the size of a storage."""
 
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format, type(None))
 
 
 class _NotCachedError(Exception):
-    """Raised for a call that is not cached: torch has to compute it."""
+    """Raised for a call that the cache cannot handle; torch computes it."""
 
 
 class _Form(NamedTuple):
-    """Facts about a symbolic size other than its expression."""
+    """Properties of a symbolic size besides its expression."""
 
     kind: type
     hint: Any
@@ -65,12 +59,12 @@ class _Form(NamedTuple):
 
 
 class _Size(NamedTuple):
-    """A symbolic size of a cached result, either one of the arguments' sizes or an expression.
+    """A symbolic size of a cached result: either a size of an argument, or an expression.
 
-    - `own`: the index among the arguments' sizes, or None.
-    - `template`: the expression, with numbered placeholders.
-    - `numbers`: the numbers of the call's symbols that replace the placeholders.
-    - `name`: sizes with the same name become the same node.
+    - `own`: index of the argument's size; None for an expression.
+    - `template`: expression with numbered placeholders.
+    - `numbers`: for each placeholder, the number of the call's symbol that replaces it.
+    - `name`: sizes with the same name become the same SymNode.
     """
 
     own: int | None
@@ -83,8 +77,8 @@ class _Size(NamedTuple):
 class _CachedTensor(NamedTuple):
     """The layout of a tensor in a cached result.
 
-    - `shares`: it shares the storage of the only tensor among the arguments.
-    - `is_closed`: it has its own memory, and its sizes and strides are numbers.
+    - `shares`: the tensor shares the storage of the call's only tensor argument.
+    - `is_closed`: the tensor has its own storage, and all its sizes and strides are plain integers.
     """
 
     sizes: tuple[int | _Size, ...]
@@ -97,7 +91,7 @@ class _CachedTensor(NamedTuple):
 
 
 class FakeResults:
-    """A cache of the results of a fake mode's calls. `compute` is torch's function that computes a result."""
+    """A cache for the calls of a fake mode. `compute` is torch's function that computes a fake result."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode
@@ -108,7 +102,6 @@ class FakeResults:
         self._may_be_cached: dict[Any, bool] = {}
 
     def __call__(self, func: Any, types: Sequence[type], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Return the result of a call, rebuilt from the cache if the cache has it."""
         may = self._may_be_cached.get(func)
         if may is None:
             may = self._may_be_cached[func] = _may_be_cached(func)
@@ -159,7 +152,7 @@ class FakeResults:
 
 
 class _Call:
-    """A call that is looked up in the cache: `parts` has its arguments, with numbers in place of symbols."""
+    """A call and its cache key: `parts` has the arguments, with numbers in place of symbols."""
 
     def __init__(self, mode: FakeTensorMode, symbols: _Symbols) -> None:
         self.tensors: list[FakeTensor] = []
@@ -176,7 +169,6 @@ class _Call:
         self._name: dict[int, int] = {}
 
     def read_all(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Hashable, ...] | None:
-        """Read all arguments, and return the facts about their symbols; None if the call cannot be cached."""
         try:
             self.read(args)
             self.read(kwargs)
@@ -185,7 +177,6 @@ class _Call:
             return None
 
     def read(self, value: Any) -> None:
-        """Add an argument to `parts`. Raises _NotCachedError for a type that cannot be cached."""
         add = self.parts.append
         kind: Any = type(value)
         if kind is FakeTensor:
@@ -237,12 +228,11 @@ class _Call:
         return self._number.setdefault(symbol, len(self._number))
 
     def facts(self) -> tuple[Hashable, ...]:
-        """Return all facts about the call's symbols, and about all symbols that occur in conditions with them."""
         known: list[Hashable] = []
         listed: set[Any] = set()
         symbols = list(self._number)
         for symbol in symbols:  # the list grows during the loop
-            known.append(self._known.of(symbol))
+            known.append(self._known.facts_of(symbol))
             for condition in self._known.conditions(symbol):
                 if condition not in listed:
                     listed.add(condition)
@@ -252,7 +242,6 @@ class _Call:
         return tuple(known)
 
     def kept(self, x: Any) -> _CachedTensor:
-        """Return the layout of the result `x`, for the cache. Raises _NotCachedError if `x` cannot be cached."""
         if type(x) is not FakeTensor or x.constant is not None or x.real_tensor is not None or x.requires_grad:
             raise _NotCachedError
         if x.fake_mode is not self._mode or x.layout is not torch.strided or any(x is y for y in self.tensors):
@@ -280,7 +269,6 @@ class _Call:
         return _Size(None, name, template, tuple([self._number[symbol] for symbol in symbols]), form)
 
     def size(self, kept: int | _Size, made: dict[_Size, Any]) -> Any:
-        """Return the size `kept` of a cached result, with this call's symbols. `made` has the result's sizes so far."""
         if type(kept) is int:
             return kept
         assert isinstance(kept, _Size)
@@ -293,7 +281,7 @@ class _Call:
 
 
 class _Symbols:
-    """The facts that torch has about the symbols of a ShapeEnv."""
+    """torch's knowledge about the symbols of a ShapeEnv."""
 
     def __init__(self, env: ShapeEnv) -> None:
         self._env = env
@@ -305,7 +293,7 @@ class _Symbols:
         self._num_conditions = 0
 
     def state(self) -> Hashable:
-        """Return a value that changes whenever torch adds a fact about sizes. A changed range does not count."""
+        """Return a value that changes whenever torch learns a fact about sizes, except for a narrower range."""
         env = self._env
         # Their lengths show what torch adds; the version counter shows other changes.
         learned = (env.replacements, env.guards, env.axioms, env.divisible, env.var_to_range, env.size_like)
@@ -313,14 +301,12 @@ class _Symbols:
         return env._version_counter, env.num_deferred_runtime_asserts, *map(len, learned), *fresh
 
     def template(self, node: SymNode) -> tuple[Any, tuple[sympy.Symbol, ...], _Form]:
-        """Return a size's expression with numbered placeholders for its symbols, the symbols, and its `_Form`."""
         if type(node) is not SymNode or node.shape_env is not self._env or node.fx_node or node.constant is not None:
             raise _NotCachedError
         template, symbols = self.expression(node._expr)
         return template, symbols, _Form(node.pytype, node._hint, getattr(node, "_optimized_summation", None))
 
     def expression(self, expression: Any) -> tuple[Any, tuple[sympy.Symbol, ...]]:
-        """Return an expression with numbered placeholders for its symbols, and these symbols, sorted by name."""
         found = self._expressions.get(expression)
         if found is None:
             symbols = tuple(sorted(expression.free_symbols, key=lambda symbol: (len(symbol.name), symbol.name)))
@@ -330,7 +316,6 @@ class _Symbols:
         return found
 
     def size(self, kept: _Size, symbols: tuple[sympy.Symbol, ...]) -> torch.SymInt:
-        """Return a new size: the expression of the cached size `kept`, with `symbols` in place of its placeholders."""
         form, written = kept.form, (kept.template, symbols)
         assert form is not None
         expression = self._instances.get(written)
@@ -345,8 +330,7 @@ class _Symbols:
         # Placeholders have the assumptions of their symbols, such as positive, since sympy simplifies by assumptions.
         return [sympy.Symbol(f"n{i}", **dict(symbol._assumptions0)) for i, symbol in enumerate(symbols)]
 
-    def of(self, symbol: sympy.Symbol) -> Hashable:
-        """Return the facts about a symbol itself. Raises _NotCachedError if other facts, such as guards, affect it."""
+    def facts_of(self, symbol: sympy.Symbol) -> Hashable:
         env = self._env
         if env.guards or env.divisible or symbol in env.backed_var_to_val:
             raise _NotCachedError
@@ -357,7 +341,7 @@ class _Symbols:
     def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
         """Return the conditions that contain a symbol, in torch's order.
 
-        If torch replaces the symbol by an expression, the last element is the pair (symbol, expression).
+        If torch has replaced the symbol by an expression, the pair (symbol, expression) follows.
         """
         # torch only adds conditions, so their number shows whether the index by symbol is up to date.
         if self._num_conditions != self._env.num_deferred_runtime_asserts:
@@ -373,7 +357,6 @@ class _Symbols:
 
 
 def _may_be_cached(func: Any) -> bool:
-    """Return whether calls of an operator may be cached: their fake results must depend on nothing but the key."""
     # A cached result would not repeat the writes of an in-place operator.
     if type(func) is not OpOverload or func._schema.is_mutable or torch.Tag.inplace_view in func.tags:
         return False
@@ -384,7 +367,7 @@ def _may_be_cached(func: Any) -> bool:
 
 
 def _switches() -> tuple[Hashable, ...]:
-    """Return the global settings of torch on which a fake result may depend."""
+    # A fake result may depend on these global settings.
     deterministic = torch.are_deterministic_algorithms_enabled()
     grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     return torch.get_default_dtype(), torch._C._get_default_device(), grad, inference, deterministic

@@ -1,6 +1,7 @@
-"""Compiles graphs with Inductor, which is private to torch, and loads compiled code.
+"""Compiles graphs with Inductor, and loads compiled code.
 
-No other module uses names of Inductor. Inductor is loaded only when these functions are called, as that takes seconds.
+Inductor is private to torch, so no other module uses its names. It takes seconds to import; the functions here import
+it when they are called.
 """
 
 from __future__ import annotations
@@ -18,9 +19,12 @@ from bitproof.harness.torch_compat import FakeTensorMode
 
 
 def compile_whole_graph(module: GraphModule, values: list[Any]) -> Callable[[list[Any]], Any]:
-    """Compile a graph into a function; use it within `compiling`. Raises Inductor's errors.
+    """Compile a graph into a function that takes a list of inputs.
 
-    The graph must have the operators that Inductor lowers. `values` are the fake values of its inputs.
+    Call this within `compiling`. Raises Inductor's errors.
+
+    The graph must contain only operators that Inductor can lower (see `lowering_decompositions`). `values` are the fake
+    values of its inputs.
     """
     from torch._inductor.compile_fx import compile_fx_inner
 
@@ -31,11 +35,11 @@ def inductor_backend(
     finished: Callable[[GraphModule, str], GraphModule],
     compiled: Callable[[Callable[[], Callable[..., Any]], GraphModule, str], Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """Return torch.compile's backend "inductor", with callbacks for each graph before it is compiled. No cache is read.
+    """Return torch.compile's backend "inductor", with two callbacks for each graph. Cached graphs are not used.
 
-    - `finished`: takes the graph and its direction, "forward" or "backward". Returns the graph to compile.
-    - `compiled`: takes a function that compiles this graph, the graph and the direction. Returns the function to run,
-      which takes a list of inputs.
+    - `finished(graph, direction)`: returns the graph to compile. `direction` is "forward" or "backward".
+    - `compiled(compile_it, graph, direction)`: returns the function to run, which takes a list of inputs. Calling
+      `compile_it()` compiles the graph with Inductor and returns such a function.
     """
     from torch._functorch import config
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -54,20 +58,20 @@ def inductor_backend(
 
 
 def lowering_decompositions() -> Mapping[Any, Any]:
-    """Return a table of functions that decompose operators into those that Inductor lowers."""
+    """Return Inductor's decompositions: operator -> function that calls only operators that Inductor can lower."""
     from torch._inductor.decomposition import select_decomp_table
 
     return select_decomp_table()
 
 
 def compiling(fake_mode: FakeTensorMode) -> AbstractContextManager[Any]:
-    """Return a context in which Inductor finds the fake tensors' mode, and so the symbols of data-dependent sizes."""
+    """Return a context in which Inductor uses this fake mode, and thereby its symbols for data-dependent sizes."""
     return tracing(TracingContext(fake_mode))
 
 
 @contextmanager
 def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
-    """Context with these settings of Inductor. Settings that this release of torch does not have are ignored."""
+    """Context with these Inductor settings. Settings that this release of torch does not have are ignored."""
     from torch._inductor import config
 
     with config.patch({name: value for name, value in settings.items() if hasattr(config, name)}):
@@ -75,7 +79,7 @@ def inductor_settings(settings: Mapping[str, Any]) -> Iterator[None]:
 
 
 def takes_as_hook(kind: type) -> None:
-    """Allow objects of the class `kind` as hooks of Inductor, whose cache identifies them by `uuid()`."""
+    """Allow objects of class `kind` as Inductor's graph passes. Inductor's cache identifies them by `kind.uuid()`."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     CustomGraphPass.register(kind)
@@ -83,9 +87,10 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Context that calls `before` and `after` around each pass of Inductor, with the graph module and the pass's name.
+    """Within this context, `before` and `after` are called around each pass of Inductor, with (graph module, pass
+    name).
 
-    Disabled passes are included. If a pass runs inside another, its `after` is called before the outer pass's.
+    Disabled passes are reported too. For nested passes, the inner `after` comes before the outer `after`.
     """
     from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
@@ -108,7 +113,6 @@ def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str
 
 
 def is_inductor_error(error: BaseException) -> bool:
-    """Return whether an error is one of Inductor's own."""
     from torch._inductor.exc import InductorError
 
     return isinstance(error, InductorError)
@@ -117,22 +121,23 @@ def is_inductor_error(error: BaseException) -> bool:
 # Compiled code as files.
 
 BESIDE_THE_CODE = ("constants", "frozen_param_names", "torchbind_constants", "inputs_to_check")
-"""Other objects that a compiled graph may need besides its generated code."""
+"""Attributes of a compiled graph: objects that it may need besides its generated code."""
 
 
 class WouldCompileError(Exception):
-    """Loaded code needs a kernel that would have to be compiled. The message names the kernel's file."""
+    """Raised if loaded code needs a kernel that is not compiled yet. The message is the kernel's file name."""
 
 
 def generated_module(compiled: Any) -> tuple[str, list[str]]:
-    """Return the name of a compiled graph's module, and the names of objects that the graph needs besides its code."""
+    """Return the name of a compiled graph's generated module, and the entries of `BESIDE_THE_CODE` that it needs."""
     return str(compiled.cache_key), [name for name in BESIDE_THE_CODE if getattr(compiled, name, None)]
 
 
 def load_generated(file: Path) -> Callable[[list[Any]], Any]:
-    """Load the step in a file of generated code: a function that takes a list of inputs, and empties the list.
+    """Load a compiled step from a file that Inductor generated. Nothing is compiled.
 
-    Raises WouldCompileError for a kernel that is not in Inductor's folder, and the file's own errors.
+    The returned function takes a list of inputs, and empties the list. Raises WouldCompileError if a kernel is missing
+    in Inductor's folder, and any error of the file itself.
     """
     from torch._inductor import codecache, cpp_builder
 

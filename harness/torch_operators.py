@@ -1,4 +1,4 @@
-"""Wraps torch's private names for operators, autograd, annotations and storage that bitproof uses."""
+"""Wraps torch's private names for operators, autograd, annotations and storage."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass_type as i
 
 
 class FlopCount(TorchDispatchMode):
-    """Context that counts FLOPs by torch's formulas, without changing any call.
+    """Context that counts FLOPs with torch's formulas. Calls run unchanged.
 
-    `flops` is None if a formula failed for some call.
+    `flops` is None if a formula failed.
     """
 
     supports_higher_order_operators = True
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True: compiled code stays compiled. By default it runs uncompiled under a mode, with other bits."""
+        """Return True, so that compiled code stays compiled.
+
+        By default it would run eagerly under a mode, with other bits.
+        """
         return True
 
     def __init__(self) -> None:
@@ -39,7 +42,6 @@ class FlopCount(TorchDispatchMode):
         self._known: dict[Any, int] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call, and add its FLOPs if torch has a formula for it."""
         if types and any(is_wrapper_subclass(each) for each in types):
             return NotImplemented  # a DTensor dispatches first, and calls operators on its local shards
         kwargs = kwargs or {}
@@ -54,7 +56,6 @@ class FlopCount(TorchDispatchMode):
         return out
 
     def _count(self, formula: Callable[..., Any], args: Any, kwargs: Any, out: Any) -> int:
-        """Return the FLOPs of a call."""
         # Cached by shapes, since a formula takes longer than a small product.
         if kwargs or not all(isinstance(each, Tensor) for each in args):
             return int(formula(*args, **kwargs, out_val=out))
@@ -65,12 +66,12 @@ class FlopCount(TorchDispatchMode):
 
 
 def schema_of(operator: Any) -> Any:
-    """Return an operator's schema; None for an object without one, such as a Python function."""
+    """Return an operator's schema; None for an object without a schema, such as a Python function."""
     return getattr(operator, "_schema", None)
 
 
 def is_composed(operator: Any) -> bool:
-    """Return whether an overload has no kernel of its own: it calls other operators, or returns its argument."""
+    """Return whether an operator has no kernel of its own: it calls other operators (CompositeImplicitAutograd)."""
     try:
         return bool(operator.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
     except RuntimeError:  # an operator of TorchScript, which torch does not dispatch
@@ -78,9 +79,9 @@ def is_composed(operator: Any) -> bool:
 
 
 def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[str]:
-    """Return the names of the tensors that a Triton kernel writes, by torch's analysis; all names if that fails.
+    """Return the names of the tensors that a Triton kernel writes, by torch's analysis; all names if it fails.
 
-    `call` has the arguments of torch's operator for Triton kernels, `given` the values of the kernel's arguments.
+    `call` has the arguments of torch's operator for Triton kernels; `given` maps the kernel's argument names to values.
     """
     try:
         from torch._higher_order_ops.triton_kernel_wrap import get_mutated_tensors
@@ -92,37 +93,32 @@ def written_by_kernel(call: Mapping[str, Any], given: Mapping[str, Any]) -> set[
 
 
 def overload_of(operator: Any) -> str:
-    """Return the name of an operator's overload, "default" if it has none."""
+    """Return the name of an operator's overload, such as "Tensor"; "default" for an object without one."""
     name: str = getattr(operator, "_overloadname", "default")
     return name
 
 
 def base_name_of(operator: Any) -> str:
-    """Return an operator's name without namespace and overload; "" for other objects."""
+    """Return an operator's name without namespace and overload, such as "add"; "" for an object that is no operator."""
     name: str = getattr(operator, "_opname", "")
     return name
 
 
 def running_autograd_node() -> Any:
-    """Return the autograd node that backward runs on this thread; None outside of backward."""
     return torch._C._current_autograd_node()
 
 
 def has_no_values(tensor: Tensor) -> bool:
-    """Return whether a tensor has no values: it is fake, or on the meta device."""
     return tensor.is_meta or isinstance(tensor, FakeTensor)
 
 
 def is_backward_running() -> bool:
-    """Return whether autograd's engine runs a backward pass on this thread.
-
-    True within autograd nodes, and within callbacks that were queued for the end of the backward pass.
-    """
+    """Return whether autograd runs a backward pass on this thread, or the callbacks queued for its end."""
     return int(torch._C._current_graph_task_id()) != -1
 
 
 def is_beginning_backward() -> bool:
-    """Return whether autograd, on this thread, is making the initial gradients of a backward."""
+    """Return whether autograd is creating the initial gradients of a backward pass on this thread."""
     # No state of torch shows this, so look for its function on the stack.
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code is not torch.autograd._make_grads.__code__:
@@ -132,7 +128,7 @@ def is_beginning_backward() -> bool:
 
 @contextmanager
 def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Context that calls `tell` with each tensor from which a backward begins, unless it was passed with a gradient."""
+    """Within this context, `tell` is called with each output of `torch.autograd.backward` that is given no gradient."""
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
@@ -149,55 +145,52 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
 
 
 def backward_number() -> int:
-    """Return the number of the backward pass that runs on this thread; -1 if there is none.
+    """Return the number of the backward pass that runs on this thread; -1 if none runs.
 
-    A later backward pass has a larger number.
+    Later passes have larger numbers.
     """
     return int(torch._C._current_graph_task_id())
 
 
 def running_annotations() -> Mapping[str, Any]:
-    """Return the annotations that `torch.fx.traceback.annotate` gives the running code."""
     found: Mapping[str, Any] = traceback.current_meta.get("custom", {})
     return found
 
 
 def last_sequence_number() -> int:
-    """Return the sequence number of the autograd node that this thread created last."""
     return torch.autograd._get_sequence_nr() - 1
 
 
 def accumulated_by(autograd_node: Any) -> Tensor | None:
-    """Return the parameter whose gradient an autograd node accumulates, or its local shard; None for any other node."""
+    """Return the parameter (or its local shard) whose gradient this node accumulates; None for any other node."""
     parameter = getattr(autograd_node, "variable", None)
     return None if parameter is None else local_of(parameter)
 
 
 def local_of(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a parameter: the local shard of a DTensor, or a plain tensor itself."""
+    """Return this rank's part of a parameter: the local shard of a DTensor, or the plain tensor itself."""
     return getattr(parameter, "_local_tensor", parameter)
 
 
 def sparse_parts(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices and the values of a sparse tensor as they are: an index may occur more than once."""
+    """Return the indices and values of a sparse tensor without coalescing: an index may occur more than once."""
     return tensor._indices(), tensor._values()
 
 
 def sequence_number_of(autograd_node: Any) -> int:
-    """Return the sequence number of an autograd node. Nodes of later forward calls have larger numbers."""
     number: int = autograd_node._sequence_nr()
     return number
 
 
 def is_watched() -> bool:
-    """Return whether anything observes each operator call on this thread: a mode, a trace, Dynamo, or a profiler."""
+    """Return whether a mode, a trace, Dynamo or the profiler observes operator calls on this thread."""
     if torch.compiler.is_compiling():  # Dynamo reads this line, and could not trace the rest
         return True
     return torch._C._len_torch_dispatch_stack() > 0 or torch._C._autograd._profiler_enabled()
 
 
 def below_autograd() -> AbstractContextManager[Any]:
-    """Return a context in which operators bypass autograd and call the same kernels. No gradients are recorded.
+    """Return a context in which operators skip autograd and run the same kernels, so no gradients are recorded.
 
     If operator calls are observed (`is_watched`), the context has no effect.
     """
@@ -205,26 +198,25 @@ def below_autograd() -> AbstractContextManager[Any]:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """Return a key that is equal for two strided tensors if they share memory."""
+    """Return a key of the tensor's storage; tensors that share memory have equal keys."""
     return tensor.untyped_storage()._cdata
 
 
 def is_view(tensor: Tensor) -> bool:
-    """Return whether autograd counts the tensor as a view of another tensor."""
     return tensor._is_view()
 
 
 def replaced_kernels() -> list[str]:
-    """Return the kernels of torch that Python code replaced, such as `aten/silu/CPU`. Meta kernels do not count."""
+    """Return the torch kernels that Python code has replaced, such as `aten/silu/CPU`. Meta kernels are ignored."""
     # torch itself registers its Meta kernels in Python.
     of_process = torch.library._impls
     return sorted(name for name in of_process if name.startswith("aten/") and not name.endswith("/Meta"))
 
 
 def active_modes() -> list[str]:
-    """Return the class names of the modes that see each call of torch on this thread.
+    """Return the class names of the modes that intercept torch calls on this thread.
 
-    Function modes precede dispatch modes, and outer modes precede inner ones. The mode of torch's default device is
+    Function modes precede dispatch modes, and outer modes precede inner modes. The mode for torch's default device is
     left out.
     """
     from torch.overrides import _get_current_function_mode_stack

@@ -1,11 +1,8 @@
-"""Caches arithmetic on symbolic sizes, and makes divisions in sizes exact.
+"""Caches arithmetic on symbolic sizes.
 
-torch uses sympy to multiply a symbolic size by a number, or to compare two sizes. It does so a dozen times for each
-tensor, nearly always for the same operands.
-
-torch's result depends on the operands' expressions, types, hints and forms, and on the symbols that the ShapeEnv has
-replaced, whose state has a version number. A cache key consists of all these. Each result is a new node, as in torch: a
-tracer identifies nodes by identity, so it records the same graph as without the cache.
+torch multiplies and compares symbolic sizes with sympy, a dozen times per tensor, and mostly with equal operands. The
+cache key has everything on which torch's result depends: the operands, and the version of the ShapeEnv. Each result is
+a new node, because tracers distinguish nodes by identity.
 """
 
 from __future__ import annotations
@@ -21,16 +18,13 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy.functions import FloorDiv
 
 _KEPT = "bitproof_results"
-"""The name of the attribute in which a ShapeEnv keeps its results, by key."""
+"""Name of the attribute of a ShapeEnv that holds its cache, as key -> result."""
 
 _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """From now on, cache the sums, differences, products and comparisons of sizes of this ShapeEnv.
-
-    Other ShapeEnvs are unaffected.
-    """
+    """From now on, cache the arithmetic and comparisons on sizes of this ShapeEnv."""
     setattr(shape_env, _KEPT, {})
     # The class is patched once for the whole process; a ShapeEnv without a cache is computed as before.
     if hasattr(SymNode.maybe_as_int, _KEPT):
@@ -78,17 +72,17 @@ def _caching_number(own: Callable[[Any], int | None]) -> Callable[[Any], int | N
 
 
 def _node_key(node: Any) -> Hashable:
-    """Return the properties of a node on which the results of its arithmetic depend."""
+    # The properties on which a result depends.
     return node._expr, node.pytype, node._hint, getattr(node, "_optimized_summation", None)
 
 
 def _version(shape_env: Any) -> Hashable:
-    """Return a value that changes whenever torch replaces a symbol, and in torch 2.11 also whenever it adds a fact."""
+    # In torch 2.11 the counter also changes when torch learns a fact, and later only when it replaces a symbol.
     return getattr(shape_env, "_replacements_version_counter", shape_env._version_counter)
 
 
 def exact(size: Any) -> Any:
-    """Return a size in which each integer division is an exact division: `(n // 2) * 3` becomes `n / 2 * 3`."""
+    """Replace each integer division in a size by an exact division: `(n // 2) * 3` becomes `n / 2 * 3`."""
     if not isinstance(size, sympy.Basic):
         return size
     return size.replace(lambda part: isinstance(part, FloorDiv), lambda part: part.args[0] / part.args[1])

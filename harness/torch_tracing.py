@@ -1,8 +1,8 @@
 """Makes traces faster by avoiding repeated work of torch.
 
-For each call, a trace makes three fake tensors and twice asks for a tensor's device, each time through both dispatch
-modes of the trace. Here a new fake tensor copies its attributes from an earlier fake tensor on the same device. A query
-for the device of a fake tensor is answered directly, with torch's own answer.
+For each call, torch creates three fake tensors and queries a device twice, each time through two dispatch modes. Here a
+new fake tensor copies its attributes from an earlier fake tensor on the same device. Device queries are answered
+directly, with the answer that torch would give.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from torch.overrides import TorchFunctionMode
 
 _DEVICE = torch.ops.prim.device.default
 _ATTRIBUTES = "bitproof_attributes"
-"""The name of an attribute of a fake mode: a dict from a device to the attributes that a new fake tensor gets."""
+"""Name of the attribute of a fake mode that holds device -> attributes of a new fake tensor."""
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
-    """Return a fake tensor on `device` with the layout and memory of `tensor`, like `FakeTensor(mode, tensor, device)`.
+    """Faster equivalent of `FakeTensor(mode, tensor, device)`.
 
     `tensor` must be a new plain tensor on the meta device that does not require gradients.
     """
@@ -48,13 +48,13 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
 
 
 def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
-    """Return the device of a fake tensor if the call of `func` only asks for this device; otherwise None."""
+    """If the call of `func` only queries a fake tensor's device, return the device; otherwise None."""
     return args[0].device if func is _DEVICE and len(args) == 1 and type(args[0]) is FakeTensor else None
 
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Context in which traces answer queries for devices, and copy fake tensors, as this module describes."""
+    """Within this context, traces answer device queries and copy fake tensors as this module describes."""
     own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -77,7 +77,7 @@ def quick_tracing() -> Iterator[None]:
 
 
 class _Failures(TorchFunctionMode):
-    """Reports each call of torch that raises an exception."""
+    """Mode that reports each torch call that raises an exception."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         super().__init__()
@@ -95,9 +95,9 @@ class _Failures(TorchFunctionMode):
 
 @contextmanager
 def failures_told(report: Callable[[str], None]) -> Iterator[None]:
-    """Context that calls `report` with a text for each call of torch that fails, and for each branch on traced data.
+    """Within this context, `report` is called with a text for each failing torch call and each branch on traced data.
 
-    For example, a program may catch the error of `x.numpy()`, or of `if x.sum() > 0:`, for a traced tensor `x`.
+    This also shows errors that the program catches, for example that of `x.numpy()` for a traced tensor `x`.
     """
     from torch.fx.experimental.symbolic_shapes import ShapeEnv  # sympy: half a second
 

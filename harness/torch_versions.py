@@ -1,4 +1,4 @@
-"""Lists the supported and tested releases of torch. Loads no torch, as it may not be installed."""
+"""Lists the supported and tested releases of torch. Does not import torch, which may not be installed."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ COVERED = f"{'.'.join(map(str, OLDEST))} to {'.'.join(map(str, NEWEST))}"
 
 
 def is_supported(version: str) -> bool:
-    """Return whether a version such as `2.13.0+cpu` is OLDEST or later. False for an invalid version."""
+    # An invalid version is (0, 0), thus unsupported.
     return _minor_of(version) >= OLDEST
 
 
 def is_covered(version: str) -> bool:
-    """Return whether a version such as `2.13.0+cpu` is between the oldest and the newest tested release."""
+    """Return whether a version such as `2.13.0+cpu` is between the oldest supported and the newest tested release."""
     return OLDEST <= _minor_of(version) <= NEWEST
 
 
 def is_tested(version: str) -> bool:
-    """Return whether a version such as `2.13.0+cpu` is a tested release. The build (`+cpu`) does not matter."""
+    """Return whether a version such as `2.13.0+cpu` is a tested release, whatever its build (`+cpu`)."""
     return version.partition("+")[0] in TESTED
 
 
 def warning_of(version: object) -> str | None:
-    """Return a warning that this version of torch is untested; None if it is tested, or if `version` is no string."""
+    """Return a warning if this version of torch is untested; None if it is tested, or if `version` is not a string."""
     if not isinstance(version, str) or is_tested(version):
         return None
     return f"torch {version} is not among the tested versions ({', '.join(TESTED)})"
@@ -48,7 +48,10 @@ def _minor_of(version: str) -> tuple[int, int]:
 
 
 def torch_version() -> str | None:
-    """Return the installed version of torch, such as `2.15.0+cu132`; None if there is none. Does not import torch."""
+    """Return the installed version of torch, such as `2.15.0+cu132`; None if it is not installed.
+
+    Does not import torch.
+    """
     spec = importlib.util.find_spec("torch")  # finds the package without loading it
     if spec is None or spec.origin is None:
         return None

@@ -1,8 +1,8 @@
-"""Read untrusted JSON into dataclasses, and name the first wrong field in the error.
+"""Reads untrusted JSON into dataclasses; an error names the first wrong field.
 
-Such a dataclass has a class attribute: `__pydantic_config__ = STRICT` or `GROWING`. Conditions beyond a field's type
-are in its annotation, as `That`. A field that is a tuple must be no NamedTuple: pydantic would accept `true` for a
-number there. pydantic is imported at the first read.
+Such a dataclass has the class attribute `__pydantic_config__ = STRICT` or `GROWING`. `That` in a field's annotation
+adds a condition. A field of a tuple type must not be a NamedTuple, because pydantic would accept `true` for a number in
+it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STRICT = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
-"""Types as declared, numbers that are finite, and no undeclared field."""
+"""Types exactly as declared, finite numbers, and no undeclared fields."""
 
 GROWING = STRICT | {"extra": "ignore"}
-"""STRICT for a format that grows: unknown fields are ignored."""
+"""STRICT, but unknown fields are ignored: later versions of a format may add fields."""
 
 _MAX_FOUND = 200
 
 MOST_FIELDS = 1 << 21
-"""The most fields of all objects in a JSON text. A wrong field takes a kilobyte: 6 MB of them once took 2 GB."""
+"""Limit on the fields of all objects in a JSON text, as a wrong field takes a kilobyte of memory."""
 
 _EXPECTED = {
     "int_type": "an integer",
@@ -56,7 +56,11 @@ _WHOLE = {private: half for half, private in _HALVES.items()}
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class That:
-    """A condition on a value: in words (`expected`), as a test (`holds`), and in JSON Schema (`schema`).
+    """A condition on a value.
+
+    - `expected`: the condition in words.
+    - `holds`: a function that tests the condition.
+    - `schema`: the condition in JSON Schema.
 
     Example: `Annotated[int, That("an integer, zero or more", lambda n: n >= 0, {"minimum": 0})]`.
     """
@@ -82,10 +86,10 @@ class That:
 
 @dataclass(frozen=True, eq=False)  # equality would make tables unhashable, and unions need a hash
 class Whole:
-    """Marks a field whose value is an object with an error class of its own, `error`.
+    """Marks a field whose value is an object with an error class of its own.
 
-    The text of its error becomes part of the outer error, which calls the value `noun`. Example: `Annotated[Case,
-    Whole("a case", CaseError)]`.
+    If the object is invalid, the outer error contains the text of that error, and calls the value `noun`. Example:
+    `Annotated[Case, Whole("a case", CaseError)]`.
     """
 
     noun: str
@@ -108,8 +112,8 @@ class Whole:
 def parse(text: str | bytes) -> Any:
     """Parse a JSON text.
 
-    Raises ValueError if it is invalid, or has NaN, infinity, a repeated field or more than MOST_FIELDS fields. Raises
-    RecursionError if it is nested too deep.
+    Raises ValueError if the text is invalid, or has NaN, infinity, a repeated field, or more than MOST_FIELDS fields.
+    Raises RecursionError if it is nested too deeply.
     """
     # Counted while parsing, since the objects of a hostile text would fill the memory before any later check.
     left = MOST_FIELDS
@@ -135,11 +139,12 @@ def read(
 ) -> T:
     """Convert JSON values to an object of `cls`, a dataclass or another type.
 
-    Raises `error` with the path of the first invalid field, its value, and the expected value. Also raises errors of
-    the dataclasses' constructors.
+    Raises `error` with the path of the first invalid field, its value, and the expected value. Errors of the
+    dataclasses' constructors are passed on.
 
-    - `name`: the beginning of the path, such as "report" in `report.cases[0].steps`.
-    - `damaged`: the reason to state instead of the found problem.
+    - `name`: start of the path, such as "report" in `report.cases[0].steps`.
+    - `damaged`: text that replaces the description of the problem; None to describe the problem.
+    - `where`: the file, for the error.
     """
     from pydantic import ValidationError
 
@@ -171,7 +176,6 @@ def _adapter(cls: Any) -> TypeAdapter[Any]:
 
 @functools.cache
 def _validator(cls: Any) -> SchemaValidator:
-    """The validator of a type. It stops at a list's first wrong item."""
     # Without that, the errors of 2 million wrong items once took 3.6 GB.
     from pydantic_core import SchemaValidator
 
@@ -189,18 +193,14 @@ def _with_fail_fast(schema: Any) -> Any:
 
 
 def json_schema(cls: type[Any]) -> dict[str, Any]:
-    """The JSON Schema of a type."""
     return _adapter(typing.cast(Any, cls)).json_schema(mode="validation")
 
 
 def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
-    """The problem of a refused field as texts: the problem, the expected value, and the value found.
-
-    The expected value is None if the field is a `Whole`, whose own error states it.
-    """
     # "whole" and "that" are the error types of `Whole` and `That`; all others are pydantic's.
     kind, facts = refusal["type"], refusal.get("ctx", {})
     if kind == "whole":
+        # The error of a `Whole` itself states the expected value.
         return f"is not {facts['noun']}", None, facts["text"]
     found = "nothing" if kind == "missing" else repr(_restored(refusal["input"]))[:_MAX_FOUND]
     if kind == "unexpected_keyword_argument":
@@ -213,10 +213,6 @@ def _describe(cls: type[Any], refusal: Any) -> tuple[str, str | None, str]:
 
 
 def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
-    """The question "did you mean FIELD?" for an unknown field; None if no field is like it.
-
-    FIELD is the same name in a nested object, such as `case.steps`, or else a similar name.
-    """
     # A setting in the wrong object is the commoner mistake, and its name is right, so nested objects come first.
     *parents, unknown = path
     own = _fields_at(cls, parents)
@@ -226,7 +222,6 @@ def _suggestion(cls: Any, path: Sequence[str | int]) -> str | None:
 
 
 def _fields_at(cls: Any, path: Sequence[str | int]) -> list[str]:
-    """The names of the fields of the dataclass at a path within `cls`; empty for a plain value."""
     for part in path:
         if dataclasses.is_dataclass(cls):
             cls = typing.get_type_hints(cls).get(str(part), cls)
@@ -261,7 +256,6 @@ def _is_unicode(text: str) -> bool:
 
 
 def _restored(value: Any) -> Any:
-    """The value with surrogate halves in place of the private-use characters that replaced them during reading."""
     # Members of string enums are strings too, and must stay members.
     if isinstance(value, str) and type(value) is str:
         return value.translate(_WHOLE)

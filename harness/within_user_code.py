@@ -1,17 +1,12 @@
-"""Keep user code from hiding bitproof's errors: each error is noted at once, and raised again when the user code ends.
+"""Raises bitproof's errors again when the user code ends, in case the user code has swallowed them.
 
-bitproof's hooks and patched functions run in the middle of a trainer. The trainer may swallow their errors, for example
-with `except Exception` or a `return` in `finally`. Then it continues in a way that never occurs without bitproof, and
-comparing such a run proves nothing. Three contexts prevent this:
+bitproof's hooks run in the middle of a trainer, which may catch their errors, for example by `except Exception`. It
+then continues in a way that never occurs without bitproof, so comparing such a run would prove nothing. An error of
+bitproof's code inside user code is called a refusal; it must end the run.
 
-1. `refusing()` surrounds each piece of bitproof's code that user code calls. Any exception that leaves this piece is a
-   refusal: an error that must end the run.
-2. `theirs(call)` calls the user's code from such a piece. Exceptions of this call are the trainer's own, not refusals.
-3. `refusals_raised()` surrounds the user code. When the user code ends, it raises the first refusal again, in place of
-   any other exception.
-
-A refusal is also passed to `tell` before the trainer sees it. So a rank reports it at once to the process that forked
-it, which ends the run. A trainer cannot hide a refusal by running forever or by `os._exit`.
+1. `refusing()` surrounds bitproof's code that user code calls. An exception that leaves this context is a refusal.
+2. `theirs(call)` calls user code from there. Its exceptions are not refusals.
+3. `refusals_raised()` surrounds the user code, and raises the first refusal again at its end.
 
 Example: `with refusing(): observe("grad", name, gradient)` inside an optimizer's hook.
 """
@@ -28,8 +23,7 @@ _THEIRS = "_raised_by_user_code"
 
 
 class _Scope:
-    """Stores the first refusal in a context `refusals_raised()`. Later refusals are ignored, as they may be
-    consequences of it."""
+    """Stores the first error that must end the run, within `refusals_raised()`. Later errors may follow from it."""
 
     def __init__(self, tell: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None
@@ -42,18 +36,21 @@ class _Scope:
 
 
 _scopes: list[_Scope] = []
-"""The open scopes of this process, from any thread; none outside of user code."""
+"""The open scopes of this process, from all threads."""
 
 
 def refused(error: E) -> E:
-    """Record `error` as a refusal and return it, for `raise refused(...)`. Outside of user code, only return it."""
+    """Record `error` as an error that must end the run, and return it, as in `raise refused(...)`.
+
+    Outside user code, it is only returned.
+    """
     for scope in tuple(_scopes):
         scope.hear(error)
     return error
 
 
 class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `with refusing():`, `@refusing()`)
-    """Context for bitproof's code within user code: an exception that leaves it is recorded as a refusal."""
+    """Context for bitproof's code inside user code: an exception that leaves it is recorded, and must end the run."""
 
     def __enter__(self) -> None:
         pass
@@ -64,7 +61,10 @@ class refusing(ContextDecorator):  # noqa: N801 (reads as a context manager: `wi
 
 
 def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    """Call the user's code from within bitproof's. Exceptions of the call are not refusals."""
+    """Call user code from within bitproof's code.
+
+    An exception of the user code is not treated as an error of bitproof.
+    """
     try:
         return call(*args, **kwargs)
     except BaseException as error:
@@ -76,9 +76,10 @@ def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
     """Context for user code, which may swallow bitproof's errors.
 
-    The first refusal in it, an error of bitproof that must end the run, is passed to `tell` at once. When the context
-    ends, the refusal is raised again, even if the user code has caught it.
+    The first refusal (an error of bitproof that must end the run) is passed to `tell` at once. It is raised again when
+    the context ends, even if the user code has caught it.
     """
+    # On a rank, this reports the refusal to the parent process, which ends the run even if the trainer never returns.
     scope = _Scope(tell)
     _scopes.append(scope)
     try:

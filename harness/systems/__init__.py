@@ -1,1 +1,1 @@
-"""Systems: objects that run training steps and show their tensors. Some are built in, others are written by users."""
+"""Systems: objects that run training steps and report their tensors. Some are built in, others are written by users."""

@@ -1,12 +1,9 @@
-"""Find the placements of a case's parameters: trace its model with whole parameters, and solve a linear program.
+"""Computes how a case's parameters are placed on ranks, with a linear program.
 
-1. Group the layers into kinds, and keep one layer of each kind: all layers of a kind get the same placement.
-2. Trace the step of this smaller model with one rank's batch, on fake tensors, with whole parameters in the compute
-   dtype.
-3. Build the linear program, and solve it under the case's memory bound. Report its plan beside plans written by hand.
-4. Give all layers of a kind the placement of the traced layer.
-
-The reference has the layers and parameters, and the linear program has neither: this module connects them.
+1. Keep one layer of each kind; all layers of a kind get the same placement.
+2. Trace the step of this smaller model on fake tensors, with unsharded parameters and one rank's batch.
+3. Build the linear program, and solve it under the case's memory limit.
+4. Apply each traced layer's placement to all layers of its kind.
 """
 
 from __future__ import annotations
@@ -40,9 +37,9 @@ from bitproof.reference.step import mean_loss
 class Traced:
     """A case's placement problem, traced from a smaller model that has a single layer of each kind.
 
-    - `program`: the problem.
-    - `scene`: its layers and parameters.
-    - `kinds`: the case's layers, by traced layer: `{"0": ["0", "1"]}`.
+    - `program`: the linear program.
+    - `scene`: the layers and parameters of the smaller model.
+    - `kinds`: traced layer -> the case's layers of this kind, such as `{"0": ["0", "1"]}`.
     """
 
     program: PlacementProblem
@@ -50,9 +47,9 @@ class Traced:
     kinds: Mapping[str, list[str]]
 
     def names(self, name: str) -> list[str]:
-        """The model's names for a name in the traced model, which has a single layer of each kind.
+        """Return the case's names for a name in the smaller model.
 
-        If layers 0 and 1 are of the same kind, `layers.0.wq` gives `layers.0.wq` and `layers.1.wq`.
+        If layers 0 and 1 are of the same kind, `layers.0.wq` stands for `layers.0.wq` and `layers.1.wq`.
         """
         if not name.startswith("layers."):
             return [name]
@@ -61,10 +58,10 @@ class Traced:
 
 
 def place(case: Case) -> tuple[Plan, Placed]:
-    """Find the best placements for a case, and return the plan, and facts about it for the report.
+    """Find the cheapest placements for a case. Return the plan, and facts about it for the report.
 
-    Raises PlacementError if no plan meets the memory bound, and CaseError, MachineError or TraceError if none can be
-    found.
+    Raises PlacementError if no plan keeps the memory limit. Raises CaseError, MachineError or TraceError if the model
+    cannot be traced or placed.
     """
     assert case.autoplace is not None, "only a case that asks for placements gets some"
     began = time.perf_counter()
@@ -109,17 +106,14 @@ def place(case: Case) -> tuple[Plan, Placed]:
 
 
 def plan_hash(plan: Plan) -> str:
-    """The SHA-256 of a plan as JSON. All ranks must have the same."""
     return hashlib.sha256(json.dumps(asdict(plan), sort_keys=True).encode()).hexdigest()
 
 
 def by_hand(traced: Traced) -> dict[str, Taken]:
-    """Return the costs and bytes of two handwritten plans, as {name of the plan: costs and bytes}.
+    """Return name -> (cost, bytes) for two handwritten plans. They need not keep the memory limit.
 
-    - `fsdp`: shards all parameters over data-parallel ranks.
-    - `fsdp and tp`: also splits layers over tensor-parallel ranks.
-
-    A handwritten plan may need more memory than the case allows.
+    - `fsdp`: shards all parameters over the data-parallel ranks.
+    - `fsdp and tp`: also splits layers over the tensor-parallel ranks, if possible.
     """
     program, scene = traced.program, traced.scene
     found = {}
@@ -143,7 +137,6 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
 
 
 def trace_placements(case: Case) -> Traced:
-    """A case's linear program, built from a trace of its model with one layer of each kind."""
     mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
     with torch.device("meta"):
         model = build_model(case.model)
@@ -177,9 +170,11 @@ def trace_placements(case: Case) -> Traced:
 
 
 def _keep_one_of_a_kind(model: nn.Module) -> dict[str, list[str]]:
-    """Keep only the first layer of each kind: layers whose parameters have equal names and shapes.
+    """Remove all layers but the first of each kind.
 
-    Returns the original layers by the layer that stands for them, as in `{"0": ["0", "1"]}`.
+    Layers are of a kind if their parameters have equal names and shapes.
+
+    Returns new index of a layer -> indices of the original layers of this kind, such as `{"0": ["0", "1"]}`.
     """
     kinds: dict[tuple[tuple[str, torch.Size], ...], list[str]] = {}
     blocks = dict(model.get_submodule("layers").named_children())

@@ -1,9 +1,7 @@
-"""Name a model's parameters and buffers as if no wrapper were around its modules. No two tensors get the same name.
+"""Names a model's parameters and buffers without the names that wrappers add.
 
-For example, torch.compile stores the wrapped module as the child `_orig_mod`.
-
-- `_orig_mod.weight` is called `weight`.
-- It keeps its name if the wrapper has a `weight` of its own.
+For example, torch.compile stores the wrapped module as its child `_orig_mod`. The parameter `_orig_mod.weight` is then
+named `weight`, unless the wrapper has its own `weight`: no two tensors get the same name.
 """
 
 from __future__ import annotations
@@ -18,9 +16,9 @@ _WRAPPED = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> Iterator[tuple[str, Tensor]]:
-    """Yield each parameter or buffer of a model with its bare name: its name without the names that wrappers add.
+    """Yield (name without wrappers, tensor) for each parameter or buffer of a model, in the model's order.
 
-    Each tensor is yielded once, in the model's order.
+    A tensor with several names is yielded once.
     """
     left_out: dict[int, set[str]] = {}
     _names_of(model, left_out)
@@ -39,10 +37,10 @@ def bare_tensors(model: nn.Module, kind: Literal["parameters", "buffers"]) -> It
 
 
 def _names_of(module: nn.Module, left_out: dict[int, set[str]]) -> set[str]:
-    """The names of a module's tensors and children, without wrappers around them.
+    """Return the names of a module's tensors and children, with each wrapper replaced by the names inside it.
 
-    A wrapped child is replaced by the names inside it, unless two things would have the same name. `left_out` collects
-    the replaced names, by module.
+    A wrapper is kept if a name inside it is used outside, too. `left_out` collects the replaced names: module id ->
+    names.
     """
     left_out[id(module)] = set()
     tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))

@@ -1,15 +1,11 @@
-"""Keep a traced graph on disk from one run for the next, in the graph cache of its case.
+"""Stores traced graphs in a cache on disk, for later runs of the case.
 
-Needs:    a graph cache, whose key covers everything that decides the graph.
-Promises: a program with exactly the traced code: its hash is compared with the kept hash. Its hazards (possible races
-          and deadlocks) are kept, too, because they depend on the devices of values, which a kept graph lacks.
-Refuses:  to keep graphs that cannot be written as plain data, and graphs made while their source files were edited.
+Needs:    a graph cache whose key covers everything that decides the graph.
+Promises: the program has exactly the traced code, which its hash proves. Its hazards (races and deadlocks) are stored
+          as well, because they depend on the devices of values, which a stored graph lacks.
+Refuses:  graphs that cannot be written as plain data, and graphs whose source files were edited during the trace.
 
-These are never kept:
-
-- graphs that a user's pass has modified,
-- compiled code of a backend,
-- graphs that depend on a user's own cost model.
+Graphs changed by a user's pass or based on a user's cost model are not stored, and neither is compiled code.
 """
 
 from __future__ import annotations
@@ -33,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @collector_paused()
 def read_program(graph_cache: GraphCache) -> GraphProgram | None:
-    """The program in a graph cache; None if there is none, or if it is invalid."""
+    """Return the program in a graph cache; None if the cache has none, or if it is invalid."""
     began = time.perf_counter()
     kept = graph_cache.read(GRAPH)
     if kept is None:
@@ -48,7 +44,6 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
 
 
 def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
-    """Put a case's program into its graph cache; returns whether that was possible."""
     try:
         value = written(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:
@@ -58,7 +53,7 @@ def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> 
 
 
 def written(program: GraphProgram) -> dict[str, object]:
-    """A program as JSON values. Raises UnkeptError for a graph that JSON cannot represent."""
+    """Convert a program to JSON values. Raises UnkeptError for a graph that JSON cannot represent."""
     return {
         "graph": plain_of(program.module),
         "code_hash": program.code_hash,
@@ -70,10 +65,10 @@ def written(program: GraphProgram) -> dict[str, object]:
 
 
 def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """The program that `written` turned into the JSON values `kept`.
+    """Convert the JSON values that `written` returns back to a program.
 
-    - `began`: when reading began.
-    - `allowed`: the operators that the graph may use; None for all.
+    - `began`: start time of reading.
+    - `allowed`: operators that the graph may contain; None for all.
 
     Raises UnkeptError, ValueError, KeyError, TypeError or AttributeError for invalid values.
     """

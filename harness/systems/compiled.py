@@ -1,18 +1,16 @@
-"""The system `compiled`: runs the system that a case names as its reference, with that system's models compiled.
+"""The system `compiled`: the case's reference system, with its models compiled by torch.compile.
 
-The models are compiled by torch.compile. A case can name `compiled` as its candidate if the reference has a `model`,
-such as a system from `watch`. Each piece of code that Dynamo captures, between two graph breaks, goes through these
-stages, on every rank separately:
+A case can use `compiled` as its candidate if the reference has a `model`, as a system from `watch` has. Each piece of
+code that Dynamo captures goes through these stages, on each rank separately:
 
-    captured        the captured code, in torch's functions; if this is the only stage, eager autograd differentiates it
-    differentiate   ahead-of-time autograd makes a forward and a backward graph of operators from it
-    decompose       operators are decomposed into those that Inductor lowers (backend "inductor" only)
-    ...             the user's own passes (--extra-pass), over each of these graphs
+    captured        the captured code, in torch's functions; without a later stage, eager autograd differentiates it
+    differentiate   ahead-of-time autograd makes a forward and a backward graph of operators
+    decompose       operators are decomposed into operators that Inductor can lower (backend "inductor" only)
+    ...             the user's passes (--extra-pass) run on each graph
     backend         Inductor compiles each graph (backend "inductor" only); otherwise it runs operator by operator
 
-A case's `pipeline.until` ends this list early. So `bitproof bisect` finds the stage that changes bits. With
-`--dump-graphs`, rank 0 writes each graph to a file. Each node has its module and line of code, for reports. Sizes are
-fixed numbers: code that is called with other sizes is compiled again.
+`pipeline.until` in the case ends the list early, so `bitproof bisect` can find the stage that changes bits. Sizes are
+static: code that is called with other sizes is compiled again.
 """
 
 from __future__ import annotations
@@ -58,26 +56,26 @@ _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 
 
 def differentiate(module: GraphModule, context: PassContext) -> GraphModule:
-    """Return the graph unchanged: ahead-of-time autograd has run already.
+    """Return the graph unchanged, since ahead-of-time autograd has already run.
 
-    The pass only names this stage, so that `pipeline.until` can end the list here, or a user's pass can follow it.
+    This pass marks the stage, so that `pipeline.until` can end here, or a user's pass can follow.
     """
     return module
 
 
 def decompose(module: GraphModule, context: PassContext) -> GraphModule:
-    """Return the graph unchanged, like `differentiate`: it already has the operators that Inductor lowers."""
+    """Return the graph unchanged. Like `differentiate`, this pass only marks a stage."""
     return module
 
 
 class KernelGraph(NamedTuple):
-    """A graph that Inductor compiled to kernels. Only its inputs and outputs can be observed.
+    """A graph that Inductor has compiled to kernels, so that only its inputs and outputs can be observed.
 
-    - `label`: the name of its dump.
-    - `module`: the innermost module with all of its calls.
-    - `direction`: forward or backward.
+    - `label`: name of the graph's dump.
+    - `module`: path of the innermost module that contains all of its calls.
+    - `direction`: "forward" or "backward".
     - `outputs`: for each output, the call that computes it.
-    - `num_visible`: the number of outputs that are not only saved for backward.
+    - `num_visible`: number of outputs at the start that are not only saved for backward.
     """
 
     label: str
@@ -88,9 +86,12 @@ class KernelGraph(NamedTuple):
 
 
 class Capture:
-    """Compiles a rank's models with torch.compile when they are called, and stores facts about each captured graph.
+    """Compiles a rank's models with torch.compile at their first calls, and collects facts about each captured graph.
 
-    `run` makes a graph of operators callable, and `call` calls a graph from Inductor. Replace both to observe calls.
+    - `run`: makes a graph of operators callable.
+    - `call`: calls a graph that Inductor has compiled.
+
+    Replace both to observe calls (see `run_by`).
     """
 
     def __init__(self, case: Case, models: Sequence[nn.Module], options: GraphOptions, work: Path) -> None:
@@ -120,7 +121,6 @@ class Capture:
             compile_calls(model, bitproof)
 
     def _backend(self, module: GraphModule, inputs: Sequence[Any]) -> Run:
-        """The backend that torch.compile calls: returns the function to run for code that Dynamo captured."""
         self._write("captured", module.print_readable(print_output=False))
         # `pipeline.until` ends the list before its first stage, so eager autograd differentiates the captured code.
         if not self.passes:
@@ -134,7 +134,6 @@ class Capture:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run], call: Call) -> Iterator[None]:
-        """Context in which `runner` and `call` replace `self.run` and `self.call`."""
         own, self.run, self.call = (self.run, self.call), runner, call
         try:
             yield
@@ -143,12 +142,10 @@ class Capture:
 
     @property
     def code_hash(self) -> str:
-        """The sha256 of the code of all graphs, in the order in which they were captured."""
         return hashlib.sha256("\0".join(self.codes).encode()).hexdigest()
 
     @property
     def generated_hash(self) -> str | None:
-        """The hash of Inductor's generated code; None if it compiled nothing."""
         return hash_generated(self._inductor) if self._inductor and self._inductor.is_dir() else None
 
     def _run_uncompiled(self, module: GraphModule, direction: str) -> Run:
@@ -156,7 +153,6 @@ class Capture:
         return lambda *inputs: self.run(finished)(*inputs)
 
     def _run_passes(self, module: GraphModule, direction: str) -> GraphModule:
-        """Run the passes over a graph of operators, and store its code, races and number of calls."""
         label = f"{len(self.codes):03d}-{direction}"
         for node in module.graph.nodes:
             if node.op == "call_function":
@@ -223,9 +219,9 @@ class Capture:
 
 
 def _module_named(path: str, names: set[str]) -> str | None:
-    """The name of the module for a path of Dynamo: "blocks.0" for "L['fn'].__self__.blocks.0", "" for the model itself.
+    """Return the module that a path of Dynamo names, such as "blocks.0" for "L['fn'].__self__.blocks.0".
 
-    This is the longest end of the path that is among `names`; None if there is none.
+    This is the longest end of the path among `names`: "" for the model itself, None if there is none.
     """
     parts = path.split(".")[1:]
     if parts in ([], ["__self__"]):
@@ -234,7 +230,6 @@ def _module_named(path: str, names: set[str]) -> str | None:
 
 
 def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGraph:
-    """Facts about a graph, read before Inductor compiles it."""
     calls = [node for node in module.graph.nodes if node.op == "call_function"]
     paths = [(origin_of(node).module or "").split(".") for node in calls]
     # The innermost module with all of the calls: the longest common beginning of their modules' paths.
@@ -249,10 +244,9 @@ def kernel_graph_of(module: GraphModule, label: str, direction: str) -> KernelGr
 
 
 def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> Capture:
-    """Let torch.compile compile the models of the system `made` when they are called. Returns the object that stores
-    facts about each captured graph.
+    """Let torch.compile compile the models of the system `made` at their first calls. Return the `Capture` object.
 
-    `work` is a folder for generated code. Raises UsageError if the system shows no model.
+    `work` is a folder for generated code. Raises UsageError if the system has no attribute `model` or `models`.
     """
     models = getattr(made, "models", None) or [getattr(made, "model", None)]
     if not all(isinstance(model, nn.Module) for model in models):

@@ -1,16 +1,15 @@
-"""Lend torch's default process group to user code, which can then make and destroy it as if it ran alone.
+"""Lends torch's default process group to user code, which can initialize and destroy it as if it ran alone.
 
-The group exists before the user's factory is called, and bitproof needs it until the last value is compared. So
-`install` replaces two functions of torch. Within the context `lent`, they behave as follows, and elsewhere like torch's
-own:
+bitproof needs the group before the user's code starts and after it ends. So `install` replaces two functions of torch,
+which behave differently within the context `lent`:
 
-1. The first `init_process_group` makes no group, but lets user code use the existing group. It refuses arguments for a
-   different group.
-2. `destroy_process_group()` only hides the group, and all groups that user code made. Then `is_initialized()` is False,
-   as after a real destruction. Another `init_process_group` brings the groups back.
+1. The first `init_process_group` creates no group, but gives user code the existing group. It refuses arguments that
+   ask for a different group.
+2. `destroy_process_group()` only hides the group and all groups that user code has made. Then `is_initialized()` is
+   False. Another `init_process_group` makes the groups visible again.
 
-`install` must be called before user code can import the functions by name. `as_lent()` surrounds bitproof's own code
-that runs within user code: there the group exists in any case.
+`install` must run before user code can import the two functions by name. bitproof's own code inside user code runs in
+the context `as_lent`, in which the groups are always visible.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from bitproof.harness.within_user_code import refused
 _init, _destroy = dist.init_process_group, dist.destroy_process_group
 _ENVIRONMENT = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 _IMMATERIAL = ("init_method", "store", "timeout", "group_name")
-"""Arguments that do not make a different group: they only say how ranks find each other and how long they wait."""
+"""Arguments that do not affect the group itself: they only state how ranks find each other and how long they wait."""
 
 
 class _Loan:
     """The default group, lent to user code on `device`.
 
-    `is_taken`: whether user code has called `init_process_group`. `aside`: the hidden groups; None if they are not
-    hidden.
+    - `is_taken`: whether user code has called `init_process_group`.
+    - `aside`: the hidden groups; None if no groups are hidden.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -52,7 +51,7 @@ _loans: list[_Loan] = []
 
 
 def install() -> None:
-    """Replace `init_process_group` and `destroy_process_group` in all modules of torch that have them.
+    """Replace `init_process_group` and `destroy_process_group` in all modules of torch.
 
     A second call changes nothing.
     """
@@ -62,7 +61,6 @@ def install() -> None:
 
 @contextmanager
 def lent(device: torch.device) -> Iterator[None]:
-    """Context in which this rank's default group is lent to user code."""
     install()
     loan = _Loan(device)
     _loans.append(loan)
@@ -76,9 +74,9 @@ def lent(device: torch.device) -> Iterator[None]:
 
 
 def put_aside() -> None:
-    """Hide torch's default process group, and all other groups, until user code calls `init_process_group`.
+    """Hide the default process group and all other groups until user code calls `init_process_group`.
 
-    Does nothing if bitproof has lent no group to user code, or if the groups are already hidden.
+    Does nothing outside the context `lent`, or if the groups are hidden already.
     """
     loan = _loans[-1] if _loans else None
     if loan is not None and loan.aside is None:
@@ -89,7 +87,7 @@ def put_aside() -> None:
 
 @contextmanager
 def as_lent() -> Iterator[None]:
-    """Context for bitproof's own code in which the lent groups exist, even if user code has destroyed them."""
+    """Context for bitproof's own code: the lent groups are visible, even if user code has destroyed them."""
     loan = _loans[-1] if _loans else None
     if loan is None or loan.aside is None:
         yield
@@ -165,7 +163,6 @@ def _is_device(given: Any, device: torch.device) -> bool:
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """The backend for a type of device in a name such as `gloo` or `cpu:gloo,cuda:nccl`. None if the name has no
-    backend for this type."""
+    """Return the backend for a device type in a name such as `gloo` or `cpu:gloo,cuda:nccl`; None if it has none."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

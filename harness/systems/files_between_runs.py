@@ -1,37 +1,22 @@
-"""Refuse a script whose run depends on a file that an earlier run of the same comparison wrote.
+"""Refuses a script whose run depends on a file that an earlier run of the same comparison wrote.
 
-    reference    tokens.pt does not exist: tokenizes, and writes it
-    candidate    torch.load("tokens.pt")                               refused
+    reference    tokens.pt does not exist: the script tokenizes, and writes it
+    candidate    torch.load("tokens.pt")                                          refused
 
-All runs have the user's working directory, so a later run finds the files that earlier runs left there. It may
-overwrite these files, as the first run wrote them, too. But it must not depend on them. It can depend on a file in
-three ways:
+All runs have the same working directory, so a later run finds the files of earlier runs. It may overwrite these files,
+but must not depend on them:
 
-1. Python opens the file to read it, in this process or in a worker of a DataLoader. This is refused at once.
-2. Another program, such as `cat`, reads the file, or a library that opens files itself, such as safetensors. inotify
-   reports such reads in the watched folders. This is refused at the run's end.
-3. The script asks whether the file exists, or passes its name to another program, and never writes it. This is refused
-   at the run's end. A script that replaces an earlier run's copy of its configuration also asks, but then writes the
-   file.
+1. If Python opens such a file to read it, the script is refused at once.
+2. If another program or library reads the file, inotify reports this, and the script is refused at its end.
+3. If the script asks whether the file exists, or passes its name to a program, it is refused at its end. It is accepted
+   if the run then writes the file.
 
-A file counts as an earlier run's under two conditions:
+A file counts as an earlier run's if it changed between the start of the first run and the start of this run, and its
+content differs from before the first run. The working directory, the script's folder, and files that Python wrote
+elsewhere are watched.
 
-- It changed between the start of the case's first run and the start of this run.
-- Its content is not that from before the first run. This content is known if Python opened the file to write it,
-  touched it, removed it, or renamed another file to its name.
-
-For example, Hugging Face's `evaluate` writes its modules again in every run, with the same content. They do not count.
-
-The working directory and the script's folder are watched, and so are files and folders elsewhere that Python made.
-Python's bytecode and bitproof's own files do not count. Each run has its own `TMPDIR` and its own folder for output,
-`{out}`, so files there need no guard.
-
-Some dependencies are not noticed:
-
-- A script lists a folder without opening its files, or misses a file that an earlier run removed.
-- A script reads the time of a file whose content is unchanged.
-- A program writes a file outside of the watched folders, and a later program finds it without its name from the script.
-- A program appends to a file before another program reads it.
+Not noticed: listing a folder, missing a file that an earlier run removed, reading the time of an unchanged file, files
+that other programs write outside the watched folders, and a program that appends to a file before another reads it.
 """
 
 from __future__ import annotations
@@ -56,39 +41,37 @@ from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.within_user_code import refused, refusing
 
 OUT = "{out}"
-"""Stands for a run's own folder for output, in the arguments of a script."""
+"""Placeholder in a script's arguments for the run's own output folder."""
 
 _CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 _NOT_WATCHED = {".git", "__pycache__"}
 _MOST_FILES = 200_000
-"""The maximum number of files and folders below the watched folders that are examined, the shallow ones first."""
+"""Most files and folders that are examined below the watched folders; shallow files come first."""
 
 _STARTS = {"subprocess.Popen": 1, "os.system": 0, "os.exec": 1, "os.posix_spawn": 1, "os.spawn": 2}
-"""Audit events that start a program, and the index of the argument that has the words of its command line."""
+"""Audit events that start a program -> index of the argument with its command line."""
 
 _CHANGES = ("os.remove", "os.truncate", "os.utime", "os.chmod", "os.chown")
-"""Audit events that change a file's content or time. Their first argument is its path."""
+"""Audit events that change a file's content or times. Their first argument is its path."""
 
 _BREAKS = re.compile(r"[\s=:,;'\"<>|&()]+")
 
 _MOST_BYTES = 64 << 20
-"""The maximum size of a file whose content from before the first run is remembered."""
+"""Largest file whose content before the first run is hashed."""
 
 _READ, _MODIFIED, _WRITTEN, _LOOKED, _OPENED = 0x1, 0x2, 0x8, 0x10, 0x20
-"""inotify's events of a file: read, modified, closed after writing, closed after reading only, opened."""
+"""inotify's events for a file: read, modified, closed after writing, closed after reading only, opened."""
 
 _FILES = {"open", "sqlite3.connect", "os.mkdir", "os.rename", "os.link", "os.symlink", *_CHANGES, *_STARTS}
-"""The audit events that concern files: few of all, since torch causes thousands of others while it traces a step."""
+"""Audit events about files. torch causes thousands of other events while it traces a step."""
 
 _Identity = tuple[int, int]
 
 _RUNNING: list[RunFiles] = []
-"""The guards of the runs that are in progress in this process."""
 
 
 @functools.cache
 def _listen() -> None:
-    """Listen to this process's audit events, for all runs. A second call does nothing."""
     # Python cannot remove an audit hook.
     sys.addaudithook(_on_audit_event)
 
@@ -101,27 +84,27 @@ def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
 
 
 class _Began(NamedTuple):
-    """The start of the case's first run and the start of this run, in nanoseconds of the file system's clock."""
+    """Start times of the case's first run and of this run, in nanoseconds of the file system's clock."""
 
     first: int
     this: int
 
     def is_between(self, found: os.stat_result) -> bool:
-        """Whether a file's mtime or ctime is between the start of the first run and the start of this run."""
+        """Return whether a file was changed after the start of the first run and before the start of this run."""
         # Both are needed: `touch` and `cp -p` can set an mtime to any time, but then the ctime shows the change.
         return any(self.first <= when < self.this for when in (found.st_ctime_ns, found.st_mtime_ns))
 
 
 class RunFiles:
-    """The guard of a run against files that earlier runs wrote, and the run's own folders. Use it as a context.
+    """Guards a run against files that earlier runs wrote, and makes the run's own folders. Used as a context.
 
-    `out` is the run's folder for output, which is empty at first.
+    `out` is the run's output folder, which is empty at first.
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """Watch the files in `folders` that are not in `ours`.
+        """Watch the files in `folders`, except those in `ours`.
 
-        `work` is this run's own folder. It is inside the temporary folder that all runs of the command share.
+        `work` is this run's own folder, inside a temporary folder that all runs of the command share.
         """
         self._script = script
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
@@ -150,7 +133,6 @@ class RunFiles:
         _listen()
 
     def _own_folder(self, work: Path) -> Path:
-        """Make the run's own folders for temporary files and for output; returns the path of the folder for output."""
         # Both paths go through a short link, because the path of a socket in them may have only about 100 characters.
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
@@ -176,10 +158,6 @@ class RunFiles:
                 self._check(error)
 
     def _check(self, error: BaseException | None) -> None:
-        """Raise UsageError if the run depended on a file that an earlier run wrote.
-
-        That is: a program or a library read the file, or the script asked about it, as in `os.path.exists`.
-        """
         for path in self._reads.found():
             raise _refusal(
                 f"{self._script}, or a program that it ran, reads {path}, which an earlier run of this comparison wrote"
@@ -191,9 +169,9 @@ class RunFiles:
                 ) from error
 
     def _is_earlier(self, path: str, found: os.stat_result) -> bool:
-        """Whether a file was written by an earlier run and not overwritten by this run.
+        """Return whether an earlier run wrote this file, and this run has not overwritten it.
 
-        False for a file that has the same content as before the first run.
+        False if the file has the same content as before the first run.
         """
         if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
             return False
@@ -206,12 +184,10 @@ class RunFiles:
         return path not in self._before or _content(path, found) != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
-        """Whether a file is bitproof's own. False for a file in the checkout of a script's revision, which is user
-        code."""
+        # The checkout of a script's revision is below a folder of bitproof's, but it is user code.
         return path.startswith(self._ours) and not path.startswith(self._checkouts)
 
     def heard(self, event: str, args: tuple[Any, ...]) -> None:
-        """Note the files that the script opens, changes or names in an audit event of Python, such as "open"."""
         with self._own_work() as is_theirs:
             if not is_theirs:
                 return
@@ -260,7 +236,6 @@ class RunFiles:
             _append(self._notes, f"{path}\n")
 
     def _keep_content(self, path: str) -> None:
-        """Store the hash of a file's content before this run replaces it, unless an earlier run has changed it."""
         path = os.path.realpath(path)
         if path in self._before or "\n" in path or (found := _stat(path)) is None or not stat.S_ISREG(found.st_mode):
             return
@@ -272,10 +247,10 @@ class RunFiles:
 
     @contextlib.contextmanager
     def _own_work(self) -> Iterator[bool]:
-        """Context for bitproof's own work, in which opened files do not count.
+        """Context for bitproof's own work: files opened in it do not count as the script's.
 
-        Yields True if the context interrupts the script's own code. Yields False inside another such context, or if the
-        run is not watched.
+        Yields True if the script's own code was running. Yields False inside another such context, or if the run is not
+        watched.
         """
         is_theirs = self in _RUNNING and not getattr(self._within, "us", False)
         if is_theirs:
@@ -311,7 +286,7 @@ _ASKS = ("stat", "lstat", "access")
 
 
 class _Reads:
-    """Finds reads of some files by any process, through inotify. Without inotify it finds none."""
+    """Finds reads of certain files by any process, with inotify. It finds none on a system without inotify."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths: dict[int, str] = {}
@@ -336,7 +311,7 @@ class _Reads:
                 )
 
     def found(self) -> Iterator[str]:
-        """Stop watching, and yield the files that were read before anything changed their content."""
+        """Stop watching, and yield each file that was read before its content changed."""
         if self._descriptor < 0:
             return
         seen: dict[int, int] = {}
@@ -366,10 +341,6 @@ def _events(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _files_below(tops: Sequence[str]) -> Iterator[str]:
-    """Yield the files in `tops`, and the regular files in and below the folders in `tops`, top levels first.
-
-    Links are not followed.
-    """
     yield from (each for each in tops if os.path.isfile(each))
     # Level by level, so that a deep folder cannot use up the limit before shallow files are seen.
     left, seen, num = [each for each in tops if os.path.isdir(each)], set(tops), 0
@@ -395,7 +366,6 @@ def _stat(path: str) -> os.stat_result | None:
 
 
 def _append(file: Path, line: str) -> None:
-    """Append a line to a file, to which other ranks may append at the same time."""
     # A single write in append mode: lines of several ranks never mix.
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.write(descriptor, line.encode(errors="surrogateescape"))
@@ -403,7 +373,6 @@ def _append(file: Path, line: str) -> None:
 
 
 def _content(path: str, found: os.stat_result) -> str | None:
-    """The sha256 of a regular file's content, mode and owner; None if the file is large or cannot be read."""
     with contextlib.suppress(OSError):
         if found.st_size <= _MOST_BYTES:
             # With the mode, as a script behaves differently if an earlier run has made its input unreadable.
@@ -413,21 +382,18 @@ def _content(path: str, found: os.stat_result) -> str | None:
 
 
 def _read_contents(file: Path) -> dict[str, str]:
-    """The hashes that ranks of all runs stored in `file`: for each path, the result of `_content` before the first
-    run."""
     lines = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
     return {path: content for content, _, path in (line.partition(" ") for line in lines)}
 
 
 def _words(given: Any) -> Iterator[str]:
-    """Yield the words of a command line and parts of them. For example, `--out=a.txt` also has the part `a.txt`."""
+    """Yield the words of a command line and their parts: `--out=a.txt` also yields `a.txt`."""
     for each in [given] if isinstance(given, str | bytes | os.PathLike) else given or ():
         if isinstance(each, str | bytes | os.PathLike):
             yield from {os.fsdecode(each), *_BREAKS.split(os.fsdecode(each))} - {""}
 
 
 def _stamp(path: Path) -> int:
-    """The time at which the file was created, in nanoseconds. Creates the file if it does not exist."""
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not `time.time_ns`: the stamp is compared with other files' times, so it needs the file system's clock.
     path.open("ab").close()

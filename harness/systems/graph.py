@@ -1,11 +1,11 @@
-"""The systems that run a graph: bitproof's own trainer, with gradients computed by a traced and rewritten step.
+"""The systems that run a graph: bitproof's own trainer, with gradients from a traced and rewritten step.
 
-    graph       the step as bitproof's own tracer records it, with a symbolic dim for chunks
-    joint       the step as ahead-of-time autograd exports it, partitioned into forward and backward
-    autoplace   like graph, for a model with solved placements
+    graph       the step traced by bitproof, with a symbolic dim for chunks
+    joint       the step exported by ahead-of-time autograd, partitioned into forward and backward
+    autoplace   like graph, for a model whose placements are computed by `systems.autoplace`
 
-`prepare` traces and rewrites the step once, without a process group. Then every rank runs the same program: a traced
-collective has only the name of its group, and names are the same on all ranks.
+The step is traced and rewritten once, without a process group, and all ranks run the result. Collectives in the graph
+refer to process groups by name, and the names are the same on all ranks.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Layout(NamedTuple):
-    """The name, dtype and local shape of a parameter or buffer. These are the same on every rank."""
+    """The name, dtype and local shape of a parameter or buffer; equal on all ranks."""
 
     name: str
     dtype: str
@@ -63,7 +63,6 @@ class Layout(NamedTuple):
 
     @staticmethod
     def of(name: str, tensor: Tensor) -> Layout:
-        """The layout of the parameter or buffer `tensor`, called `name`."""
         return Layout(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
 
 
@@ -71,14 +70,15 @@ class Layout(NamedTuple):
 class GraphProgram:
     """A training step as a graph that any rank can run.
 
-    - `run`: the function to call with the graph's inputs: the graph itself, or compiled code of a backend.
-    - `code_hash`: identifies the graph's code, which is the same on all ranks.
-    - `groups`: the process groups by name, which all ranks must make in this order before they run the graph.
-    - `passes`: the reports of the passes that have run.
-    - `parts`: for a case with micro-batches, the graph of a micro-batch, cut into pipeline stages.
-    - `is_kept`: whether an earlier run traced the graph (harness/systems/cached_graph.py).
-    - `layout`: the parameters and buffers for which the step was traced, if known.
-    - `artifact`: facts about the file of the precompiled step, if the program was read from a file.
+    - `module`: the graph.
+    - `run`: the function that runs it: the graph itself, or code that a backend has compiled.
+    - `code_hash`: hash of the graph's code; equal on all ranks.
+    - `groups`: process groups by name. All ranks must create them in this order before they run the graph.
+    - `passes`: reports of the passes that have run.
+    - `parts`: for a case with micro-batches, a micro-batch's graph, cut into pipeline stages.
+    - `is_kept`: whether the graph is from the cache (harness/systems/cached_graph.py).
+    - `layout`: parameters and buffers for which the step was traced; empty if unknown.
+    - `artifact`: the file of the precompiled step; None if the step is not precompiled.
     """
 
     module: GraphModule
@@ -96,14 +96,14 @@ class GraphProgram:
 
     @property
     def chunked(self) -> dict[str, int] | None:
-        """The number of calls per step of each module that the chunk pass rewrote; None if that pass did not run."""
+        """For each module that the chunk pass rewrote, its number of calls per step; None if that pass did not run."""
         chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
         return (
             None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
         )
 
     def hazards(self, case: Case) -> list[str]:
-        """Lines about pairs of calls that use the same memory in no fixed order, and about deadlocks of ranks."""
+        """Return a line for each pair of calls that use memory in no fixed order, and for each possible deadlock."""
         # Computed once: ranks that are forked afterwards inherit the result. In `__dict__`, as the class is frozen.
         if "_hazards" not in self.__dict__:
             _, groups = graph_of_program(case, self)
@@ -112,18 +112,17 @@ class GraphProgram:
         return found
 
     def remember_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards` to lines that were read from the cache together with the graph."""
+        """Set the result of `hazards`, for a graph that was read from the cache together with its hazards."""
         self.__dict__["_hazards"] = found
 
     @property
     def generated_hash(self) -> str | None:
-        """The hash of the code that a backend generated; None if the graph runs without a backend."""
         return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
 
 
 @dataclass(frozen=True)
 class TracedStep:
-    """A case's step as it was traced for a system, before any pass, and the seconds that tracing took."""
+    """A case's traced step before any pass. `seconds` is the duration of the trace."""
 
     joint: JointGraph
     seconds: float
@@ -132,10 +131,9 @@ class TracedStep:
 
 
 def prepare(case: Case, device: torch.device, options: GraphOptions | None = None, system: str = GRAPH) -> GraphProgram:
-    """Trace the case's step for tensors on `device`, and run the passes, including the extra passes of the options.
+    """Trace a case's step for tensors on `device`, and run all passes, including the user's (`options`).
 
-    Raises TraceError, ChunkError and PassError, and UsageError for an extra pass that must run before or after an
-    unknown pass.
+    Raises TraceError, ChunkError or PassError. Raises UsageError if a user's pass refers to an unknown pass.
     """
     return finish(trace(case, device, system=system), case, device, options)
 
@@ -148,7 +146,7 @@ def trace(
     system: str = GRAPH,
     rank: int = 0,
 ) -> TracedStep:
-    """Trace the case's step for tensors on `device`, as rank `rank` would. All ranks must have the same trace.
+    """Trace a case's step for tensors on `device`, as rank `rank` runs it. All ranks must get the same trace.
 
     Reads only the fields of the case that `step_part` keeps. Raises TraceError.
     """
@@ -189,7 +187,7 @@ def trace(
 
 
 def column_of(case: Case, system: str) -> list[PassRow]:
-    """The passes that `finish` would run for a case, in order, without a user's passes. Nothing is traced."""
+    """Return the passes that `finish` would run for a case, in order, without a user's passes. Nothing is traced."""
     nothing: Any = None  # a step's facts affect the work of passes, not their list
     context = PassContext(
         chunk_symbol=nothing,
@@ -209,9 +207,9 @@ def finish(
     options: GraphOptions | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> GraphProgram:
-    """Run the passes over a traced step, including the extra passes of the options.
+    """Run the passes on a traced step, including the user's passes (`options`).
 
-    Passes modify the traced graph, so call this only once for a trace. Raises the errors of `prepare`.
+    The passes modify the traced graph, so a trace can be finished only once. Raises the errors of `prepare`.
     """
     options = options or GraphOptions()
     extra_passes = []
@@ -282,9 +280,9 @@ def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking
 
 
 def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProgram:
-    """A copy of `program` with the deliberate fault `entry` in its graph.
+    """Return a copy of `program` with the deliberate fault `entry` in its graph.
 
-    Raises UsageError if the graph has no call that the fault could change.
+    Raises UsageError if the graph has no call to which the fault applies.
     """
     start, num_nodes = time.perf_counter(), len(program.module.graph.nodes)
     from bitproof.harness.disturb.mutate import mutate
@@ -304,7 +302,7 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
 
 
 def code_hash(module: GraphModule) -> str:
-    """The sha256 of the Python code that torch.fx generates for a graph module and for the graph modules inside it."""
+    """Return the SHA-256 of the Python code of a graph module, including the graph modules inside it."""
     codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
     return hashlib.sha256("\0".join(codes).encode()).hexdigest()
 
@@ -322,10 +320,10 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
 def make_graph_system(
     case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
 ) -> Trainer:
-    """A trainer whose gradients are computed by `program`. `wrap` wraps that computation, so that a fault can change
-    it.
+    """Make a trainer whose gradients are computed by `program`.
 
-    All ranks must call this together, because it makes the process groups that the program needs.
+    `wrap` wraps this computation, so that a fault can change it. All ranks must call this function together, because it
+    creates process groups.
     """
     # In this order on all ranks, as making a group is itself a collective.
     for name, group in program.groups.items():
@@ -380,14 +378,15 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """A program's finished graph, and the table of the process groups that its calls may name: the mesh's groups, and
-    groups that passes have added."""
+    """Return a program's graph, and the process groups that its calls may use.
+
+    These are the mesh's groups, and groups that passes have added.
+    """
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
 
 
 def group_table(mesh: Mesh) -> GroupTable:
-    """The table of the mesh's groups, as passes need it. It is the same on every rank."""
     return GroupTable(
         {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
     )

@@ -1,6 +1,6 @@
-"""The key under which a graph is cached: everything that decides the result of tracing and passes.
+"""Computes the key under which a graph is cached, from everything that decides the result of tracing and passes.
 
-That is a part of the case, the process's code, versions and switches, and environment variables of numeric libraries.
+This includes a part of the case, the code, versions, torch's switches, and environment variables of numeric libraries.
 """
 
 from __future__ import annotations
@@ -26,22 +26,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GRAPH, NO_MIXING = "graph", "no-mixing"
-"""Kinds of kept values: a graph, and the finding that all chunked modules compute each row independently of others."""
+"""Kinds of cached values: a graph, and the finding that chunked modules compute each row independently of others."""
 
 _FORM = 3
-"""The version of the format of kept values. A new version changes all keys, so no older value is read."""
+"""Version of the format of cached values. It is part of the key, so values of an older version are never read."""
 
 
 @dataclass(frozen=True)
 class GraphCache:
-    """The cache of a case's graph: a folder, a key, and the files that must not change until the graph is made."""
+    """The cache for a case's graph.
+
+    - `key`: the key of the graph, as text.
+    - `installation`: the source files that must not change until the graph is finished.
+    """
 
     folder: Path
     key: str
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """A value that an earlier run kept; None if there is none, or if the code that made it has changed since."""
+        """Return a value that an earlier run stored; None if there is none, or if the code that made it has changed."""
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -51,8 +55,10 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Keep a value for later runs, unless its source files were edited in the meantime; returns whether it was
-        kept."""
+        """Store a value for later runs, unless source files were edited in the meantime.
+
+        Return whether it was stored.
+        """
         later = self.installation.later()
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
@@ -60,7 +66,10 @@ class GraphCache:
         return keep(self.folder, kind, self.key, {"later": asdict(later), "value": value})
 
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
-        """For a rank on a GPU, a cache of its own, as each rank on a GPU traces its own graph. On a CPU, this cache."""
+        """Return the cache for a rank on a device.
+
+        On a GPU each rank has its own; on a CPU all ranks share this cache.
+        """
         if device.type == "cpu":
             return self
         # With the rank's number: if all ranks read one graph, a different trace on another rank would go unnoticed.
@@ -70,19 +79,14 @@ class GraphCache:
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 
     def has_no_mixing(self) -> bool:
-        """Whether an earlier run found that all chunked modules compute each row independently of the others."""
         return self.read(NO_MIXING) is True
 
     def keep_no_mixing(self) -> None:
-        """Keep, for later runs, the finding that all chunked modules compute each row independently of the others."""
         self.keep(NO_MIXING, True)
 
 
 def traced_part(case: Case) -> Case:
-    """The case with default values in all fields that do not affect its graph.
-
-    These are its names, systems, verdict, requirements, steps, data and optimizer, and whether norms are recorded.
-    """
+    """Return the case with default values in all fields that do not affect its graph, such as its name."""
     # A field that is not named here is a part of the key: so a new field of a case is never forgotten.
     return replace(
         case,
@@ -108,10 +112,9 @@ def traced_part(case: Case) -> Case:
 
 
 def placed_case(case: Case) -> Case:
-    """The case with a plan of its tensors' placements. If the case has `autoplace` without a plan, the best plan is
-    computed.
+    """If the case has `autoplace` without a plan, compute the best plan, and return the case with it.
 
-    A case without `autoplace` is returned unchanged. Raises the errors of `systems.autoplace.place`.
+    Any other case is returned unchanged. Raises the errors of `systems.autoplace.place`.
     """
     if case.autoplace is None or case.autoplace.plan is not None:
         return case
@@ -121,9 +124,9 @@ def placed_case(case: Case) -> Case:
 
 
 def step_part(case: Case) -> Case:
-    """The case with default values in all fields that do not affect tracing.
+    """Return the case with default values in all fields that do not affect tracing.
 
-    These are the fields that `traced_part` drops, and those that affect only passes.
+    These are the fields that `traced_part` resets, and those that affect only passes.
     """
     # Tracing reads the chunked dim. The choice of modules belongs to the chunk pass.
     chunking = case.chunking and Chunking(dim=case.chunking.dim, modules="*")
@@ -133,9 +136,9 @@ def step_part(case: Case) -> Case:
 def graph_cache_of(
     case: Case, folder: Path | None, installation: Installation | None, system: str = TRACED[0], device: str = "cpu"
 ) -> GraphCache | None:
-    """The cache for the graph of a case's system; None if such a graph is never kept (see `systems.cached_graph`).
+    """Return the cache for the graph of a case's system; None if such a graph is never cached.
 
-    `device` is a type of device. On a GPU a rank adds its own device to the key (`GraphCache.of_rank`).
+    `device` is a device type. On a GPU, each rank adds its own device to the key (`GraphCache.of_rank`).
     """
     # A precompiled step has a file of its own. The others are never kept: see the top of `cached_graph.py`.
     is_plain = (

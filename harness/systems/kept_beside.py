@@ -1,19 +1,14 @@
-"""Record an optimizer's state that is outside its `state`: settings of parameter groups, and attributes.
+"""Records optimizer state that is not in the optimizer's `state`: settings of parameter groups, and attributes.
 
-torch's optimizers keep all of their state in `state`. Others do not: Prodigy's step size is a setting of its groups,
-and a momentum may be an attribute. Schedulers write the learning rate, which is a setting. Each setting and attribute
-that changes during a step is recorded, under a name that ends in `@changed`:
+torch's own optimizers have all of their state in `state`, but Prodigy's step size is a setting of its groups, and
+schedulers write the learning rate there. Each number or tensor that changes during a step is recorded under a name that
+ends in `@changed`:
 
-    0.weight.lr@changed             a setting, for each parameter of the group: systems may divide parameters into
-                                    groups differently
-    optimizer.0.momentum.1@changed  an attribute, by its path: lists, dicts, modules, and objects one level deep
+    0.weight.lr@changed             a setting, recorded for each parameter of the group
+    optimizer.0.momentum.1@changed  an attribute, by its path
 
-- Unchanged values are not recorded, so an implementation may have settings that others lack.
-- Flags and texts are left out.
-- Tensors that share memory with a parameter, a gradient or a state are left out, as these are recorded anyway.
-
-For example, StepLR halves the learning rate 0.1 in step 3. So step 3 records `0.weight.lr@changed`, 0.05. Other steps
-do not.
+For example, if StepLR halves the learning rate 0.1 in step 3, only step 3 has the record `0.weight.lr@changed`, 0.05.
+Flags and texts are left out, and so are tensors that share memory with recorded tensors.
 """
 
 from __future__ import annotations
@@ -29,12 +24,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-_NO_PLACES = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
+_NOT_SEARCHED = (type, types.FunctionType, types.MethodType, types.BuiltinFunctionType, types.ModuleType)
 
 
 class KeptBeside:
-    """The settings and attributes of `holder` when a step begins. `holder` is an optimizer or an object with
-    optimizers."""
+    """The settings and attributes of `holder` at the start of a step.
+
+    `holder` is an optimizer, or an object that wraps optimizers.
+    """
 
     def __init__(self, holder: Any, optimizers: Sequence[Optimizer], models: Iterable[Any] = ()) -> None:
         self._holder = holder
@@ -45,9 +42,9 @@ class KeptBeside:
         self._attributes = {name: _comparable(value) for name, value in self._unrecorded_leaves()}
 
     def changed_settings(self) -> dict[int, dict[str, Tensor]]:
-        """The settings that have changed since the step began, by the index of the parameter group, then by name.
+        """Return the settings that have changed during the step, as index of a parameter group -> name -> value.
 
-        Names end in `@changed`.
+        The names end in `@changed`.
         """
         found: dict[int, dict[str, Tensor]] = {}
         for (group, name), value in _settings(self._holder):
@@ -57,16 +54,15 @@ class KeptBeside:
         return found
 
     def changed_attributes(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the attributes that have changed since the step began, each by its path with the ending `@changed`."""
+        """Yield (path, value) for each attribute that has changed since the start of the step.
+
+        The path ends in `@changed`.
+        """
         for name, value in self._unrecorded_leaves():
             if _comparable(value) != self._attributes.get(name):
                 yield f"{name}{CHANGED}", tensor_of(value)
 
     def _unrecorded_leaves(self) -> Iterator[tuple[str, Any]]:
-        """Yield path and value of each tensor and number in the holder's attributes, if no other record has the value.
-
-        Tensors that share memory with a parameter, a buffer, a gradient or a state are in other records.
-        """
         names = _names_of(self._optimizers)
         # The search must not enter an optimizer, its state or its groups again, as their content is recorded.
         known = {id(place) for each in self._optimizers for place in (each, each.state, each.param_groups)}
@@ -78,9 +74,9 @@ class KeptBeside:
 
 
 def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
-    """Yield the numbers and tensors in an optimizer's parameter groups, and lists of these, each after its key.
+    """Yield (key, value) for each number, tensor, or list of these, in an optimizer's parameter groups.
 
-    The key is the group's index and the setting's path: `((1, "lr"), 0.001)` is `lr` of group 1.
+    A key is (index of the group, path): `((1, "lr"), 0.001)` is `lr` of group 1.
     """
     for number, group in enumerate(getattr(holder, "param_groups", ())):
         settings = {name: value for name, value in group.items() if name != "params"}
@@ -91,18 +87,18 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each tensor and number inside an object. A list of numbers counts as a tensor.
+    """Yield (path, value) for each tensor and number inside an object. A list of numbers counts as one tensor.
 
-    - `prefix`: the object's path.
-    - `names`: names of parameters, by id.
-    - `known`: ids to skip.
-    - `depth`: levels of attributes to search.
+    - `prefix`: path of the object.
+    - `names`: id of a parameter -> name.
+    - `known`: ids of objects to skip.
+    - `depth`: how many levels of attributes to search.
     """
     import numpy
     from torch import Tensor, nn
 
     # First of all, as a bool is an int.
-    if isinstance(place, (bool, str, bytes, *_NO_PLACES)) or place is None:
+    if isinstance(place, (bool, str, bytes, *_NOT_SEARCHED)) or place is None:
         return
     if isinstance(place, (Tensor, int, float, complex)):
         yield prefix, place
@@ -131,12 +127,7 @@ def _leaves_in(
 
 
 def _key(key: Any, number: int, names: Mapping[int, str]) -> str:
-    """A dict's key as a text that is the same in every run.
-
-    - A parameter, or a parameter's id: its name.
-    - Another text or int: itself.
-    - Any other key: `number`, its index in the dict.
-    """
+    # Names must be the same in every run, so an object's id or text cannot be used.
     if (name := names.get(id(key)) or (names.get(key) if isinstance(key, int) else None)) is not None:
         return name
     return f"{key}" if isinstance(key, (str, int)) else f"{number}"
@@ -180,12 +171,9 @@ def _memory(value: Any) -> int | None:
 
 
 def _comparable(value: Any) -> Any:
-    """A value that is equal at two times only if a setting has not changed in any bit.
-
-    This is a tensor's digest, or None for a tensor without values, or another setting's type and text.
-    """
     from torch import Tensor
 
+    # By digest, or by type and text: equality would miss changes such as 0.0 to -0.0.
     from bitproof.harness.capture.digest import digest
     from bitproof.harness.errors import RecordingError
 
@@ -198,15 +186,15 @@ def _comparable(value: Any) -> Any:
 
 
 def _number_of(value: Any) -> Tensor:
-    """A setting as a tensor. A single number becomes float64, even if it was a tensor of another dtype."""
     import torch
 
+    # A single number becomes float64, even if it was a tensor of another dtype.
     tensor = tensor_of(value)
     return tensor.detach().to("cpu", torch.float64).reshape(()) if tensor.numel() == 1 else tensor
 
 
 def tensor_of(value: Any) -> Tensor:
-    """Convert a value to a tensor: an array keeps its dtype, a number becomes float64 or complex128.
+    """Convert a value to a tensor: an array keeps its dtype, and a number becomes float64 or complex128.
 
     A tensor is returned unchanged.
     """
@@ -221,9 +209,9 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """One flat tensor of all tensors and numbers in a list, in order; None is skipped.
+    """Concatenate all tensors and numbers of a list into a flat tensor, skipping None.
 
-    Returns None if the list has objects of other types, or several dtypes.
+    Returns None if the list has values of other types, or of several dtypes.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Record the settings of a trainer's optimizers in each step, when an optimizer is about to read its gradients."""
+"""Records the settings of a trainer's optimizers whenever an optimizer is about to read its gradients."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _MAX_NAMES = 500
-"""The maximum number of parameters that a rank names, so that the manifest of many ranks stays small."""
+"""Most parameter names that a rank lists, so that the manifest of many ranks stays small."""
 _MAX_TEXT = 80
 
 
 class SettingsLog:
-    """The settings of each optimizer's parameter groups. A group's later entries have only settings that changed.
+    """A log of the settings of each parameter group. After a group's first entry, only changed settings are logged.
 
-    For example, the learning rate of group 1 of the first optimizer changes in step 3:
+    For example, if the learning rate of group 1 of the first optimizer changes in step 3:
 
-        {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}
+            {"step": 3, "group": "0.1", "settings": {"lr": "0.0009"}}
 
-    A group's first entry also has its "optimizer" and "parameters".
+    A group's first entry also has "optimizer" and "parameters".
     """
 
     def __init__(self) -> None:
@@ -29,10 +29,9 @@ class SettingsLog:
         self._names_left = _MAX_NAMES
 
     def note(self, step: int, number: int, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        """Record the settings of an optimizer. After the first call for an optimizer, record only those that have
-        changed.
+        """Log those settings of an optimizer that have changed since the previous call; at the first call, log all.
 
-        `number` is the optimizer's index among the step's optimizers. `names` maps ids of parameters to their names.
+        `number` is the optimizer's index in the step. `names` maps a parameter's id to its name.
         """
         for index, settings in enumerate(optimizer.param_groups):
             group = f"{number}.{index}"
@@ -51,7 +50,6 @@ class SettingsLog:
 
 
 def _text_of(value: Any) -> str:
-    """A setting as text. "" for an object, and for a tensor on a GPU."""
     from torch import Tensor
 
     # Reading a tensor on a GPU would wait for the GPU.

@@ -1,4 +1,4 @@
-"""Find systems by name: built-in, an entry point, a factory in a module or a file, or a script. Loads no torch.
+"""Finds systems by name: built-in, an entry point, a factory in a module or file, or a script. Does not import torch.
 
     eager, eager_chunked, graph, joint      built in
     compiled                        built in: the case's reference, its models compiled (harness/systems/compiled.py)
@@ -17,7 +17,7 @@ parameters. The factory may follow or ignore the case's model, batch and optimiz
 - Deterministic algorithms are on, fresh memory is filled with NaN, and a rank has one thread.
 
 The factory returns an object with a method `step`, or a function, which is the step itself. The step runs one training
-step and shows its tensors, in one of two ways:
+step and reports its tensors, in one of two ways:
 
 - `step(index)` is a generator that yields `(kind, name, tensor)`.
 - `step(index, observe)` calls `observe(kind, name, tensor)`.
@@ -29,24 +29,24 @@ The kinds of tensors are:
     param       a parameter after the optimizer                      at least one
     optimizer   its state, by custom <parameter>.<state>             at least one
     buffer      by custom <name>@before_optimizer and @after_optimizer
-    grad_norm   the norm of all gradients, over all ranks            at least one, if the case says `grad_norm`
-    activation  the output of a module, as <module>@forward, and its gradient, as <module>@backward, if the case says
+    grad_norm   the norm of all gradients, over all ranks            at least one, if the case sets `grad_norm`
+    activation  the output of a module, as <module>@forward, and its gradient, as <module>@backward, if the case sets
                 `observe`; bitproof.harness.case.observed has their names
     rng         a generator's state. The global generators of torch, cuda, python and numpy are recorded without the
                 system's help after each step that drew from them
 
-Each rank shows its own tensors (for a DTensor, the local shard), with the same names at every step, each once. A tensor
-is read when it is yielded, before the step continues: yield a gradient before anything overwrites it.
+Each rank reports its own tensors (for a DTensor, the local shard), with the same names at every step, each once. A
+tensor is read when it is yielded, before the step continues: yield a gradient before anything overwrites it.
 
 Optional attributes of the object:
 
     names             a mapping of its own names to the reference's; see bitproof.harness.user_code.names
-    model             the module: when systems differ, reports name the blamed call's module
+    model             the module: if systems differ, reports name the module of the call that caused it
     gradients         the function, called by step, that computes loss and gradients: all other calls are the update
     graph             a torch.fx.GraphModule that computes loss and gradients, which step runs as `self.graph(...)`:
-                      reports then name the blamed call by its node. A read of memory before the wait is a race, which
-                      makes the case UNVERIFIED. Each node may state its origin in its metadata, by
-                      any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
+                      reports then name the call that caused a difference by its node. A read of memory before the
+                      wait is a race, which makes the case UNVERIFIED. Each node may state its origin in its metadata,
+                      by any of five plain values: node.meta["bitproof"] = {"module": "layers.0.mlp", "direction":
                       "backward", "chunk": 1, "source": "model.py:12", "part": "dispatch"}; a direction is forward,
                       backward or update
     wrap_gradients    a method that wraps `gradients` for a fault; without it a fault changes the yielded tensors
@@ -54,14 +54,14 @@ Optional attributes of the object:
                       steps makes the case UNVERIFIED: such ranks do not test their parallelism
     manifest          a method: facts beyond the case that decide this rank's numbers, as plain JSON values
 
-A system may compute gradients by a graph that it traced itself, while autograd does not run. If it does not show this
-graph, or shows it without directions, the direction of its calls is unknown. Calls are then paired by their values.
+If a system computes gradients with a graph of its own, without autograd, it should report this graph with directions.
+Otherwise the direction of its calls is unknown, and calls are paired by their values.
 
 A rank's process has these settings:
 
 - RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set as torchrun sets them.
-- torch's default process group exists. So a trainer that looks for it, or for these variables, trains together with the
-  other ranks. It may also make this group, and destroy it (harness/systems/default_group.py).
+- torch's default process group exists, so a trainer that looks for it, or for these variables, trains together with the
+  other ranks. It may also initialize and destroy this group (harness/systems/default_group.py).
 - Groups that the factory makes exist until the run ends. Then `destroy_process_group` ends all of them.
 - sys.argv has only the factory's file.
 """
@@ -95,22 +95,22 @@ if TYPE_CHECKING:
 
 BUILT_IN = ("eager", "eager_chunked", *PREPARED)
 NAMED = (*BUILT_IN, COMPILED)
-"""The names of bitproof's systems. The last, `compiled`, runs the user's code, compiled by torch.compile."""
+"""The names of bitproof's systems. The last, `compiled`, runs user code that torch.compile compiles."""
 
 OWN = "package.module:factory or FILE.py:factory"
 
 
 class Factory(NamedTuple):
-    """A function that makes a system, and facts about the origin of its code, such as its file's sha256."""
+    """A function that makes a system, and the origin of its code, such as {"sha256": digest of its file}."""
 
     make: Callable[..., Any]
     origin: dict[str, str]
 
 
 def sums_over_ranks(manifests: Mapping[Role, Manifest]) -> dict[Role, str]:
-    """For each role with a built-in system, the order of its sums over ranks, in words such as "in NCCL's own order".
+    """Return role -> the order of its sums over ranks, in words such as "in NCCL's own order".
 
-    Roles whose systems have a single rank are left out.
+    Roles whose system is not built in, or has a single rank, are left out.
     """
     return {role: how for role, manifest in manifests.items() if (how := _sums_of(manifest))}
 
@@ -127,7 +127,7 @@ def _sums_of(manifest: Manifest) -> str | None:
 
 
 def registered() -> dict[str, EntryPoint]:
-    """The entry points of systems in installed distributions, by name.
+    """Return name -> entry point, for systems in installed distributions.
 
     Raises UsageError if two distributions claim the same name, or if one claims the name of a built-in system.
     """
@@ -144,9 +144,9 @@ def registered() -> dict[str, EntryPoint]:
 
 
 def check_system(name: str) -> None:
-    """Raise UsageError for an unknown system or factory, before anything starts.
+    """Raise UsageError if a system or factory does not exist, before anything starts.
 
-    This runs none of the user's code: the file of a factory is only parsed, to look for its name.
+    No user code runs: the file of a factory is only parsed.
     """
     entries = registered()
     if name in NAMED:
@@ -186,7 +186,7 @@ def check_system(name: str) -> None:
 
 
 def check_preload(case: Case) -> None:
-    """Raise UsageError if neither of a case's systems would find a module of the case's `preload`. Imports nothing."""
+    """Raise UsageError if a module in a case's `preload` is not found for either system. Nothing is imported."""
     own = [str(folder) for name in (case.reference, case.candidate) if (folder := folder_of(name, case)) is not None]
     for name in case.preload:
         # Only the outermost package, as a search for a module in it would import it.
@@ -203,7 +203,7 @@ def check_preload(case: Case) -> None:
 
 
 def folder_of(name: str, case: Case) -> Path | None:
-    """The folder that is searched first for the modules of a case's system; None if the system has no file."""
+    """Return the folder that is searched first for the modules of a case's system; None if the system has no file."""
     if script := script_of(name):
         return None if script.revision else Path(script.file).resolve().parent
     source, _, factory = (case.reference if name == COMPILED else name).rpartition(":")
@@ -212,8 +212,7 @@ def folder_of(name: str, case: Case) -> Path | None:
 
 
 def program_name(name: str) -> str:
-    """The `sys.argv[0]` for a rank that runs a user's system: the system's file, or the name of its module if it has no
-    file."""
+    """Return `sys.argv[0]` for a rank that runs a user's system: its file, or its module's name if it has no file."""
     if script := script_of(name):
         return script.file
     entries = registered()
@@ -222,9 +221,9 @@ def program_name(name: str) -> str:
 
 
 def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ()) -> Factory:
-    """The factory of a system that is not built in. Raises UsageError if it cannot be loaded.
+    """Load the factory of a system that is not built in. Raises UsageError if it cannot be loaded.
 
-    - `work`: the run's folder, beside checkouts of git revisions.
+    - `work`: the run's folder. Checkouts of git revisions are next to it.
     - `ours`: folders that are not watched for changes.
     """
     if script := script_of(name):
@@ -256,10 +255,6 @@ def load_factory(name: str, work: Path = Path("run"), ours: Sequence[Path] = ())
 
 
 def _file_of_module(name: str, module: str) -> Path | None:
-    """The file of a module, found without importing the module or its packages; None if it is not written in Python.
-
-    Raises UsageError if there is no such module.
-    """
     first, *rest = module.split(".")
     spec = importlib.machinery.PathFinder.find_spec(first, search_path())
     try:

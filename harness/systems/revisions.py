@@ -1,9 +1,8 @@
-"""Run the script of a git revision: find the commit, and write its files into a new folder.
+"""Runs the script of a git revision in a new folder.
 
-1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a replay runs the same text.
-2. `check_out` writes all files of that commit into a new folder. The repository, its index and its work tree stay
-   unchanged.
-3. Untracked files of the work tree, such as data that git ignores, are linked into the new folder.
+1. `resolve` replaces a name such as `HEAD~1` by the commit's id, so that a repeated run uses the same files.
+2. `check_out` writes all files of that commit into a new folder. The repository and its work tree stay unchanged.
+3. Untracked files of the work tree, such as ignored data, are linked into the new folder.
 4. The script runs in the new folder, so `open("config.py")` reads the revision's file.
 """
 
@@ -21,9 +20,9 @@ _NOT_LINKED = {".git", "__pycache__"}
 
 
 def resolve(script: Script) -> Script:
-    """The script, with its revision replaced by a commit's id. A script without a revision is returned unchanged.
+    """Return the script with its revision replaced by a commit's id. A script without a revision is returned unchanged.
 
-    Raises UsageError if there is no such commit, or if it does not have the script's file.
+    Raises UsageError if there is no such commit, or if the commit does not contain the script's file.
     """
     if not script.revision:
         return script
@@ -34,7 +33,7 @@ def resolve(script: Script) -> Script:
 
 
 def check_out(system: str, folder: Path) -> None:
-    """Write the revision of a system's script into a new folder below `folder`. Does nothing if this folder exists.
+    """Write the revision of a system's script into a new folder below `folder`. Does nothing if that folder exists.
 
     Raises UsageError if git fails.
     """
@@ -57,22 +56,20 @@ def check_out(system: str, folder: Path) -> None:
 
 
 def checkout_of(script: Script, folder: Path) -> Path:
-    """The path of the checkout of a script's revision, below `folder`."""
     return folder / "revisions" / f"{top_of(script).name}-{script.revision}"
 
 
 def place_in(checkout: Path, script: Script, folder: Path) -> Path:
-    """The folder in the checkout that corresponds to a folder of the script's repository, such as `checkout/src` for
-    `repository/src`.
+    """Return the folder in the checkout that corresponds to `folder` in the repository.
 
-    A folder outside of the repository is returned unchanged.
+    For example, `checkout/src` for `repository/src`. A folder outside the repository is returned unchanged.
     """
     top = top_of(script)
     return checkout / folder.relative_to(top) if folder.is_relative_to(top) else folder
 
 
 def top_of(script: Script) -> Path:
-    """The top folder of the repository that contains a script's file. Raises UsageError if there is none."""
+    """Return the top folder of the git repository that contains a script. Raises UsageError if there is none."""
     path = Path(os.path.abspath(script.file))
     # A file or a folder: in a work tree of `git worktree`, `.git` is a file.
     for folder in path.parents:

@@ -1,18 +1,14 @@
-"""Run a training script as a system: unchanged, as `__main__`, until the case's last optimizer step.
+"""Runs a training script as a system: unchanged, as `__main__`, until the case's last optimizer step.
 
     train.py --lr 3e-4                  the file, with its arguments
     git:4f2a91c:train.py --lr 3e-4      the file in that revision (`harness/systems/revisions.py`)
 
-1. With one rank a script runs as in `python train.py`, with several ranks as under torchrun. So torchrun's variables
-   are set only with several ranks, and no process group exists until the script makes one.
-2. `watched_loop` divides the run into steps by the optimizers that the script creates. A step ends when all parameters
-   of these optimizers have been stepped.
-3. The models are the outermost modules that own those parameters, without DistributedDataParallel and torch.compile.
-4. Each number with which backward begins is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for the micro-batches of
-   a step.
-5. `mp.spawn(fn, args, nprocs)` starts no process. Each rank calls `fn(rank, *args)` instead.
-
-Imports torch when it is used.
+1. With a single rank the script runs like `python train.py`, with several ranks as under torchrun.
+2. A training step ends when the script's optimizers have stepped all of their parameters.
+3. The recorded models are the outermost modules that own these parameters, without DistributedDataParallel and
+   torch.compile.
+4. Each number from which backward starts is recorded: as `loss`, or as `loss.0`, `loss.1`, ... for micro-batches.
+5. `mp.spawn(fn, args, nprocs)` starts no process; each rank calls `fn(rank, *args)` instead.
 """
 
 from __future__ import annotations
@@ -53,7 +49,7 @@ WATCH = (
     "`return bitproof.watch(step, model=model, optimizer=optimizer)`, and name it as FILE.py:factory"
 )
 _MOST_LOSSES = 100
-"""The maximum number of backwards that a script may run before it makes an optimizer."""
+"""Most backward passes that a script may run before it makes an optimizer."""
 
 _TORCHRUN = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -62,15 +58,14 @@ _TORCHRUN = (
 
 
 class WatchedScript(WatchedLoop):
-    """A system that runs a script. After each step it records the models and optimizers that the script created."""
+    """A system that runs a script, and records the script's models and optimizers after each step."""
 
     def __init__(
         self, script: Script, path: Path, folder: Path, rank: int, world_size: int, files: RunFiles | None = None
     ) -> None:
-        """`path` is the file to run, `folder` its working directory, and `files` the guard against files of earlier
-        runs.
+        """`path` is the file to run, and `folder` its working directory.
 
-        Without `files`, the script may read such files.
+        `files` guards against files of earlier runs; None to allow the script to read them.
         """
         # Models and optimizers are found while the script runs.
         super().__init__(lambda: self._run(), [], [])
@@ -83,11 +78,9 @@ class WatchedScript(WatchedLoop):
         self._running: list[Optimizer] = []
 
     def manifest(self) -> dict[str, Any]:
-        """The sha256 of the script's text, and the settings of its optimizers."""
         return super().manifest() | {"sha256": hashlib.sha256(self._code).hexdigest()}
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
-        """Run the script until it has taken `num_steps` training steps. Raises RecordingError if it ends earlier."""
         with (
             self._files or nullcontext(),
             _collecting_optimizers(self._made),
@@ -140,36 +133,31 @@ class WatchedScript(WatchedLoop):
             sys.modules["__main__"] = ours
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer that begins its step, and find the script's models again; returns whether they have
-        changed."""
         self.note(optimizer)
         if all(each() is not optimizer for each in self._made):
             self._made.append(weakref.ref(optimizer))
         return self._find_models()
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether a training step waits for this optimizer.
+        """Return whether the training step must wait for this optimizer.
 
-        It does not if the optimizer wraps another optimizer, or is called by one: a running optimizer that has all of
-        its parameters.
+        It need not if the optimizer wraps another optimizer, or if a running optimizer has all of its parameters and
+        thus calls it.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer
         )
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """Return a hook that records gradients before an optimizer's step. From now on, the optimizer counts as
-        running."""
         self._running.append(optimizer)
         return super().show_gradients(optimizer, observe)
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether the optimizers in `stepped` have all parameters of the script's optimizers."""
         self._running = [each for each in self._running if all(each is not other for other in stepped)]
         return held_by(self._optimizers()) <= held_by(stepped)
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Raise RecordingError if the script trains without an optimizer: its first step would never end."""
+        """Raise RecordingError if the script trains without an optimizer, since its first step would never end."""
         if len(losses) > _MOST_LOSSES and not self._made:
             raise RecordingError(
                 f"the script {self._script.file} ran backward {len(losses)} times, and made no torch.optim.Optimizer",
@@ -178,19 +166,17 @@ class WatchedScript(WatchedLoop):
             )
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record each number with which backward began in a step."""
         # They are not added: a sum would hide that two micro-batches changed places.
         for number, loss in enumerate(losses):
             observe("loss", "loss" if len(losses) == 1 else f"loss.{number}", loss)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """The modules of all models with their names, even before the first optimizer step."""
+        # Models are otherwise found only at the first optimizer step.
         if not self.models:
             self._find_models()
         return super().named_modules()
 
     def too_short(self, taken: int, num_steps: int) -> RecordingError:
-        """The error about a script that ended after `taken` steps, before the case's last step."""
         if not taken:
             return RecordingError(
                 f"the script {self._script.file} ended, and no torch.optim.Optimizer took a step in this process",
@@ -219,7 +205,7 @@ class WatchedScript(WatchedLoop):
 
 
 def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callable[[Any, Any], WatchedScript]:
-    """A function that makes the system of a script, as in `make(case, mesh)`.
+    """Return a function `make(case, mesh)` that makes the system of a script.
 
     - `work`: the run's folder. Checkouts of git revisions are next to it.
     - `ours`: bitproof's own folders, which are not watched for changes.
@@ -239,7 +225,6 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
 
 @contextmanager
 def _collecting_optimizers(made: list[weakref.ref[Optimizer]]) -> Iterator[None]:
-    """Context in which each new optimizer is appended to `made`."""
     from torch.optim import Optimizer
 
     own = Optimizer.__init__
@@ -255,9 +240,9 @@ def _collecting_optimizers(made: list[weakref.ref[Optimizer]]) -> Iterator[None]
 
 @contextmanager
 def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
-    """Context in which `mp.spawn` starts no process, but calls its function in this process, for this rank.
+    """Context in which `mp.spawn` calls its function in this process, for this rank, instead of starting processes.
 
-    `mp.spawn` raises UsageError if it is asked for more or fewer processes than there are ranks.
+    `mp.spawn` then raises UsageError unless it asks for as many processes as there are ranks.
     """
     import torch.multiprocessing
 
@@ -282,7 +267,7 @@ def _spawning_here(rank: int, world_size: int) -> Iterator[None]:
 
 
 def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
-    """The outermost modules that own these parameters: as few modules as possible, ordered by their first parameter."""
+    """Return the outermost modules that own these parameters: as few as possible, ordered by their first parameter."""
     from torch import nn
 
     # Only the garbage collector knows all modules. `isinstance` would read `__class__`, which some objects compute.
@@ -306,7 +291,7 @@ def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
 
 
 _LOG = "/proc/self/fd/2"
-"""On Linux, the path of the file to which standard error is written: the rank's log."""
+"""On Linux, the path of standard error, which is the rank's log."""
 
 
 def _size_of_log() -> int:
@@ -319,7 +304,7 @@ def _size_of_log() -> int:
 
 
 def _last_lines(begin: int) -> str:
-    """The last lines in the log after its first `begin` bytes, such as an error of `argparse`; at most 6."""
+    # For example, an error of `argparse`.
     lines: list[str] = []
     if (size := _size_of_log()) > begin:
         with contextlib.suppress(OSError), open(_LOG, "rb") as log:

@@ -1,4 +1,4 @@
-"""Compute the loss and gradients of a rank's pipeline stages, with a graph that was cut into parts for the stages."""
+"""Computes loss and gradients in pipeline stages, with a graph that was cut into a part for each stage."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def staged_gradients(
     """Return a function that computes a trainer's loss and gradients in pipeline stages.
 
     - Sets `trainer.graph` to the step that runs in stages.
-    - Makes process groups, so all ranks must call this together.
-    - `parameter_names`, `buffer_names`: the inputs of the whole graph, in order. A rank has only some of these tensors.
+    - Creates process groups, so all ranks must call this together.
+    - `parameter_names`, `buffer_names`: inputs of the whole graph, in order. A rank has only some of these tensors.
 
-    If two stages share a parameter, each has a copy, but only the first copy is an input of the graph.
+    If two stages share a parameter, each has a copy, and only the first copy is an input of the graph.
     """
     case, mesh = trainer.case, trainer.mesh
     assert case.schedule is not None, "only a step in micro-batches is cut"
@@ -53,10 +53,7 @@ def staged_gradients(
     by_stage = dict(zip(parameter_names, graph.gradients, strict=True))
 
     def given_as(name: str) -> str:
-        """The name of the graph's output with a parameter's gradient.
-
-        If several stages compute such a gradient, it is the output of the parameter's own stage.
-        """
+        # If several stages compute a gradient of the parameter, take the output of its own stage.
         each = by_stage[name if name in by_stage else first_of[name]]
         return each.get(stage_of(name, graph.cuts.num_layers, graph.cuts.num_stages)) or next(iter(each.values()))
 

@@ -1,4 +1,4 @@
-"""Make the graph of a case's step for uses that do not run it on ranks: proofs, sensitivity and standalone files."""
+"""Makes the graph of a case's step for uses that do not run it on ranks: proofs, sensitivity and standalone files."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 def step_graph(
     case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
 ) -> tuple[StepGraph, GroupTable]:
-    """The graph of a system's training step, and the table of its process groups.
+    """Return the graph of a system's training step, and its process groups.
 
-    With `observed`, a traced system's graph also returns the activations that the case observes. Raises UsageError if
+    `observed`: the graph of a traced system also returns the activations that the case records. Raises UsageError if
     the system cannot be traced.
     """
     case = placed_case(case)
@@ -61,13 +61,13 @@ def step_graph(
 
 
 def num_parameters(case: Case) -> int:
-    """The number of elements in the parameters of rank 0, which has only its own shards."""
+    """Return the number of parameter elements on rank 0, which has only its own shards."""
     model = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta"), shares=True)
     return sum(x.numel() for x in model.parameters())
 
 
 def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
-    """The inputs of each rank at a step, by the names of the graph's inputs, in rank order.
+    """Return each rank's inputs at a step, in rank order, as name of a graph input -> tensor.
 
     With micro-batches, these are the inputs of the first micro-batch.
     """
@@ -80,13 +80,12 @@ def read_inputs(case: Case, step: int) -> list[dict[str, Tensor]]:
 
 
 def all_trainers(case: Case) -> list[Trainer]:
-    """A trainer for each rank, all in this process. For callers that simulate the collectives."""
+    """Return a trainer for each rank, all in this process, for callers that simulate collectives."""
     case = placed_case(case)
     ranks = range(case.parallelism.world_size)
     return [Trainer(case, Mesh(rank, case.parallelism), torch.device("cpu")) for rank in ranks]
 
 
 def rank_order_group_source() -> str:
-    """The source code of the process group that sums in rank order over gloo, for a standalone file."""
     text = inspect.getsource(rank_order_group)
     return text[text.index("class _FinishOnWait") :]

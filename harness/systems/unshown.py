@@ -1,9 +1,8 @@
-"""Find state that a user's system keeps from step to step, but does not show in any record.
+"""Finds state that a user's system keeps between steps but does not report in any record.
 
-1. Look for models and optimizers in the factory's result: in its attributes, in a function's closure, and in lists of
-   these.
-2. Read their state: buffers, tensors of optimizers, and random generators in their attributes.
-3. Report state that steps have changed if no record has its name or its value.
+The search covers buffers, optimizer state and random generators of the models and optimizers in the factory's result:
+in its attributes, in a function's closure, and in lists in these. State is reported if steps have changed it, and no
+record has its name or its value.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ from bitproof.harness.records import Key, Record
 
 
 class KeptState:
-    """The state in a factory's result before the first step, for finding out later which state has changed."""
+    """The state of a system before its first step, to find out later which state has changed."""
 
     def __init__(self, made: Any) -> None:
         self._made = made
         self._before = self._digests()
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """The state that has changed and is in none of these records, in order, such as `buffer blocks.0.count`."""
         # A system may record a state under another name, so a record with the same value counts, too.
         names = {key.name.partition("@")[0] for key in rows}
         values = {record.digest for record in rows.values()}
@@ -49,10 +47,6 @@ class KeptState:
 
 
 def _models_and_optimizers(made: Any) -> list[Any]:
-    """The models and optimizers in an object's attributes, and in lists in its attributes.
-
-    For a function, its closure is searched; for a bound method, its object's attributes.
-    """
     # A recursive function is in its own closure.
     closure = [
         cell.cell_contents for cell in getattr(made, "__closure__", None) or () if cell.cell_contents is not made

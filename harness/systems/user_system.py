@@ -1,4 +1,4 @@
-"""Make a system of a user's factory: check the values that it shows, translate their names, and record them."""
+"""Makes a system of a user's factory: checks the values that it reports, translates their names, and records them."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
 
 Observe = Callable[..., None]
 Taking = Callable[[int], AbstractContextManager[Observe]]
-"""A function from a step's index to a context for that step; the context yields the function that records values."""
+"""From a step's index to a context for that step. The context yields the function that records values."""
 
 
 class UserSystem:
-    """A user's system, in the form that ranks run. Raises UsageError if it cannot take steps.
+    """Wraps a user's system for the ranks that run it. Raises UsageError if it cannot take steps.
 
     - `made`: the result of the user's factory (`harness.systems.registry`).
-    - `names`: maps its names of tensors to the reference's; by default, `made.names`.
-    - `captured`: the graphs that torch.compile captures, for the system `compiled`.
+    - `names`: the system's tensor names -> the reference's; by default, `made.names`.
+    - `captured`: graphs that torch.compile captures, for the system `compiled`.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class UserSystem:
             )
 
     def step(self, index: int, observe: Observe) -> None:
-        """Run a step and record the values that it shows.
+        """Run a step and record the values that it reports.
 
-        Raises RecordingError for a value that is not a kind, a name and a tensor, and for a name that is shown twice.
+        Raises RecordingError for a value that is not (kind, name, tensor), and for a name that occurs twice.
         """
         with self._showing(index, observe) as show, user_code(f"system {self._name}"):
             if self._takes_observe:
@@ -77,8 +77,10 @@ class UserSystem:
                     show(*(shown if isinstance(shown, (tuple, list)) else (shown,)))
 
     def take_steps(self, num_steps: int, taking: Taking) -> None:
-        """Run all steps, each in the context `taking(index)`: one by one, or in the system's own loop,
-        `made.take_steps`."""
+        """Run all steps, each in the context `taking(index)`.
+
+        If the system has its own loop `take_steps`, it is used.
+        """
 
         @contextmanager
         def shown(index: int) -> Iterator[Observe]:
@@ -95,9 +97,9 @@ class UserSystem:
 
     @contextmanager
     def _showing(self, index: int, observe: Observe) -> Iterator[Observe]:
-        """Context in which a step runs. Yields the function that checks and records a value.
+        """Context for a step. Yields the function that checks and records a value.
 
-        At the end, raises RecordingError if the step has shown no value.
+        Raises RecordingError at the end if the step has reported no value.
         """
         own_names: dict[tuple[str, str], str] = {}
 
@@ -119,27 +121,25 @@ class UserSystem:
             raise self._refuse(index, "nothing", "a loss, gradients, parameters and optimizer state")
 
     def manifest(self) -> dict[str, Any]:
-        """Facts for the manifest: those that the system states itself, its code's origin, and its rules for names."""
         said = dict(self.made.manifest()) if hasattr(self.made, "manifest") else {}
         declared = {"independent_ranks": True} if self.independent_ranks else {}
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """The state of the system's models and optimizers that steps have changed and that is in no record, such as
-        `buffer blocks.0.count`."""
+        """Return state that steps have changed but no record shows, such as `buffer blocks.0.count`."""
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:
-        """Races in the graph that the system shows, one line each; [] if it shows no graph."""
         from bitproof.harness.graph.hazards import hazard_lines
 
         graph = getattr(self.made, "graph", None)
         return hazard_lines(graph) if isinstance(graph, torch.fx.GraphModule) else []
 
     def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
-        """The launches and waits of collectives in the system's graph on this rank, in order; [] if it shows no graph.
+        """Return the launches and waits of collectives in the graph that the system reports, on this rank, in order.
 
-        `ranks_in` returns the ranks of this rank's group of a given name, or None.
+        The list is empty without a graph. `ranks_in` maps a process group's name to the ranks of this rank's group, or
+        to None.
         """
         from bitproof.harness.graph.hazards import turns_of
 
@@ -197,8 +197,6 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
 
 
 def make(factory: Callable[..., Any], case: Case, mesh: Any) -> Any:
-    """Call a factory with the case and the rank's mesh, or without arguments if it has no parameters; returns the
-    result."""
     # A factory whose parameters all have defaults gets the case and the mesh.
     return factory() if _takes(factory) and not _takes(factory, case, mesh) else factory(case, mesh)
 

@@ -1,15 +1,13 @@
-"""Divide a framework's training loop, which is started once and runs all steps, into recorded steps.
+"""Divides a framework's training loop, which runs all steps in one call, into recorded steps.
 
-This module knows no framework. Hooks of torch's optimizers report when an optimizer's step begins and ends:
+Hooks of torch's optimizers report when an optimizer's step begins and ends:
 
-1. When an optimizer that counts (see `WatchedLoop.counts`) begins its step, its gradients are recorded.
-2. When all optimizers that count have ended their steps, the training step is over. The resulting values are recorded,
-   and the next step begins. Optimizers that alternate, each with the others' parameters frozen, all count.
-3. After the last step the loop is left, by an exception that `except Exception` does not catch.
+1. When an optimizer's step begins, its gradients are recorded (if the optimizer counts: `WatchedLoop.counts`).
+2. When all optimizers that count have stepped, the training step ends. The resulting values are recorded. Work after
+   this, such as setting the learning rate, belongs to the next step.
+3. After the last step, an exception that `except Exception` does not catch leaves the loop.
 
-Other work of the loop after the optimizers' steps, such as setting the learning rate, belongs to the next step. The
-loss is the tensor with which backward began. If gradients are computed without autograd, it is the result of a method
-of the framework. Imports torch when it is used.
+The loss is the tensor from which backward starts, or the result of a method of the framework.
 """
 
 from __future__ import annotations
@@ -33,19 +31,19 @@ if TYPE_CHECKING:
 _MOST_TIMES_LEFT = 100
 
 
-class _EnoughError(BaseException):
+class _LoopDoneError(BaseException):
     """Raised to leave a loop that has run all steps. `except Exception` does not catch it."""
 
 
 def _leave() -> None:
-    raise _EnoughError
+    raise _LoopDoneError
 
 
 class WatchedLoop(WatchedStep):
     """A system that runs a whole training loop, and records its models and optimizers after each step.
 
-    `train` runs the loop. `loss` is the method that returns losses; None if losses are the tensors with which backward
-    begins.
+    - `train`: runs the loop.
+    - `loss`: method that returns losses; None if losses are the tensors from which backward starts.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class WatchedLoop(WatchedStep):
         self._train = train
         self._loss = loss
         self._frozen: set[int] = set()
-        """Parameters that require no gradients, and belong to no optimizer."""
+        """Ids of parameters that require no gradients and belong to no optimizer."""
 
     def take_steps(self, num_steps: int, taking: Callable[[int], AbstractContextManager[Observe]]) -> None:
         """Run the loop for `num_steps` steps, each in the context `taking(index)`.
@@ -88,17 +86,18 @@ class WatchedLoop(WatchedStep):
                     each()
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Note an optimizer that begins its step; returns whether the watched models have changed.
+        """Called when an optimizer begins its step.
 
-        Here they never change, but in a subclass they may.
+        Return whether the models have changed, which only subclasses allow.
         """
         self.note(optimizer)
         return False
 
     def counts(self, optimizer: Optimizer) -> bool:
-        """Whether the training step waits for this optimizer: if optimizers were passed to `watch`, only for these.
+        """Return whether the training step must wait for this optimizer.
 
-        If none were passed, an optimizer counts if it has parameters of the models and wraps no other optimizer.
+        It waits for the optimizers that were passed to `watch`. If none were passed, it waits for each optimizer that
+        has parameters of the models and wraps no other optimizer.
         """
         if self.watched_optimizers:
             return any(optimizer is each for each in self.watched_optimizers)
@@ -108,9 +107,9 @@ class WatchedLoop(WatchedStep):
         return is_ours and held_optimizers(optimizer) == [optimizer]
 
     def is_complete(self, stepped: Sequence[Optimizer]) -> bool:
-        """Whether a training step is complete, after the optimizers in `stepped` have run.
+        """Return whether a training step is complete, after the optimizers in `stepped` have run.
 
-        All optimizers that were passed to `watch` must have run. If none were passed, every parameter must be stepped,
+        All optimizers that were passed to `watch` must have run. If none were passed, all parameters must be stepped,
         except frozen parameters without an optimizer.
         """
         if self.watched_optimizers:
@@ -120,18 +119,15 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Raise RecordingError if a step with these losses so far would never end. Only subclasses raise it."""
+        """Subclasses raise RecordingError if a step with these losses would never end."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
-        """Record the sum of the numbers with which backward began in a step, if there are any."""
         if losses:
             observe("loss", "loss", sum_of_losses(losses))
 
     def _may_take_turns(self, frozen: set[int]) -> bool:
-        """Whether any optimizer has one of the parameters `frozen`, which require no gradients now.
-
-        Such a parameter may be frozen only until that optimizer's step, as when Lightning's optimizers alternate.
-        """
+        # A parameter may be frozen only until another optimizer's step, as when Lightning alternates between
+        # optimizers.
         if not frozen - self._frozen:
             return False
         from torch.optim import Optimizer
@@ -142,7 +138,6 @@ class WatchedLoop(WatchedStep):
         return bool(frozen & held)
 
     def too_short(self, taken: int, num_steps: int) -> RecordingError:
-        """The error about a loop that ended after `taken` steps, before the case's last step."""
         return RecordingError(
             f"the training loop ended after {taken} steps of its optimizer",
             expected=f"at least {num_steps} steps, as the case says",
@@ -152,7 +147,6 @@ class WatchedLoop(WatchedStep):
 
 @contextmanager
 def _results_noted(method: MethodType, note: Callable[[Tensor], None]) -> Iterator[None]:
-    """Context in which `note` is called with each tensor that an object's method returns."""
     from torch import Tensor
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -185,7 +179,6 @@ class _Steps:
         self._times_left = 0
 
     def begin(self) -> None:
-        """Begin the step `self.index`."""
         self._shown = self.open.enter_context(self._taking(self.index))
         self._observe: Observe = self._loop.placing(self._shown)
         self._stepped, self._losses = [], []
@@ -193,19 +186,15 @@ class _Steps:
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:
-        """Keep a loss of this step, if it is a single real number.
-
-        `root` is the tensor with which backward begins, or the result of the method that returns losses.
-        """
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
             self._loop.check_losses(self._losses)
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before each optimizer's step. If the step counts, add two hooks to the optimizer.
+        """Called before each optimizer's step. If the optimizer counts, add two hooks to it.
 
-        One hook records the optimizer's gradients, the other may end the training step.
+        The first hook records the gradients. The second hook ends the training step if all optimizers have stepped.
         """
         if self._is_within_own_step(optimizer):
             return
@@ -239,13 +228,9 @@ class _Steps:
             self._end_step()
         if self.are_over:
             # Not within `refusing`: leaving the loop is no refusal.
-            raise _EnoughError
+            raise _LoopDoneError
 
     def _leave_again(self) -> None:
-        """Leave a loop that goes on after its last step, because it caught the exception that was raised to leave it.
-
-        Raises RecordingError if this has happened too often.
-        """
         self._times_left += 1
         if self._times_left > _MOST_TIMES_LEFT:
             raise RecordingError(
@@ -267,12 +252,11 @@ class _Steps:
 
 
 def held_by(optimizers: Iterable[Optimizer]) -> set[int]:
-    """The ids of all parameters of these optimizers."""
     return {id(p) for each in optimizers for group in getattr(each, "param_groups", ()) for p in group["params"]}
 
 
 def sum_of_losses(losses: list[Tensor]) -> Tensor:
-    """The sum of losses, added in order in float64. A single loss is returned unchanged."""
+    """Return the sum of losses, added in order in float64. A single loss is returned unchanged."""
     import torch
 
     if len(losses) == 1:

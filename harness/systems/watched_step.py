@@ -1,4 +1,4 @@
-"""`watch`: make a system of a training function, and record the values of each training step without further code.
+"""`watch` makes a system of a training function, and records the values of each training step.
 
 At every step it records, in this order
 
@@ -10,20 +10,12 @@ At every step it records, in this order
     param       each parameter after the step, frozen parameters included
     optimizer   its state as <parameter>.<state>; without any state, the learning rate as <parameter>.lr;
                 settings and attributes that the step has changed (`kept_beside`), as <parameter>.<setting>@changed
-    loss        the function's result, if it is not None; for a whole loop the sum of the numbers with which backward
-                began, added in their order in float64, on ranks with such a number
+    loss        the function's result, if it is not None; for a whole loop the sum of the numbers from which backward
+                started, added in their order in float64, on ranks with such a number
 
-A function `step(index)` trains once. A function `train()` runs a framework's whole loop: a step of this loop ends when
-every watched optimizer has run its step (`watched_loop`).
-
-- Names are those of the bare model: additions of DistributedDataParallel, torch.compile and wrappers of blocks are left
-  out (`bare_names`).
-- If two models of a list have a name in common, all names begin with the model's index in the list.
-- A parameter of an optimizer that is in no model is named by its index: `optimizer.0.group1.param0`.
-- Optimizers that were not passed to `watch` come after the others, in the order in which they first run in a step.
-- For a DTensor each rank records its own shard.
-
-Imports torch when it is called.
+Names are those of the model without wrappers such as DistributedDataParallel (`bare_names`). If two models have a name
+in common, all names begin with the model's index. A parameter that is in no model has a name such as
+`optimizer.0.group1.param0`. For a DTensor, each rank records its own shard.
 """
 
 from __future__ import annotations
@@ -47,7 +39,7 @@ if TYPE_CHECKING:
 Observe = Callable[[str, str, "Tensor"], None]
 
 _LATE = ("d", "t", "old_dirs", "old_stps", "ro", "H_diag", "prev_flat_grad", "prev_loss", "al")
-"""State that LBFGS creates in a later step, the first with enough iterations."""
+"""State that LBFGS creates only in a later step, the first with enough iterations."""
 
 
 @refusing()
@@ -70,15 +62,12 @@ def watch(
     - `optimizer` may be left out with `train`. Then each optimizer with parameters of the model counts, and a step ends
       when all parameters that require gradients have been stepped.
     - `loss`: with `train`, the framework's method that returns each loss, such as torchtitan's
-      `trainer.forward_backward_step`. Without it the loss is the tensor with which backward begins. If a graph computes
+      `trainer.forward_backward_step`. Without it the loss is the tensor from which backward starts. If a graph computes
       the gradients, there is no such tensor.
     - `names`, `independent_ranks`: as in any system.
 
-    Return the result from a factory. Raises UsageError
-
-    - for an object that is no model or no optimizer,
-    - for a `loss` that is no method of an object,
-    - unless exactly one of `step` and `train` is given.
+    Return the result from a factory. Raises UsageError for an object that is not a model or not an optimizer, for a
+    `loss` that is not a method of an object, and unless exactly one of `step` and `train` is given.
     """
     from torch import nn
 
@@ -130,23 +119,19 @@ class WatchedStep:
         self.begin_step()
 
     def watch_models(self, models: list[nn.Module]) -> None:
-        """From now on, record the tensors of these models, and of no others."""
         self.model = models[0] if len(models) == 1 else None
         self.models = models
         self._prefixes = _prefixes(models)
 
     def begin_step(self, index: int = 0) -> None:
-        """Prepare for a step: forget the previous step, and read the optimizers' settings, so that changes can be
-        found."""
         self.is_before_step, self._index = True, index
         self._seen = list(self.watched_optimizers)
         self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
 
     def placing(self, observe: Observe) -> Observe:
-        """Wrap `observe` so that a tensor that is part of a flat parameter of FSDP1 gets its position there, as an
-        attribute.
+        """Wrap `observe` so that a part of a flat FSDP1 parameter is recorded with its position in the whole parameter.
 
-        This applies to parameters, gradients and optimizer states.
+        The position is an attribute of the tensor. This applies to parameters, gradients and optimizer states.
         """
         from bitproof.harness.capture.digest import FLAT
         from bitproof.harness.torch_distributed import flattened_parts
@@ -171,21 +156,21 @@ class WatchedStep:
         return placed
 
     def manifest(self) -> dict[str, Any]:
-        """The settings of the optimizers, for the manifest."""
         return {OPTIMIZERS: self._settings.entries}
 
     def _named_models(self) -> Iterator[tuple[str, nn.Module]]:
         return zip(self._prefixes, self.models, strict=True)
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
-        """Yield the name and module of each module of the models. The names are torch's, with wrappers."""
         for prefix, model in self._named_models():
             for name, module in model.named_modules():
                 yield (prefix + name).rstrip("."), module
 
     def step(self, index: int, observe: Observe) -> None:
-        """Train once, and record the values. Raises RecordingError if no optimizer took a step, or if the loss is no
-        number."""
+        """Train once, and record the values.
+
+        Raises RecordingError if no optimizer took a step, or if the loss is not a number.
+        """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         observe = self.placing(observe)
@@ -209,7 +194,6 @@ class WatchedStep:
             observe("loss", "loss", _number(loss, index))
 
     def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
-        """Record the values after a step, except the loss: buffers, parameters and the states of optimizers."""
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
         for name, parameter in (*trained.items(), *self._parameters_outside_models(trained)):
@@ -225,9 +209,9 @@ class WatchedStep:
                 observe("optimizer", f"optimizer.holder{number}.{name}", value)
 
     def show_gradients(self, optimizer: Optimizer, observe: Observe) -> Any:
-        """Return a hook that records the gradients which an optimizer's step is about to read.
+        """Return a hook that records the gradients that an optimizer's step is about to read.
 
-        If the step gets a closure that computes gradients, the hook wraps it, and records at the end of its first call.
+        If a closure computes the gradients, the hook wraps the closure, and records at the end of its first call.
         """
         from bitproof.harness.torch_compat import is_within_own_step
 
@@ -276,7 +260,6 @@ class WatchedStep:
                 observe("buffer", f"{prefix}{name}@{when}", buffer)
 
     def _show_state(self, optimizer: Optimizer, observe: Observe) -> None:
-        """Record an optimizer's state for each parameter, and its other state (`_show_beside`)."""
         from torch.optim import LBFGS
 
         # Each parameter gets the keys of all, so that the names are the same in each step: a parameter that has had no
@@ -297,11 +280,6 @@ class WatchedStep:
         )
 
     def _show_beside(self, optimizer: Optimizer, names: Mapping[int, str], observe: Observe, *, has_rate: bool) -> None:
-        """Record an optimizer's state that belongs to no parameter, as `optimizer.0.<name>`, and the settings that
-        changed.
-
-        `has_rate`: whether learning rates are recorded as <parameter>.lr, and thus left out here.
-        """
         beside, prefix = self._beside[id(optimizer)], f"optimizer.{self._number(optimizer)}."
         for group, settings in beside.changed_settings().items():
             for parameter in optimizer.param_groups[group]["params"]:
@@ -313,10 +291,6 @@ class WatchedStep:
             observe("optimizer", f"{prefix}{name}", value)
 
     def _show_other_states(self, shown: Sequence[Optimizer], observe: Observe) -> None:
-        """Record the states of optimizers that took a step and are not in `shown`, each value once.
-
-        A parameter that an earlier optimizer has, too, is named by its index: `optimizer.1.group0.param2`.
-        """
         named = {id(p): name for name, p in self.trained_parameters().items()}
         # A parameter in two optimizers has two states: the second needs a name of its own.
         held = {id(p) for each in shown for group in each.param_groups for p in group["params"]}
@@ -334,9 +308,9 @@ class WatchedStep:
             self._show_beside(optimizer, names, observe, has_rate=False)
 
     def trained_parameters(self) -> dict[str, Tensor]:
-        """The parameters of all models, by their names in the models without wrappers.
+        """Return name without wrappers -> parameter, for all models.
 
-        Raises RecordingError if two parameters have the same name, because a parameter was registered after the call of
+        Raises RecordingError if two parameters have the same name, because one was registered after the call of
         `watch`.
         """
         named: dict[str, Tensor] = {}
@@ -353,7 +327,7 @@ class WatchedStep:
 
     @refusing()
     def note(self, optimizer: Optimizer) -> None:
-        """Note an optimizer that takes a step: its parameters are recorded, even if it was not passed to `watch`."""
+        """Note an optimizer that takes a step. Its parameters are recorded, even if it was not passed to `watch`."""
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
             self._beside[id(optimizer)] = KeptBeside(optimizer, self._seen, self.models)
@@ -363,10 +337,6 @@ class WatchedStep:
         return next(number for number, each in enumerate(self._seen) if each is optimizer)
 
     def _parameters_outside_models(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and tensor of each parameter that is in an optimizer but in no watched model, each once.
-
-        The name is its index in the optimizer, such as `optimizer.0.group1.param0`.
-        """
         shown = {id(p) for p in trained.values()}
         for number, optimizer in enumerate(self._seen):
             for name, parameter in _index_names(number, optimizer):
@@ -375,11 +345,9 @@ class WatchedStep:
                     yield name, parameter
 
     def _parameters_of(self, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-        """Yield the name and tensor of each parameter of an optimizer: first those of the models, then others.
-
-        The first optimizer also gets trainable parameters that no optimizer has, which a trainer may have forgotten.
-        """
         held = {id(p): (name, p) for name, p in _index_names(self._number(optimizer), optimizer)}
+        # Trainable parameters that no optimizer has, because a trainer forgot them, are recorded with the first
+        # optimizer.
         is_first = bool(self.watched_optimizers) and optimizer is self.watched_optimizers[0]
         by_all = {
             id(p) for each in self.watched_optimizers for settings in each.param_groups for p in settings["params"]
@@ -392,7 +360,6 @@ class WatchedStep:
 
 
 def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and tensor of each parameter of an optimizer. Names are like `optimizer.0.group1.param0`."""
     for group, settings in enumerate(optimizer.param_groups):
         for index, parameter in enumerate(settings["params"]):
             yield f"optimizer.{number}.group{group}.param{index}", parameter
@@ -401,9 +368,9 @@ def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tenso
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """The arguments of an optimizer's step, with its closure replaced by `wrap(closure)`; None if it has no closure.
+    """Replace the closure in the arguments of an optimizer's step by `wrap(closure)`; return None without a closure.
 
-    `args` and `kwargs` are the arguments that a hook of the step gets.
+    `args` and `kwargs` are the arguments of a step's hook.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:
@@ -414,8 +381,7 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """The optimizers of torch in an object: the object itself, or those in a list, or those that an object of
-    Accelerate wraps.
+    """Return torch's optimizers in an object: itself, those in a list, or those that an Accelerate object wraps.
 
     Raises UsageError for any other object.
     """
@@ -435,7 +401,6 @@ def held_optimizers(given: Any) -> list[Optimizer]:
 
 
 def _holders(given: Any) -> list[Any]:
-    """The objects that wrap other optimizers, among those passed to `watch` as `optimizer`; outer ones first."""
     from torch.optim import Optimizer
 
     if isinstance(given, (list, tuple)):
@@ -447,7 +412,7 @@ def _holders(given: Any) -> list[Any]:
 
 
 def bare(model: nn.Module) -> nn.Module:
-    """The model without its outer wrappers: DistributedDataParallel, DataParallel and torch.compile."""
+    """Return a model without its outer wrappers: DistributedDataParallel, DataParallel and torch.compile."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
     while True:
@@ -465,7 +430,6 @@ def _has_own_tensors(model: nn.Module) -> bool:
 
 
 def _prefixes(models: list[nn.Module]) -> list[str]:
-    """A prefix for each model's names: "" or, if two models have a name in common, the model's index, such as "1."."""
     held: dict[str, Tensor] = {}
     for model in models:
         for name, tensor in (*bare_tensors(model, "parameters"), *bare_tensors(model, "buffers")):
@@ -475,10 +439,6 @@ def _prefixes(models: list[nn.Module]) -> list[str]:
 
 
 def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the path and tensor of each tensor or number in an optimizer's state.
-
-    A list of numbers or tensors becomes a single tensor.
-    """
     from torch import Tensor
 
     for key, value in state.items() if isinstance(state, Mapping) else enumerate(state):
@@ -492,8 +452,6 @@ def _leaves(state: Mapping[Any, Any] | Sequence[Any], prefix: str = "") -> Itera
 
 
 def _parts(gradient: Tensor) -> dict[str, Tensor]:
-    """The tensors to record for a gradient, by the ending of their names: "", or ".indices" and ".values" if it is
-    sparse."""
     if not gradient.is_sparse:
         return {"": gradient}
     from bitproof.harness.torch_operators import sparse_parts

@@ -1,1 +1,1 @@
-"""Baselines: store recordings by environment, measure how far later runs drift from them, and accept a drift."""
+"""Baselines: stored recordings by environment. Later runs are compared with them, and a difference can be accepted."""

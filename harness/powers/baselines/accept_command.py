@@ -1,12 +1,12 @@
-"""`bitproof accept`: run cases, measure their drift from baselines, and replace drifted baselines.
+"""`bitproof accept`: runs cases, measures how far they differ from their baselines (drift), and replaces these.
 
-1. Run the cases like `run --baseline`, and print the drift in ULPs, and the operator whose results changed first.
+1. Run the cases like `run --baseline`. Print the drift in ULPs, and the first operator call whose result changed.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
    store recordings without a baseline for this environment.
 
-A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates, the
-drift of each system must be explained by one of them, unless a reason is given, too; drift from a baseline of another
-environment can then be accepted as well.
+A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates,
+each system's drift must be explained by one of them, unless a reason is given, too. Then drift from a baseline of
+another environment can be accepted as well.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def accept(
     replay: Sequence[str] = (),
     certificates: Sequence[Path] = (),
 ) -> int:
-    """Run cases, and replace drifted baselines if a reason, `why`, is given or a certificate explains the drift.
+    """Run cases, and replace drifted baselines if a reason (`why`) is given or a certificate explains the drift.
 
     Returns the exit status:
 
@@ -57,9 +57,9 @@ def accept(
     - 1 if a baseline was kept because its case is not as expected, or because its drift is unexplained,
     - 3 if something was not judged.
 
-    `new`: also store recordings that have no baseline yet. `replay` are the options of a command that repeats the run.
-    Before anything runs, UsageError is raised if there is neither a reason nor a certificate, and RecordingError for a
-    damaged certificate.
+    `new`: also store recordings that have no baseline yet. `replay`: options of the command that repeats the run.
+    Raises UsageError without a reason or certificate, and RecordingError for a damaged certificate, before anything
+    runs.
     """
     explainers = [explainer_of(path) for path in certificates]
     if not why.strip() and not explainers:
@@ -106,7 +106,7 @@ def _accept(
     explainers: Sequence[Explainer],
 ) -> int:
     baselines = baselines_of(result)
-    sides = list(_sides(result.case, baselines, new, bool(explainers)))
+    sides = list(_roles_to_store(result.case, baselines, new, bool(explainers)))
     folders = CaseFolders(result.case, run_dir, run_dir)
     if not baselines or any(about.status == BaselineStatus.UNVERIFIED for about in baselines.values()):
         print(f"{result.case.name}: not judged, so no baseline is touched")
@@ -148,11 +148,10 @@ def _accept(
 
 
 def _explained(case: Case, path: str | None, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """Explain a system's drift from its baseline in the folder `path`, by the first certificate that covers the whole
-    drift.
+    """Explain a system's drift from its baseline in the folder `path`, by the first certificate that covers all of it.
 
-    If no certificate does, returns the explanation by the last one, which lists the differences that it does not cover.
-    Equal bits need no certificate.
+    If no certificate does, return the explanation by the last certificate, which lists the differences that it does not
+    cover. Equal bits need no certificate.
     """
     if path is None:
         return Explanation.lacking("there is no baseline to drift from")
@@ -166,10 +165,12 @@ def _explained(case: Case, path: str | None, recording: Path, explainers: Sequen
     return next((each for each in found if each.is_whole), found[-1])
 
 
-def _sides(case: Case, baselines: Mapping[Role, BaselineResult], new: bool, has_certificate: bool) -> Iterator[Role]:
-    """Yield the roles ("reference", "candidate") whose recordings are to be stored as baselines:
+def _roles_to_store(
+    case: Case, baselines: Mapping[Role, BaselineResult], new: bool, has_certificate: bool
+) -> Iterator[Role]:
+    """Yield the roles ("reference", "candidate") whose recordings must be stored as baselines:
 
-    - the recordings that drifted;
+    - recordings that drifted;
     - with `new`, also recordings without a baseline of this environment;
     - with `has_certificate`, also recordings with baselines of other environments.
 

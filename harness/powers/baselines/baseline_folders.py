@@ -1,14 +1,9 @@
-"""Store recordings as baselines by environment, and compare later runs with them.
+"""Stores recordings as baselines by environment, and compares later runs with them.
 
-A baseline is in DIR/<case>/<system>/<environment id>/. The environment has every fact of a manifest that can change a
-bit, except the code: the case, package versions, hardware, device, backend, environment variables, determinism
-switches, the ordered passes with their settings, and the data. The commit, a fault and the graph's own code are left
-out: a baseline exists to show their effects.
-
-If bits differ from a baseline of the same environment, the recording is DRIFTED. If all baselines are from other
-environments, it is NOT COMPARABLE. The result then names the nearest baseline, which has the fewest differing fields,
-and those fields; if only package versions differ, it also names the tensors that drifted. A baseline's environment is
-read from its manifest, not from the name of its folder.
+A baseline is in DIR/<case>/<system>/<environment id>/. The environment has every fact of a manifest that can affect a
+bit, except the code, whose effect a baseline exists to show. If bits differ from a baseline of the same environment,
+the recording is DRIFTED. If all baselines are from other environments, it is NOT COMPARABLE. The result then names the
+baseline with the fewest differing facts, and these facts; if only package versions differ, also the drifted tensors.
 """
 
 from __future__ import annotations
@@ -58,7 +53,7 @@ _MAX_DRIFT = 100
 
 
 def environment_id(manifest: Manifest) -> str:
-    """A folder name for a manifest's environment, such as `cpu-torch2.13.0-1a2b3c4d`."""
+    """Return a folder name for a manifest's environment, such as `cpu-torch2.13.0-1a2b3c4d`."""
     environment = environment_of(manifest)
     content = json.dumps(environment, sort_keys=True).encode()
     torch = str(environment["machine"].get("torch", "")).partition("+")[0]
@@ -77,8 +72,8 @@ def file_baseline(
 ) -> Path:
     """Move a recording into the folder for its environment's baseline, and return that folder.
 
-    With `accepted`, the baseline's manifest states why it was accepted. Raises UsageError if there is a baseline
-    already, unless `force` replaces it.
+    With `accepted`, the baseline's manifest states why it was accepted. Raises UsageError if there already is a
+    baseline, unless `force` replaces it.
     """
     found = read_recording(recording)
     environment = environment_of(found.manifest)
@@ -114,7 +109,7 @@ def file_baseline(
 
 
 def values_to_keep(baseline_dir: Path, case: Case, system: str) -> tuple[str, ...]:
-    """The name patterns of tensors whose values, not only digests, are in a system's baselines.
+    """Return the name patterns of tensors whose values, not only digests, a system's baselines have.
 
     A new run must store the values of the same tensors: only then can its drift be measured in ULPs.
     """
@@ -135,7 +130,7 @@ def demanded(about: BaselineResult) -> BaselineResult:
 
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
-    """The folders in `baseline_dir` with baselines of other cases, or of systems that none of `cases` runs."""
+    """Return the folders in `baseline_dir` with baselines of other cases, or of systems that none of `cases` runs."""
     used = {
         folder
         for case in cases
@@ -215,7 +210,6 @@ def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
 
 
 def tell_sides(reason: str) -> str:
-    """`reason` with "the baseline" in place of "the reference", and "this run" in place of "the candidate"."""
     return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
 
 
@@ -237,17 +231,16 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """The folder of a system's baselines, and the folder that earlier versions of bitproof used for them.
+    """Return the folder of a system's baselines, and the folder that earlier versions of bitproof used.
 
-    Each has a subfolder per environment. Earlier versions could use one folder for two systems, such as `sub/t.py:make`
-    and `sub-t.py:make`. So in the second folder the caller must check which system a manifest names.
+    Each has a subfolder for each environment. Earlier versions could use one folder for two systems, such as
+    `sub/t.py:make` and `sub-t.py:make`. So in the second folder, the caller must check which system a manifest names.
     """
     earlier = re.sub(r"[^\w.-]", "-", system).lstrip(".") or "-"
     return baseline_dir / case.name / file_name(system), baseline_dir / case.name / earlier
 
 
 def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
-    """The manifests of a system's baselines by folder; for an unreadable manifest, the value is the error."""
     found: dict[Path, Manifest | RecordingError] = {}
     own, earlier = _folders(baseline_dir, case, system)
     for folder in dict.fromkeys((own, earlier)):

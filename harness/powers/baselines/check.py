@@ -1,4 +1,4 @@
-"""`--baseline`: compare each system with its stored baseline, and find the call that made it drift."""
+"""`--baseline`: compares each system with its stored baseline, and finds the first call that changed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _read_folder(baseline: bool, baseline_dir: str | Path | None) -> Path | None
 
 @dataclass(frozen=True)
 class BaselineOptions:
-    """The folder of baselines to compare with, None for no comparison; and whether a missing baseline is a failure."""
+    """The folder of baselines (None for no comparison), and whether a missing baseline is a failure."""
 
     baseline_dir: Path | None = settings(
         None,
@@ -51,13 +51,13 @@ class BaselineOptions:
 
 
 class BaselineCheck(Check):
-    """Compare each system with its baseline: an earlier recording of the same system on the same case."""
+    """Compares each system with its baseline: an earlier recording of the same system on the same case."""
 
     name = "baseline"
     Options = BaselineOptions
 
     def __init__(self, options: BaselineOptions, *, logs_new: bool = False) -> None:
-        """With `logs_new`, recordings that are to become baselines get their calls logged, too."""
+        """`logs_new`: also log the calls of recordings that have no baseline yet and will become baselines."""
         super().__init__(options)
         assert options.baseline_dir is not None, "`of` makes no check without a folder"
         self._folder = options.baseline_dir
@@ -65,7 +65,7 @@ class BaselineCheck(Check):
 
     @classmethod
     def of(cls, options: BaselineOptions) -> Self | None:
-        """The check, or None without `--baseline`. Raises UsageError for `--require-baseline` alone."""
+        """Return the check; None without `--baseline`. Raises UsageError for `--require-baseline` alone."""
         if options.baseline_dir is not None:
             return cls(options)
         if options.require_baseline:
@@ -73,7 +73,7 @@ class BaselineCheck(Check):
         return None
 
     def values(self, case: Case, system: str) -> tuple[str, ...]:
-        """The tensors whose values the system's baselines have: a drift is measured by them."""
+        """Return the tensors whose values the system's baselines have. A drift is measured with these values."""
         from bitproof.harness.powers.baselines.baseline_folders import values_to_keep
 
         return values_to_keep(self._folder, case, system)
@@ -87,14 +87,14 @@ class BaselineCheck(Check):
             yield f"unused baseline: {unused}, of no system of any case that is known"
 
     def judges(self, verdict: Verdict) -> bool:
-        """A case that failed is compared as well: its systems may have recorded before it did."""
+        """A case that failed is compared as well: its systems may have recorded before it failed."""
         return True
 
     def judge(self, evidence: Evidence) -> Finding:
         """Compare each system's recording with its baseline. If a system drifted, find the first call that changed.
 
-        With `logs_new`, the first step's calls are also logged for recordings that have no baseline yet, since they may
-        become baselines. If the calls of a drifted system cannot be logged, its result states the reason.
+        With `logs_new`, the first step's calls are also logged for recordings without a baseline, which may become
+        baselines. If the calls of a drifted system cannot be logged, its result states the reason.
         """
         from bitproof.harness.powers.baselines.baseline_folders import demanded, hold_against_baseline
         from bitproof.harness.powers.baselines.report import finding_of
@@ -125,7 +125,10 @@ class BaselineCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """An EQUAL with records that differ or with none compared, or a DRIFTED without a difference; or None."""
+        """Find an EQUAL with records that differ or without compared records, or a DRIFTED without a difference.
+
+        Returns (path, violated rule, status), or None if there is neither.
+        """
         from bitproof.harness.powers.baselines.report import read_data
 
         for role, found in read_data(data).items():
@@ -145,10 +148,9 @@ def drift_of(_: Case, baseline: str, recording: str) -> dict[str, list[Drift]]:
 
 
 def log_calls(logged: Callable[[Role, int], list[Path]], role: Role, recording: Path) -> str | None:
-    """Log the calls of a recording's first step, and store the log beside the recording.
+    """Log the calls of a recording's first step, and store the log with the recording. Return None, or why that failed.
 
-    Returns the reason if that fails, otherwise None. `logged` replays a role's system, logs the calls of a step, and
-    returns an archive per rank.
+    `logged` replays a role's system, logs the calls of a step, and returns an archive for each rank.
     """
     from bitproof.harness.capture.recording_files import add_calls
     from bitproof.harness.localize.logs.replay import packed_calls

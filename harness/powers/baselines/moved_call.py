@@ -1,4 +1,4 @@
-"""Find the operator call that made a recording drift from its baseline, by comparing the call logs of the two."""
+"""Finds the operator call that made a recording differ from its baseline, by comparing their call logs."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bitproof.harness.records import BlamedCall, Recording
 from bitproof.harness.validate import read
 
 LOGGED_STEP = 0
-"""The step whose calls a baseline stores: most changes in code already show in the first step."""
+"""The step whose calls a baseline stores. Most changes in code already show in the first step."""
 
 
 def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
-    """The operator call to blame for the drift of a recording from its baseline; None if no call explains it.
+    """Return the operator call that made a recording differ from its baseline; None if no call explains it.
 
-    Compares the call logs stored beside the two recordings. Raises RecordingError if a log is missing or damaged, or if
-    the drift begins after the only step whose calls are logged.
+    Compares the call logs that are stored with the two recordings. Raises RecordingError if a log is missing or
+    damaged, or if the recordings differ only after the step whose calls are logged.
     """
     there, here = read_recording(baseline), read_recording(recording)
     differing = differing_digests(there, here, LOGGED_STEP)

@@ -12,9 +12,9 @@ from bitproof.harness.validate import GROWING
 class BaselineStatus(enum.StrEnum):
     """A system's recording compared with its baseline, an earlier recording of the same system on the same case.
 
-    EQUAL and DRIFTED need a baseline from the same environment, which is everything that can change a bit, except the
+    EQUAL and DRIFTED need a baseline from the same environment, which is everything that can affect a bit, except the
     code. With a baseline from another environment, a recording is NOT COMPARABLE. MISSING replaces NOT COMPARABLE and
-    NO BASELINE if the command demands a baseline of this environment. UNVERIFIED means that evidence is missing.
+    NO BASELINE if the command requires a baseline of this environment. UNVERIFIED means that evidence is missing.
     """
 
     EQUAL = "EQUAL"
@@ -29,11 +29,11 @@ class BaselineStatus(enum.StrEnum):
 class BaselineResult:
     """A system's recording compared with its baselines.
 
-    - `path`: the folder of the baseline, or None if there is no baseline.
-    - `reasons`: the reasons why the status is not EQUAL.
+    - `path`: folder of the baseline; None if there is none.
+    - `reasons`: why the status is not EQUAL.
     - `compared`, `mismatched`: numbers of records.
-    - `tensors_drifted`: the number of tensors that differ. `drift` has entries for the first few of them.
-    - `call`: the first operator call whose output differs from the baseline's, if known.
+    - `tensors_drifted`: number of tensors that differ. `drift` describes the first few of them.
+    - `call`: first operator call whose output differs from the baseline's, if known.
     """
 
     __pydantic_config__ = GROWING

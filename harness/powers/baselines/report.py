@@ -17,27 +17,26 @@ from bitproof.harness.report import text
 from bitproof.harness.validate import read
 
 Found = Mapping[Role, BaselineResult]
-"""Each side that was compared with its baseline."""
+"""Each role whose recording was compared with its baseline."""
 
 MAX_TENSORS = 100
-"""The most drifted tensors in a report."""
+"""Most drifted tensors in a report."""
 
 _BRIEF = {
     BaselineStatus.DRIFTED: "{} DRIFTED",
     BaselineStatus.MISSING: "no baseline of {}",
     BaselineStatus.UNVERIFIED: "baseline of {} UNVERIFIED",
 }
-"""The clause beside the verdict, for the statuses that object to a case."""
+"""The clause beside the verdict, for the statuses that count against a case."""
 
 _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` stores what is missing"
 
 
 def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
-    """The finding about both systems; `systems` has their names."""
     sides = _sides(found, systems)
     objecting = [(side, about) for side, about in sides if about.status in _BRIEF]
     told = {
-        status: "; ".join(f"{side}: {_told(about)}" for side, about in objecting if about.status in statuses)
+        status: "; ".join(f"{side}: {_objection(about)}" for side, about in objecting if about.status in statuses)
         for status, statuses in (
             ("objection", (BaselineStatus.DRIFTED, BaselineStatus.MISSING)),
             ("unjudged", (BaselineStatus.UNVERIFIED,)),
@@ -53,25 +52,22 @@ def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
 
 
 def baselines_of(result: CaseResult) -> dict[Role, BaselineResult]:
-    """Each side of a case that was compared with its baseline."""
     finding = result.checks.get("baseline")
     return {} if finding is None else read_data(finding.data)
 
 
 def read_data(data: dict[str, Any]) -> dict[Role, BaselineResult]:
-    """The results in a finding's data. Raises RecordingError if the data is damaged."""
     return read(dict[Role, BaselineResult], data, "checks.baseline.data", RecordingError, damaged="is damaged")
 
 
 def _sides(found: Found, systems: Mapping[Role, str]) -> list[tuple[str, BaselineResult]]:
-    """Each side with its system. If both have the same system and the same result, they share an entry."""
     if len({*map(systems.get, ROLES)}) == 1 and len(found) == len(ROLES) and found["reference"] == found["candidate"]:
         return [(f"both sides {systems['reference']}".rstrip(), found["reference"])]
     return [(f"{role} {systems.get(role, '')}".rstrip(), about) for role, about in found.items()]
 
 
-def _told(about: BaselineResult) -> str:
-    """An objection to a system: `DRIFTED, first grad w; moved first: div.Tensor of layers.0 ...`."""
+def _objection(about: BaselineResult) -> str:
+    """Describe an objection to a system: `DRIFTED, first grad w; moved first: div.Tensor of layers.0 ...`."""
     first = f", first {about.drift[0].kind} {about.drift[0].name}" if about.drift else ""
     why = [f"moved first: {text.blame_of(about.call)}"] if about.call else about.reasons[:1]
     return "; ".join([f"{about.status}{first}", *why])

@@ -1,6 +1,6 @@
-"""Run a built-in or user's system on each rank of `bitproof record`, and watch its operator calls.
+"""Runs a system on each rank of `bitproof record`, and watches its operator calls for `bitproof moved`.
 
-A request of `bitproof moved`, in a file that an environment variable names, states which results to keep or replace.
+A request states which results to record or replace. Its file is named by the environment variable REQUEST.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Observe = Callable[[Any, str, torch.Tensor], None]
 
 
 def make(case: Case, mesh: Mesh) -> WatchedRank:
-    """Make the system that the request names, on this rank, with its operator calls watched."""
+    """Make the system that a request of `bitproof moved` names, on this rank, with its operator calls watched."""
     request = json.loads(Path(os.environ[REQUEST]).read_text())
     return WatchedRank(request, case, mesh)
 
@@ -52,7 +52,7 @@ class WatchedRank:
             self.manifest = self.inner.manifest
 
     def step(self, index: int, observe: Observe) -> None:
-        """Run a step of the watched system. After the last one, write the answer."""
+        """Run a step of the watched system. After the last step, write the answer to the request."""
 
         def shown(kind: Any, name: str, tensor: torch.Tensor) -> None:
             with disable_current_modes():  # calls of the recorder are not the system's calls
@@ -89,7 +89,6 @@ class WatchedRank:
 
 
 def _program(name: str, case: Case, mesh: Mesh) -> Any:
-    """The traced graph if the system `name` runs a graph, otherwise None."""
     if name != GRAPH:
         return None
     from bitproof.harness.execute.host.programs import prepare_program
@@ -120,13 +119,10 @@ def _inner_system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
 
 
 def _name_unread(operator: Any, args: Any) -> str:
-    """A text that names an operator call and the reason why it is not replayed, such as a collective and its ranks.
-
-    Returns "" for a wait for a collective, which is not counted as a call.
-    """
     if "c10d" not in getattr(operator, "namespace", ""):
         return name_unread(operator, args)
     if "wait_tensor" in str(operator):
+        # The launch was counted already.
         return ""
     groups = [ranks for each in args if (ranks := _ranks(each)) is not None]
     text = f"ranks {', '.join(map(str, groups[0]))}" if groups else "a group"
@@ -134,7 +130,6 @@ def _name_unread(operator: Any, args: Any) -> str:
 
 
 def _ranks(argument: Any) -> tuple[int, ...] | None:
-    """The ranks of a process group, given by its name or as an object of torch; None for any other argument."""
     if isinstance(argument, str):
         return ranks_in(argument)
     if not isinstance(argument, torch.ScriptObject):

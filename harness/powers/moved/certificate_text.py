@@ -1,4 +1,4 @@
-"""Print a certificate as lines for a terminal, and as a page of Markdown for a pull request."""
+"""Prints a certificate as lines for a terminal, or as Markdown for a pull request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ MOST_ROWS = 40
 
 
 def lines_of(certificate: MovedCertificate) -> Iterator[str]:
-    """Yield the lines for a terminal: counts, the calls that are not equal, and whether they explain the difference."""
     c = certificate
     moved, others = len(c.moved), len(c.rows) - len(c.moved)
     more = f", {others} not judged as equal or moved" if others else ""
@@ -31,14 +30,14 @@ def lines_of(certificate: MovedCertificate) -> Iterator[str]:
 
 
 def call_text(row: MovedRow) -> str:
-    """An operator with the dtypes and shapes of its inputs: `aten.mm.default float32 [4, 8] [8, 4]`."""
+    """Return an operator with its inputs' dtypes and shapes: `aten.mm.default float32 [4, 8] [8, 4]`."""
     return one_line(f"{row.operator} {', '.join(row.dtypes)} {' '.join(map(str, row.shapes))}")
 
 
 def amount_text(row: MovedRow) -> str:
-    """How much a moved call changed, such as "2 ULP in 5 of 16 elements: index 3 of dim 1".
+    """Describe how much a call's result changed, such as "2 ULP in 5 of 16 elements: index 3 of dim 1".
 
-    For other calls, returns the state, such as "failed", and the reason.
+    For a call that has not moved, return its state, such as "failed", and the reason.
     """
     if row.state != MOVED or not row.total:
         return one_line(f"{row.state}: {row.detail}" if row.detail else row.state)
@@ -47,7 +46,6 @@ def amount_text(row: MovedRow) -> str:
 
 
 def facts_of(row: MovedRow) -> list[tuple[str, str]]:
-    """Further facts about a moved call, as pairs of a name and a text, which may be ""; [] for other calls."""
     if row.state != MOVED:
         return []
     why = "; ".join(row.causes) or "unknown"
@@ -63,7 +61,6 @@ def facts_of(row: MovedRow) -> list[tuple[str, str]]:
 
 
 def verified_lines(c: MovedCertificate) -> Iterator[str]:
-    """Yield lines about the program: whether it is equal, and whether the moved calls explain its whole difference."""
     found = c.verified
     if found.plain == "not run":
         yield "the program was not run in the new environment: nothing shows whether these calls are all that changed"
@@ -85,18 +82,16 @@ def verified_lines(c: MovedCertificate) -> Iterator[str]:
 
 
 def environment_text(environment: dict[str, str | int]) -> str:
-    """An environment in a few words: "torch 2.13.0 (AVX2)"."""
+    """Describe an environment: "torch 2.13.0 (AVX2)"."""
     return one_line(f"torch {environment.get('torch')} ({environment.get('capability')})")
 
 
 def _releases(c: MovedCertificate) -> str:
-    """Releases of packages other than torch in the new environment, such as `, transformers 5.2.0`; "" if none."""
     known = {*c.old, "device"}
     return "".join(one_line(f", {name} {value}") for name, value in c.new.items() if name not in known)
 
 
 def markdown_of(certificate: MovedCertificate) -> str:
-    """The certificate as a page of Markdown."""
     c = certificate
     rows = ["| | old | new |", "|---|---|---|"]
     facts = [(name, c.old.get(name, ""), c.new.get(name, "")) for name in {**c.old, **c.new}]
@@ -114,6 +109,6 @@ def markdown_of(certificate: MovedCertificate) -> str:
 
 
 def _cell(text: object) -> str:
-    """An untrusted text as the cell of a Markdown table: it cannot add markup, a column or a line break."""
+    # The text is untrusted: it must not add markup, a column or a line break.
     kept = one_line(str(text))
     return "".join("\\" + c if c in "\\`*_[]<>|~#!&" else c for c in kept)

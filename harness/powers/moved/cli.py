@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FORMS = "PROGRAM or CASE, record DIR PROGRAM, replay DIR, or check FILE.json"
 MEBIBYTE = 1 << 20
 WATCHED = ("eager", "eager_chunked", "graph")
-"""The built-in systems whose calls can be watched, beside a user's."""
+"""Built-in systems whose operator calls can be watched. A user's systems can be watched as well."""
 
 
 @command(
@@ -146,7 +146,6 @@ def moved_command(
 
 
 def _program(name: str, arguments: list[str], steps: int | None, system: str | None) -> ProgramRuns:
-    """The program to run: a script, a function of a script, or a case. Raises UsageError or CaseError."""
     from bitproof.harness.powers.moved.program_runs import CaseOnRanks, OneProcess
 
     if ".py" in name:

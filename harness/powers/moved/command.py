@@ -39,14 +39,13 @@ def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -
 
 
 def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Replay an archive of recorded operator calls in the new environment, and print those whose results changed."""
     return _finish(comparison.replay(control=False), out, as_json=as_json)
 
 
 def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Record a program's operator calls in the old environment, and print those whose results change in the new one.
+    """Record a program's calls in the old environment, replay them in the new, and print those whose results change.
 
-    Then the program itself is run in the new environment, to check that these calls explain its whole difference.
+    The program itself also runs in the new environment, to check that these calls explain its whole difference.
     """
     with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
         comparison.folder = Path(folder, "archive")
@@ -59,7 +58,6 @@ def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> 
 
 
 def check(path: Path, *, as_json: bool) -> int:
-    """Print a certificate, after checking that it does not contradict itself."""
     return _finish(read_certificate(path), None, as_json=as_json)
 
 
@@ -76,10 +74,10 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 
 
 def status_of(certificate: MovedCertificate) -> int:
-    """The exit status of a comparison of two environments. The first of these rules that applies counts:
+    """Return the exit status for a certificate. The first rule that applies decides:
 
     1. A call moved or is missing, or the program differs: 1.
-    2. A call was not judged, or there are no calls: 3.
+    2. A call could not be judged, or there are no calls: 3.
     3. An environment does not repeat its own bits: 1.
     4. Otherwise: 0.
     """

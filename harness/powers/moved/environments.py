@@ -1,4 +1,4 @@
-"""An environment: a Python with a torch, and environment variables. Each request runs in a process of this Python."""
+"""An environment: a Python with torch, and environment variables. Each request runs in a process of this Python."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*?)[<>=!~]=?[\w.+*,<>=!~]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python interpreter, and environment variables that are set for it in addition to those of this process."""
+    """A Python interpreter, and environment variables that are set for it in addition to this process's."""
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
-    """A package whose release counts as a fact of this environment, as torch's always does; "" for none."""
+    """Package whose release is a fact of this environment; "" for none. torch's release is always a fact."""
 
     @property
     def threads(self) -> int | None:
-        """The number of threads that the environment's variables ask for; None if they ask for none.
+        """The number of threads that OMP_NUM_THREADS requests in this environment; None if it is not set.
 
-        If it is None, each call is replayed with the number of threads that was recorded.
+        With None, each call is replayed with the number of threads that was recorded.
         """
         asked = self.variables.get("OMP_NUM_THREADS", "")
         return int(asked) if asked.isdigit() and int(asked) else None
 
     def ask(self, what: str, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """Run `standalone/answer_request.py` in this environment, and return its answer to the request.
+        """Run `standalone/answer_request.py` in this environment, and return its answer.
 
-        `what` is the kind of request, such as "replay". Raises:
+        `what` is the kind of request, such as "replay", and `request` has its arguments. Raises:
 
         - UsageError for a program that cannot run.
         - MachineError for a Python without torch.
-        - RecordingError if the archive is refused, or if the process crashes.
+        - RecordingError if the archive is refused, or if the process fails.
         """
         with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
@@ -87,7 +87,7 @@ class Environment:
 
 
 def answer_or_refusal(found: dict[str, Any], what: str = "", python: str | None = None) -> dict[str, Any]:
-    """Return the answer `found`, or raise the error that it describes if it has the key "error".
+    """Return the answer `found`. If it has the key "error", raise the error that it describes.
 
     The error's text names the kind of request, `what`, and the Python that answered.
     """
@@ -117,10 +117,10 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """Return the path of a Python that has a required package, such as `torch==2.15.0`, and this Python's packages.
+    """Return the path of a Python with a package such as `torch==2.15.0`, and otherwise this Python's packages.
 
-    Its environment is made on first use. Raises UsageError for another text, and MachineError if the installation
-    fails.
+    Its environment is created on first use. Raises UsageError if `requirement` is not a package with a release, and
+    MachineError if the installation fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)
@@ -150,9 +150,9 @@ def installed(requirement: str) -> str:
 
 
 def package_of(requirement: str) -> str:
-    """Return the name of the required package, such as `transformers`; "" for torch.
+    """Return the package that a requirement names, such as `transformers`.
 
-    torch's release is always a fact of an environment, so it need not be named.
+    Returns "" for torch, whose release is always a fact of an environment.
     """
     named = _REQUIREMENT.fullmatch(requirement)
     return "" if named is None or named[1].lower() == "torch" else named[1]

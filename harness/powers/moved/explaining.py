@@ -1,4 +1,4 @@
-"""Explain the differences between two recordings by a certificate about them, for the commands `diff` and `accept`."""
+"""Explains the differences between two recordings by a certificate, for the commands `diff` and `accept`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_REASONS = 3
 def explainer(path: Path) -> Explainer:
     """Return a function that explains the differences between two recordings by the certificate in this file.
 
-    The function takes the recordings in either order. Raises RecordingError if the certificate is damaged.
+    The recordings may be given in either order. Raises RecordingError if the certificate is damaged.
     """
     certificate = read_certificate(path)
 
@@ -37,10 +37,6 @@ def explainer(path: Path) -> Explainer:
 
 
 def _other_recordings(certificate: MovedCertificate, first: Recording, second: Recording) -> list[str]:
-    """The differences between the certificate's recordings and these two, in words; [] if there are none.
-
-    At most MOST_REASONS are listed.
-    """
     old, new = certificate.recordings
     one, other = identity_of(first), identity_of(second)
     # `diff` takes recordings in any order, so both are tried, and the order with fewer differences counts.

@@ -1,4 +1,4 @@
-"""Name the causes why a call's results changed: facts about its kernel that differ between the two environments."""
+"""Finds why a call's results differ between two environments: facts about its kernel that were probed in both."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-    """The reasons why a call's results changed, in words: each probed fact that differs between environments, or [].
+    """Return a text for each probed fact that differs between the environments; [] if none differs.
 
     `old` and `new` are the results of `order_probes.probe` in each environment.
     """
@@ -32,9 +32,9 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _added(sizes: Sequence[int]) -> str:
-    """When a kernel adds the bias of a product, in words: "last", or "to term 0 first".
+    """Describe when a kernel adds the bias of a product: "last", or "to term 0 first".
 
-    `sizes`: for each term, how many other terms are added before it meets the bias (`order_probes._bias`).
+    `sizes` has for each term the number of other terms that are added before it meets the bias.
     """
     # The bias meets first the term with the fewest other terms in between.
     first = min(range(len(sizes)), key=sizes.__getitem__)
@@ -49,7 +49,7 @@ def _order(old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
 
 
 def smallest_shape(old: Mapping[str, str], new: Mapping[str, str]) -> str:
-    """The first of the probed shapes, from small to large, whose results differ; "" if none do.
+    """Return the first of the probed shapes, from small to large, whose results differ; "" if none do.
 
     `old` and `new` map each shape to a digest of the call's result.
     """

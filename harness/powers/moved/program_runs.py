@@ -1,6 +1,6 @@
-"""Run a program in an environment, and record its operator calls, keep their results, or exchange results.
+"""Runs a program in an environment, to record its operator calls, or to replace their results by another environment's.
 
-To exchange results is to use those of the other environment. The program is a script, a function or a case.
+The program is a script, a function or a case.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bitproof.harness.records import Recording, Verdict
 
 SYSTEM = "bitproof.harness.powers.moved.case_ranks:make"
 REQUEST = "BITPROOF_MOVED_REQUEST"
-"""The environment variable that names the file with a rank's request."""
+"""Environment variable with the path of the file that has a rank's request."""
 
 
 @dataclass(frozen=True)
 class OneProcess:
-    """A program that runs in one process: a script FILE.py, or a function of it, FILE.py:FUNCTION."""
+    """A program that runs in a single process: a script FILE.py, or a function FILE.py:FUNCTION."""
 
     program: str
     arguments: Sequence[str]
@@ -37,12 +37,13 @@ class OneProcess:
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
         """Run the program in a process of this environment, and return the answer of `standalone/answer_request`.
 
-        `what` is the request, and `asked` its arguments:
+        `what` is the request, and `asked` has its arguments:
 
-        - "record" records the program's calls. `budget`: the most bytes of values to store.
-        - "results" stores results of calls below `folder`. It takes a `budget`, and the calls by `keys` and `inputs`
-          (see `call_events.CallEvent`).
-        - "exchange" runs the program once for each set of keys in `sets`, and replaces the results of these calls.
+        - "record" records the program's calls. `budget`: most bytes of values to store.
+        - "results" stores results of calls below `folder`, up to `budget` bytes. The calls are selected by `keys` and
+          `inputs` (see `call_events.CallEvent`).
+        - "exchange" runs the program for each set of keys in `sets`, with the stored results in place of these calls'
+          own.
         """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {
@@ -57,10 +58,10 @@ class OneProcess:
 class CaseOnRanks:
     """Runs a case on all its ranks with `bitproof record`, in one environment after the other.
 
-    - `system`: the case's system to record.
+    - `system`: the system of the case to record.
     - `arguments`: further options of `bitproof record`, such as `--steps 2`.
     - `old`: the recording of the old environment.
-    - `identities`: digests and facts of the old and the new recording, once both exist.
+    - `identities`: identities of the old and the new recording, once both exist.
     """
 
     name: str
@@ -70,7 +71,7 @@ class CaseOnRanks:
     identities: list[RecordingIdentity] = field(default_factory=list)
 
     def ask(self, environment: Environment, what: str, folder: Path, seconds: float, **asked: Any) -> dict[str, Any]:
-        """Run the case on all ranks, and join their answers. Requests and answers are those of `OneProcess.ask`."""
+        """Run the case on all ranks, and combine their answers. Requests and answers are those of `OneProcess.ask`."""
         if what == "exchange":
             sets = asked["sets"]
             return {"runs": [self._run_exchanged(environment, folder, seconds, [*keys]) for keys in sets]}
@@ -102,9 +103,9 @@ class CaseOnRanks:
         """Compare a recording with the old environment's. Returns a dict:
 
         - "equal": whether the recordings are equal.
-        - "first": a text that names the first differing record, or "".
-        - "records": the number of compared records.
-        - "digest": the digest of `recording`.
+        - "first": the first differing record in words, or "".
+        - "records": number of compared records.
+        - "digest": digest of `recording`.
 
         Raises RecordingError if the recordings cannot be compared.
         """
@@ -134,7 +135,6 @@ class CaseOnRanks:
 
 
 ProgramRuns = OneProcess | CaseOnRanks
-"""A program that can be run in an environment."""
 
 
 def _answers(folder: Path) -> Iterator[dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""Identify a recording by a digest of its bits, and by the facts of its environment that can change a bit.
+"""Identifies a recording by a digest of its bits, and by the facts of its environment that can affect bits.
 
-A certificate contains the identities of its two recordings, so it cannot be used for others.
+A certificate contains the identities of its two recordings, so that it cannot be used for other recordings.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from bitproof.harness.powers.moved.records import RecordingIdentity
 from bitproof.harness.records import Recording
 
 MOST = 100
-"""The maximum number of characters of a fact in a message."""
+"""Most characters of a fact in a message."""
 _OF_THE_SYSTEM = ("system", "ranks", "passes", "settings")
-"""Facts that an identity leaves out, so that systems with the same bits and environment have the same identity."""
+"""Facts that an identity leaves out: systems with the same bits and environment have the same identity."""
 
 
 def identity_of(recording: Recording) -> RecordingIdentity:
-    """A recording's identity: a digest over all records, the number of records, and the facts about its environment."""
+    """Return a recording's identity: a digest of all records, their number, and facts about the environment."""
     made = sha256(str(recording.manifest.digest).encode())
     # Sorted, since the order in which ranks recorded does not matter.
     for key, record in sorted(recording.records.items()):
@@ -33,7 +33,6 @@ def identity_of(recording: Recording) -> RecordingIdentity:
 
 
 def differences(certified: RecordingIdentity, found: RecordingIdentity) -> Iterator[str]:
-    """Yield each difference of two identities, in words."""
     sides = [{name: json.loads(text) for name, text in each.environment.items()} for each in (certified, found)]
     pairs = {name: (sides[0].get(name), sides[1].get(name)) for name in {**sides[0], **sides[1]}}
     for path, (left, right) in leaf_differences(pairs):

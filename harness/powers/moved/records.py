@@ -1,4 +1,4 @@
-"""Define the certificate of an upgrade: both environments, the moved calls, and whether they explain the difference."""
+"""Defines the certificate of an upgrade: two environments, the moved calls, and whether they explain the difference."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ Verdict = Literal["EQUAL", "DIFFERENT", "NONDETERMINISTIC", "not run"]
 
 @dataclass(frozen=True, kw_only=True)
 class MovedRow:
-    """An operator call that is not equal in the new environment. Calls that differ only in their values share a row.
+    """An operator call whose results are not equal in the new environment.
 
-    - `elements`, `total`: how many elements of the results differ, and how many there are.
-    - `smallest`: the smallest of the tried input shapes at which the call differs.
+    Calls that differ only in values share a row.
+
+    - `elements`, `total`: number of elements of the results that differ, and number of all elements.
+    - `smallest`: smallest tested input shape at which the call differs.
     - `switch`: a setting that restores the old bits.
-    - `alone`: the first record that changes if only this call has its new results.
-    - `is_drawn`: the inputs were too large to store. The call was replayed with random inputs of the same distribution.
+    - `alone`: first record that changes if only this call has its new results.
+    - `is_drawn`: the inputs were too large to store, so the call was replayed with random inputs of the same
+      distribution.
     """
 
     __pydantic_config__ = STRICT
@@ -51,14 +54,14 @@ class MovedRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """The verdicts about the program: its run in the new environment, compared with its run in the old environment.
+    """The program's run in the new environment, compared with its run in the old environment.
 
-    - `plain`: the verdict of an unchanged run.
-    - `with_exchange`: the verdict of a run in which all moved calls return their old results. A call has moved if its
+    - `plain`: verdict of an unchanged run.
+    - `with_exchange`: verdict of a run in which all moved calls return their old results. A call has moved if its
       results changed.
-    - `first`: in words, the first difference of the unchanged run.
-    - `remainder`: in words, the first difference of the run with old results.
-    - `exchanged`: the number of replaced results.
+    - `first`: first difference of the unchanged run, in words.
+    - `remainder`: first difference of the run with old results, in words.
+    - `exchanged`: number of replaced results.
     """
 
     __pydantic_config__ = STRICT
@@ -73,7 +76,7 @@ class Verified:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordingIdentity:
-    """A recording's bits and environment. `environment` has facts by name, each as JSON text."""
+    """The identity of a recording's bits and environment. `environment` maps names of facts to JSON texts."""
 
     __pydantic_config__ = STRICT
 
@@ -86,8 +89,8 @@ class RecordingIdentity:
 class MovedCertificate:
     """The result of comparing two environments.
 
-    `uncollected` counts the calls that were not compared, by reason. `recordings` identifies the old and the new
-    recording of a case; it is empty for a script or a function.
+    - `uncollected`: reason -> number of calls that were not compared for this reason.
+    - `recordings`: identities of the old and the new recording of a case; empty for a script or function.
     """
 
     __pydantic_config__ = STRICT
@@ -109,12 +112,11 @@ class MovedCertificate:
 
     @property
     def moved(self) -> list[MovedRow]:
-        """The rows of calls that moved, i.e. whose results changed."""
         return [row for row in self.rows if row.state == MOVED]
 
     @property
     def explains_all(self) -> bool:
-        """Whether the moved calls explain the whole difference: with the calls' old results, the program is EQUAL."""
+        """Whether the moved calls explain the whole difference: with their old results, the program is EQUAL."""
         return self.verified.plain == "DIFFERENT" and self.verified.with_exchange == "EQUAL"
 
     def problem(self) -> str | None:
@@ -143,18 +145,17 @@ class MovedCertificate:
 
 
 def write_certificate(path: Path, certificate: MovedCertificate) -> None:
-    """Write a certificate as JSON."""
     values = asdict(certificate)
     path.write_text(json.dumps(values | {"digest": digest_of(values)}, indent=1) + "\n")
 
 
 def digest_of(values: dict[str, Any]) -> str:
-    """The digest of a certificate's values. It reveals damage; it does not show who wrote them."""
+    """Return the digest of a certificate's values. It reveals damage, but does not prove who wrote them."""
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def read_certificate(path: Path) -> MovedCertificate:
-    """Read a certificate. Raises RecordingError if the file is damaged, or contradicts itself."""
+    """Read a certificate. Raises RecordingError if the file is damaged or contradicts itself."""
     try:
         values: Any = parse(read_plain(path))
     except OSError as error:

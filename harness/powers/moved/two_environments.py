@@ -1,13 +1,12 @@
-"""Compare two environments: record in the old environment, replay in the new, exchange results, and explain.
+"""Compares two environments. A call has moved if its results differ between them.
 
-1. Record the program's distinct calls in the old environment, and replay them there. Leave out calls that do not repeat
-   their results.
-2. Replay the calls in the new environment. A call has moved if its results differ. Run the program there, too.
-3. If the program's records differ, store the results of the moved calls in the old environment. Then run the program in
-   the new environment with these old results.
-4. If there is still a difference, look at the first call that differs. If its inputs are equal in both environments, it
-   has moved, too: repeat step 3 with it.
-5. Probe in both environments how the moved calls' kernels add, and try settings that restore the old bits.
+1. Record the program's distinct calls in the old environment, and replay them there. Calls that do not repeat their
+   results are left out.
+2. Replay the calls in the new environment, to find those that have moved. Run the program there, too.
+3. If the program's records differ, run it in the new environment with the old results of the moved calls.
+4. If a difference is left, look at the first call that differs. If its inputs are equal in both environments, it has
+   moved, too: repeat step 3 with it.
+5. For each moved call, probe in both environments how its kernel adds, and try settings that restore the old bits.
 """
 
 from __future__ import annotations
@@ -38,8 +37,10 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
 class TwoEnvironments:
     """Compares two environments; the archive of calls is in `folder`.
 
-    `budget` is the maximum number of bytes of values to store, `memory` the maximum that a replay may use, and
-    `seconds` the time limit of each process.
+    - `budget`: most bytes of values to store.
+    - `memory`: most bytes of memory that a replay may use.
+    - `seconds`: time limit of each process.
+    - `explains`: whether to look for causes.
     """
 
     old: Environment
@@ -54,11 +55,11 @@ class TwoEnvironments:
     rows: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def record(self) -> dict[str, Any]:
-        """Record the program's calls in the old environment. Returns a dict with three numbers:
+        """Record the program's calls in the old environment. Returns a dict of numbers:
 
-        - "calls": the distinct calls.
-        - "drawn": the calls with inputs above the budget; a replay draws random inputs in their place.
-        - "bytes": the size of the stored values.
+        - "calls": distinct calls.
+        - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+        - "bytes": size of the stored values.
         """
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
 
@@ -70,8 +71,10 @@ class TwoEnvironments:
     def replay(self, *, control: bool) -> MovedCertificate:
         """Replay the archive's calls in the new environment, and return the certificate so far.
 
-        `control`: also replay them in the old environment. Calls whose results differ there count as nondeterministic,
-        not as moved. The program does not run.
+        The program does not run.
+
+        `control`: also replay the calls in the old environment. Calls whose results differ there count as
+        nondeterministic, not as moved.
         """
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)
@@ -103,7 +106,7 @@ class TwoEnvironments:
     def verify(self) -> Verified:
         """Run the program in the new environment: unchanged, then with the old results of the moved calls.
 
-        Call `replay` first: it finds the moved calls, i.e. those whose results changed.
+        Call `replay` first, which finds the moved calls: those whose results changed.
         """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
@@ -155,10 +158,7 @@ class TwoEnvironments:
         )
 
     def _add_moved(self, key: str, operator: str) -> None:
-        """Add a call to the moved ones, because its results changed when the program ran in the new environment.
-
-        In the replay its results had not changed, or the call had not been recorded.
-        """
+        # The replay has not shown this: the results agreed on the recorded inputs, or the call was not recorded.
         row = self.rows.setdefault(key, {"op": operator, "dtypes": [], "shapes": [], "drawn": False, "state": "equal"})
         if row["state"] == "equal":
             detail = "equal on its recorded inputs, moved on others of the program"
@@ -171,7 +171,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """Add to each moved call the smallest shape at which it moves, causes, and a setting that restores old bits."""
+        """For each moved call, find the smallest shape at which it moves, causes, and a setting that restores bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:
@@ -194,10 +194,10 @@ class TwoEnvironments:
                 left.remove(key)
 
     def finished(self, certificate: MovedCertificate, verified: Verified) -> MovedCertificate:
-        """Return `certificate` with the facts that were found after `replay` returned it:
+        """Return `certificate` with the facts that were found since `replay` returned it:
 
         - the verdicts about the program (`verified`);
-        - the calls, counted again, with the causes that `explain` found;
+        - the calls, counted again, with their causes;
         - for a case, the system and its recordings.
         """
         facts: dict[str, Any] = {"verified": verified, **self._counted()}
@@ -207,12 +207,6 @@ class TwoEnvironments:
         return MovedCertificate(**{**vars(certificate), **facts})
 
     def _counted(self) -> dict[str, Any]:
-        """Return these fields of a certificate, as a dict:
-
-        - "calls", "operators": the numbers of distinct calls and of operators.
-        - "equal": the number of distinct calls whose results are equal.
-        - "rows": all other calls.
-        """
         rows = [self._row(row) for row in self.rows.values() if row["state"] != "equal"]
         operators = len({row["op"] for row in self.rows.values()})
         return {"calls": len(self.rows), "operators": operators, "equal": len(self.rows) - len(rows), "rows": rows}

@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """The option `--sensitivity`: how many calls to try and for how long; None if not requested."""
+    """The option `--sensitivity`: the limits of the measurement; None if it was not requested."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -31,24 +31,24 @@ class SensitivityOptions:
 
 
 class SensitivityCheck(Check):
-    """Make each call of a step wrong by 1 ULP, one at a time, and count the calls that the case notices."""
+    """Makes each call of a step wrong by 1 ULP, one at a time, and counts the calls that the case notices."""
 
     name = "sensitivity"
     Options = SensitivityOptions
 
     @classmethod
     def of(cls, options: SensitivityOptions) -> Self | None:
-        """Return the check, or None if it was not requested."""
+        """Return the check; None if it was not requested."""
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
-        """Raise UsageError under torchrun: all ranks are replayed in one process."""
+        """Raise UsageError under torchrun, since this check replays all ranks in one process."""
         from bitproof.harness.execute.transport import refuse_torchrun
 
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure the sensitivity of a case in a separate process; None if its verdict is not as expected."""
+        """Measure a case's sensitivity in a separate process; None if the case's verdict is not as expected."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 
@@ -74,7 +74,7 @@ class SensitivityCheck(Check):
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
         """Find the first row whose counts contradict each other, such as more calls seen than tried.
 
-        Returns its path, the violated rule, and the counts in words; None if there is none.
+        Returns (path of the row, violated rule, counts in words), or None if all rows are consistent.
         """
         from bitproof.harness.powers.sensitivity.report import read_data
 

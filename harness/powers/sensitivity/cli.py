@@ -18,7 +18,7 @@ from bitproof.harness.powers.sensitivity.records import Effort
 from bitproof.harness.settings import TIME, words
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
-"""The cases measured if none is selected."""
+"""The cases that are measured if none is selected."""
 
 _OPTIONS = (*ONE_CASE, "early_grad_accumulation", "observe", "every_call", "no_kept_graph", "timeout")
 

@@ -19,26 +19,28 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 from bitproof.harness.powers.sensitivity.spread import KERNELS_REFUSE, Compared, Fate, follow, readers_agree
 
 TRIES = 3
-"""The maximum number of elements of a call's output that are changed in a step, each alone, until the error is
-seen."""
+"""Most elements of a call's output that are changed in a step, each alone, until an error is seen."""
 
 Isolate = Callable[[Callable[[], Fate]], Fate]
-"""Runs a function that may crash, e.g. on a wrong index, in a forked process; a crash counts as a visible failure."""
+"""Runs a function that may crash, for example on a wrong index, in a forked process.
+
+A crash counts as a visible error.
+"""
 
 Answer = Literal["seen", "same", "lost"]
-"""Result of a neighbouring formula: its difference is seen, its bits are the same here, or its difference is lost."""
+"""Result of a formula with other rounding: its difference is seen or lost, or its bits are the same on these inputs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFinding:
-    """Whether errors in the output of a call showed in the compared tensors.
+    """Whether errors in a call's output showed in the compared tensors.
 
-    - `shown`: the kind of the compared tensor that showed an error of 1 ULP, or None.
-    - `tries`: how many elements were changed, each alone.
+    - `shown`: kind of the compared tensor that showed an error of 1 ULP, or None.
+    - `tries`: number of elements that were changed, each alone.
     - `is_blind`: even gross errors in all elements on all ranks did not show.
-    - `lost`: if nothing showed, the indices of the calls that returned right bits from wrong inputs. -1 means that no
-      call read the output. For a blind call, this is about the gross errors.
-    - `neighbours`: the results for formulas with other rounding, by name.
+    - `lost`: if nothing showed, indices of the calls that returned right bits from wrong inputs; -1 if no call reads
+      the output. For a blind call, these are the calls at which gross errors disappeared.
+    - `neighbours`: name of a formula with other rounding -> result.
     """
 
     call: int
@@ -50,20 +52,19 @@ class CallFinding:
 
 
 class NotRepeatableError(Exception):
-    """A repeated call returned other bits for the same inputs. Then an error cannot be followed through this call."""
+    """A repeated call returned other bits for the same inputs, so no error can be followed through this call."""
 
 
 class Examiner:
-    """Examines the calls of a step of a program.
+    """Examines the calls of a step. All random choices depend only on `seed`.
 
-    Each value that the program computes has a number, its slot: `ranks[rank][slot]` is the value in this step on a
-    rank. All random choices depend only on `seed`.
+    Each value of the step has a number (its slot): `ranks[rank][slot]` is the value on a rank.
     """
 
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if the case compares every call, not only records: it decides which wrong values show."""
+        """`compared` is given if the case compares every call, not only records. It decides which wrong values show."""
         self._compared = compared
         self._program = program
         self._ranks = ranks
@@ -78,12 +79,11 @@ class Examiner:
         formulas: Sequence[str] | None = None,
         needs_ulp: bool = True,
     ) -> CallFinding:
-        """Return whether the compared tensors show errors in the output of the call with this index.
+        """Try errors in the output of the call with this index, and return whether compared tensors show them.
 
-        - First, the call is computed by each of `formulas`, with other rounding, such as `1 / sqrt(x)` for `rsqrt`.
-          None stands for all formulas.
-        - With `needs_ulp`, an element is then changed by 1 ULP.
-        - With `may_be_blind`, gross errors are tried if no error of 1 ULP showed.
+        - `formulas`: first compute the call by each of these formulas with other rounding; None for all.
+        - `needs_ulp`: then change an element by 1 ULP.
+        - `may_be_blind`: try gross errors if no error of 1 ULP showed.
 
         Raises NotRepeatableError if calls that read the unchanged output do not repeat their bits.
         """
@@ -98,11 +98,11 @@ class Examiner:
         if not targets:
             return CallFinding(call=index, lost=(-1,), is_blind=True, neighbours=answers)
         fate = Fate()
-        for turn in range(TRIES):
+        for attempt in range(TRIES):
             # Another element each time: one element may be masked, or its error rounded away.
-            fate = self._follow_one_ulp(call, turn)
+            fate = self._follow_one_ulp(call, attempt)
             if fate.shown:
-                return CallFinding(call=index, shown=fate.shown, tries=turn + 1, neighbours=answers)
+                return CallFinding(call=index, shown=fate.shown, tries=attempt + 1, neighbours=answers)
         # Only for unseen calls: an error of 1 ULP that shows proves that the call is not blind.
         gross = self._is_blind(call, targets) if may_be_blind else None
         # Of a blind call the gross errors show best where errors disappear.
@@ -110,24 +110,23 @@ class Examiner:
         return CallFinding(call=index, tries=TRIES, lost=lost, is_blind=gross is not None, neighbours=answers)
 
     def _filled(self, slot: int) -> list[int]:
-        """The ranks on which the value number `slot` can be made wrong: it is a number, or a tensor with elements."""
         values = [own[slot] for own in self._ranks]
         return [rank for rank, x in enumerate(values) if tensors_of(x) or isinstance(x, (int, float))]
 
-    def error(self, call: ReplayedCall, turn: int) -> tuple[int, int, Any]:
-        """Return an error in a call's output: a slot (number of a value), a rank, and the wrong value.
+    def error(self, call: ReplayedCall, attempt: int) -> tuple[int, int, Any]:
+        """Return an error of 1 ULP in an element of a call's output, as (value number, rank, wrong value).
 
-        An element is off by 1 ULP. `turn` is the number of the attempt. Each attempt draws another element.
+        `attempt` counts from 0. Each attempt chooses another element.
         """
-        chance = random.Random(f"{self._seed} {call.index} {turn}")
+        chance = random.Random(f"{self._seed} {call.index} {attempt}")
         targets = [slot for slot in self._program.targets(call) if self._filled(slot)]
-        # The tries take the results of the call in turn.
-        slot = targets[turn % len(targets)]
+        # The attempts go through the results of the call in order, again and again.
+        slot = targets[attempt % len(targets)]
         rank = chance.choice(self._filled(slot))
         return slot, rank, by_one_ulp(self._ranks[rank][slot], chance)
 
-    def _follow_one_ulp(self, call: ReplayedCall, turn: int) -> Fate:
-        slot, rank, wrong = self.error(call, turn)
+    def _follow_one_ulp(self, call: ReplayedCall, attempt: int) -> Fate:
+        slot, rank, wrong = self.error(call, attempt)
         value = self._ranks[rank][slot]
         # The control experiment: the readers of an unchanged copy must return the recorded bits.
         if not readers_agree(self._program, self._ranks, slot, rank, _unchanged_copy(value)):
@@ -140,10 +139,10 @@ class Examiner:
         Returns None if a compared tensor showed an error, otherwise the calls at which the last error disappeared.
         """
         fate = Fate()
-        for turn in range(3):
-            chance = random.Random(f"{self._seed} {call.index} gross {turn}")
+        for attempt in range(3):
+            chance = random.Random(f"{self._seed} {call.index} gross {attempt}")
             values = {(slot, rank): self._ranks[rank][slot] for slot in targets for rank in self._filled(slot)}
-            if turn == 0:
+            if attempt == 0:
                 chosen = chance.choice(sorted({rank for _, rank in values}))
                 values = {key: value for key, value in values.items() if key[1] == chosen}
             wrong = {key: grossly(value, chance) for key, value in values.items()}

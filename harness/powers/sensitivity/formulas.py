@@ -1,6 +1,6 @@
-"""Neighbouring formulas of operators: the same function with another order, dtype or number of roundings.
+"""Formulas that compute the same function as an operator, with another order, dtype or number of roundings.
 
-A formula differs from its operator by rounding only, like a fused kernel. Example: `1 / sqrt(x)` for `rsqrt(x)`.
+They differ from the operator only by rounding, as a fused kernel does. Example: `1 / sqrt(x)` for `rsqrt(x)`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ aten = torch.ops.aten
 
 Arguments = Mapping[str, Any]
 Formula = Callable[..., Any]
-"""A function that takes a call's arguments, and returns the value that replaces the call's result."""
+"""Takes a call's arguments, and returns the value that replaces the call's result."""
 
 
 def _wide(function: Formula) -> Formula:
-    """A formula that calls `function` with its floating-point arguments in float64, and rounds the result back once."""
+    """Return a formula that calls `function` with floating-point arguments in float64, and rounds the result once."""
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         # The result gets the dtype of the first floating-point argument, as the operator's own.
@@ -53,14 +53,12 @@ def _mean_backwards(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs
 
 
 def _mean_by_product(x: Tensor, dims: Any = None, keepdim: bool = False, **kwargs: Any) -> Tensor:
-    """The mean as a sum times the reciprocal of the number of summands, instead of a division."""
     dims = list(range(x.dim())) if not dims else list(dims)
     count = functools.reduce(lambda n, dim: n * x.shape[dim], dims, 1)
     return aten.sum.dim_IntList(x, dims, keepdim, **kwargs) * (1 / count)
 
 
 def _mm_in_halves(x: Tensor, y: Tensor) -> Tensor:
-    """x @ y as a sum of two products: over the first half of the inner dim, then the second."""
     half = x.shape[-1] // 2
     return torch.matmul(x[..., :half], y[..., :half, :]) + torch.matmul(x[..., half:], y[..., half:, :])
 
@@ -70,7 +68,6 @@ def _mm_backwards(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """A grouped matrix product, but computed in float32 and rounded once per element."""
     assert offs is not None
     bounds = [0, *offs.tolist()]
     pairs = list(itertools.pairwise(bounds))
@@ -83,7 +80,6 @@ def _grouped_in_float32(x: Tensor, y: Tensor, offs: Tensor | None = None, *_: An
 
 
 def _truncated(x: Tensor, **kwargs: Any) -> Tensor:
-    """A cast to bfloat16 that truncates the lower bits instead of rounding."""
     # -65536 is 0xFFFF0000: the upper 16 bits of a float32 number are a bfloat16 number.
     return (x.view(torch.int32) & -65536).view(torch.float32).to(kwargs["dtype"])
 
@@ -100,7 +96,6 @@ def _log_softmax_by_steps(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
 def _attention_by_steps(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **kwargs: Any
 ) -> tuple[Any, ...]:
-    """Attention in separate steps in float32: scores, softmax, product with the values."""
     scale = kwargs.get("scale") or q.shape[-1] ** -0.5
     scores = q.float() @ k.float().transpose(-2, -1) * scale
     if (mask := kwargs.get("attn_mask")) is not None:
@@ -114,7 +109,6 @@ def _attention_by_steps(
 
 
 def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, by_count: bool) -> Tensor:
-    """The gradient of an embedding, but with rows of the same token added from the last to the first."""
     rows, places = grad.reshape(-1, grad.shape[-1]).flip(0), indices.reshape(-1).flip(0)
     return aten.embedding_dense_backward.default(rows, places, num, padding, by_count)
 
@@ -122,7 +116,6 @@ def _embedding_backwards(grad: Tensor, indices: Tensor, num: int, padding: int, 
 def _adamw_by_steps(
     params: Any, grads: Any, means: Any, squares: Any, maxima: Any, steps: Any, **kwargs: Any
 ) -> list[tuple[Tensor, Tensor]]:
-    """AdamW in separate operations, as in its paper, not fused. Returns pairs of new parameter and first moment."""
     lr, beta1, beta2 = float(kwargs["lr"]), kwargs["beta1"], kwargs["beta2"]
     given = []
     for x, g, m, v, step in zip(params, grads, means, squares, steps, strict=True):
@@ -156,18 +149,17 @@ _FORMULAS: dict[str, list[tuple[str, Formula]]] = {
     "_scaled_dot_product_flash_attention_for_cpu": [("by steps in float32", _attention_by_steps)],
     "embedding_dense_backward": [("from the last row", _embedding_backwards)],
 }
-"""Neighbouring formulas by operator: name and function."""
+"""Operator -> (name, formula) for each of its formulas."""
 
 
 def names_of(program: Program, call: ReplayedCall) -> list[str]:
-    """Return the names of a call's neighbouring formulas, which differ by rounding only, such as `in float64`."""
     return [name for name, _ in _formulas_of(program, call)]
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Compute a call by another formula, `name`, on all ranks. Returns the results by (slot, rank).
+    """Compute a call on all ranks by the formula `name`. Returns (value number, rank) -> result.
 
-    A slot is the number of a value. `gets` has, for each rank, a function from slot to value.
+    `gets` has a function for each rank, from the number of a value to the value.
     """
     formula = dict(_formulas_of(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
@@ -221,7 +213,6 @@ def _stepwise(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
-    """The result of a reduction on a rank, but with the group's ranks added in descending order."""
     assert call.partition is not None
     group = next(ranks for ranks in call.partition if rank in ranks)
     # Descending: bitproof's own sums add in ascending rank order.
@@ -232,9 +223,9 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 
 
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
-    """Yield formulas that combine a sum with the call that makes its input, and round differently, as (name, function).
+    """Yield (name, formula) for formulas that combine a sum with the call that makes its input.
 
-    There are two: `a*b + c` with an unrounded product, like an FMA, and `a + (b+c)` for `(a+b) + c`.
+    They are `a*b + c` with an unrounded product, like an FMA, and `a + (b+c)` for `(a+b) + c`.
     """
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None
@@ -270,7 +261,6 @@ def _reassociated(call: ReplayedCall, maker: ReplayedCall, gets: list[Get], rank
 
 
 def _like(value: Any, usual: Any) -> Any:
-    """`value` with the dtype and strides of `usual`; unchanged if it is no tensor."""
     if not isinstance(value, Tensor) or value is usual:
         return value
     return torch.empty_strided(usual.shape, usual.stride(), dtype=usual.dtype).copy_(value)

@@ -1,6 +1,6 @@
 """Runs a program's calls for all ranks in a single process, each call on all ranks before the next.
 
-A collective reads the values of all ranks of its group. Each step's bits are compared with a recording.
+A collective reads the values of all ranks of its group.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall, S
 from bitproof.harness.torch_operators import storage_key
 
 Get = Callable[[int], Any]
-"""A function that returns the value of a slot, i.e. the value with this number, on a rank."""
+"""Returns a rank's value by its number (slot)."""
 
 Ranks = Sequence[Sequence[Any]]
-"""All values of a step: `ranks[rank][slot]`, where a slot is the number of a value."""
+"""All values of a step: `ranks[rank][slot]`; a slot is the number of a value."""
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call that is no collective. Returns (slot, new value) for its result and for each argument that it writes.
+    """Run a call that is not a collective. Returns (value number, new value) for its result and each written argument.
 
-    A slot is a value's number, and `get` returns its value. Values are not modified.
+    `get` returns a value by its number. It is not modified: the call writes to copies.
     """
     if call.is_wait:
         # In one process a collective has ended when it returns, so a wait returns its argument.
@@ -51,8 +51,8 @@ def _keyword_arguments(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """Return the result of a collective on each rank of `group`, in the group's order.
 
-    `gets` has, for each rank, a function from slot (number of a value) to value. Raises RuntimeError if sizes or dtypes
-    disagree.
+    `gets` has a function for each rank, from the number of a value to the value. Raises RuntimeError if the ranks'
+    sizes or dtypes do not match.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
@@ -73,7 +73,7 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 
 @torch.no_grad()
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
-    """Run a step for all ranks, and return its values as `[rank][slot]`. A slot is the number of a value.
+    """Run a step for all ranks, and return its values as `[rank][value number]`.
 
     `before` has each rank's values before the step. Raises PassError if single calls cannot be repeated.
     """
@@ -120,5 +120,4 @@ def _refuse_written_views(program: Program, values: Sequence[Any]) -> None:
 
 
 def after(program: Program, values: Sequence[Any]) -> dict[Source, Tensor]:
-    """Return a rank's parameters, buffers and optimizer state after a step; `values` are all values of the step."""
     return {source: values[slot] for source, slot in program.last.items()}

@@ -23,7 +23,7 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", "graph")
 
 
 def why_not(case: Case) -> str | None:
-    """Return why a case's sensitivity cannot be measured; None if no reason is known before trying."""
+    """Return why a case's sensitivity cannot be measured; None if no reason is known in advance."""
     if case.candidate not in KNOWN_SYSTEMS:
         return f"system {case.candidate} is not known as a graph"
     if case.pipeline.compiles:
@@ -50,7 +50,6 @@ class Steps:
 
     @staticmethod
     def of(case: Case, options: GraphOptions | None = None) -> Steps:
-        """Return the steps of a case, before the first step. Raises the errors of tracing and of graph passes."""
         graph, groups = step_graph(case, case.candidate, torch.device("cpu"), options or GraphOptions(), observed=True)
         trainers: list[Any] = list(all_trainers(case))
         for trainer in trainers:
@@ -99,7 +98,7 @@ class Steps:
 
 
 def refuse_hidden_state(program: Program) -> None:
-    """Raise PassError if a step changes a value that the next step reads and no record compares.
+    """Raise PassError if a step changes a value that the next step reads, and no record compares this value.
 
     Errors could hide in such a value.
     """

@@ -1,4 +1,4 @@
-"""Makes values wrong, by 1 ULP in an element or grossly; also compares values bit by bit."""
+"""Makes values wrong, by 1 ULP in an element or grossly, and compares values bit by bit."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ def same(x: Any, y: Any) -> bool:
 
 
 def as_integers(x: Tensor) -> Tensor:
-    """Return the same memory viewed as integers; a complex element becomes two. Bool tensors are returned unchanged."""
+    """View a tensor's memory as integers; a complex element becomes two. A bool tensor is returned unchanged."""
     x = torch.view_as_real(x) if x.is_complex() else x
     return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
 
 
 def copied(x: Tensor) -> Tensor:
-    """Return a copy with the same strides, storage offset and alignment, since these can decide which kernel runs."""
+    """Return a copy with the same strides, storage offset and alignment, which can affect the choice of a kernel."""
     # The whole storage, since `clone` of the tensor would drop its offset and its strides.
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
 
 
 def tensors_of(value: Any) -> list[Tensor]:
-    """Return the tensors in a value, in order, without empty tensors. The value may be a nested tuple or list."""
+    """Return the tensors in a value or nested list, in order, without empty tensors."""
     if isinstance(value, Tensor):
         return [value] if value.numel() else []
     return [x for item in value for x in tensors_of(item)] if isinstance(value, (tuple, list)) else []
 
 
 def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
-    """Return a value, which may be a nested tuple or list, with tensor `old` replaced by `new`."""
     if value is old:
         return new
     if isinstance(value, (tuple, list)):
@@ -54,18 +53,18 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 def is_safe(value: Any) -> bool:
     """Return whether wrong elements of this value cannot make a kernel access invalid memory.
 
-    Only floating-point tensors are safe: integers may be indices or sizes.
+    Only floating-point tensors are safe, since integers may be indices or sizes.
     """
     return all(x.is_floating_point() or x.is_complex() for x in tensors_of(value)) and bool(tensors_of(value))
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """Return the value with an element off by 1 ULP; None if the value contains neither elements nor a number.
+    """Return the value with an element off by 1 ULP; None if the value has no elements and is no number.
 
-    - `chance`, a random generator, chooses the element, among finite nonzero elements if there are any.
-    - An integer, or a Python number, changes by 1. Integers stay within the range of the tensor's values unless all are
+    - `chance`, a random generator, chooses the element: a finite nonzero element, if there is one.
+    - An integer, or a Python number, changes by 1. Integers stay in the range of the tensor's values, unless all are
       equal.
-    - Elements that share memory, e.g. of an expanded dim, change together.
+    - Elements that share memory, as along an expanded dim, change together.
     """
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value + chance.choice((-1, 1)) if value else value + 1
@@ -104,7 +103,6 @@ def _off_by_one(x: Tensor, bits: Any, chance: random.Random) -> Any:
 
 
 def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
-    """The index of a random element that is finite and not zero, or of any element if there is none."""
     flat = x.detach().reshape(-1)
     usual = (flat != 0) & flat.isfinite() if flat.is_floating_point() or flat.is_complex() else None
     if usual is None or not bool(usual.any()) or bool(usual.all()):
@@ -120,7 +118,7 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """Return the value with every element far from the original; a value without elements or numbers is unchanged.
+    """Return the value with every element far from the original. A value without elements is unchanged.
 
     Finite elements stay finite. Integers are drawn from the range of the tensor's values. A Python number grows by 1.
     """

@@ -1,12 +1,8 @@
 """A step as a list of calls over numbered values: the nodes of a graph, then the calls of the optimizer's update.
 
-The number of a value is its slot. A slot is assigned once per step, and has a value on each rank. A call that writes an
-argument in place assigns a new slot. Later calls that read this memory read the new slot.
-
-Example: `x.add_(y)` reads slot 3 and fills slot 7. From then on, `x` means slot 7. So no value is lost, and a call can
-be repeated at any time.
-
-A step is refused if it writes memory and later reads an older view of this memory: slots cannot express that.
+The number of a value is called its slot. A call that writes an argument in place makes a value with a new slot. For
+example, `x.add_(y)` reads slot 3 and fills slot 7; from then on, `x` means slot 7. No value is lost, so any call can be
+repeated at any time. A step is refused if it writes memory and later reads an older view of this memory.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import schema_of
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
-"""The inputs of a step: parameters, buffers, optimizer state and the batch, each by name."""
+"""Kinds of values that exist before a step: parameters, buffers, optimizer state and the batch."""
 
 Source = tuple[str, str]
 """Kind and name of a value that exists before the step."""
@@ -38,20 +34,20 @@ Source = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """A placeholder among the arguments of a recorded call, for the value with this number, its slot."""
+    """Placeholder among a recorded call's arguments, for the value with this number."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedCall:
-    """An operator call of a step, in a form in which it can be repeated. A slot is the number of a value.
+    """An operator call of a step that can be repeated. A slot is the number of a value.
 
-    - `result`: the slot of the return value.
+    - `result`: slot of the return value.
     - `writes`: for each argument that the call writes, its slot before and after the call.
-    - `reads`: the slots of all values that the call reads.
+    - `reads`: slots of all values that the call reads.
     - `partition`: for a collective, the ranks of its groups.
-    - `counts`: false for calls that compute nothing, such as taking an element of a tuple, a wait, a size or a check.
+    - `counts`: False for calls that compute nothing, such as an item of a tuple, a wait, a size or a check.
     """
 
     index: int
@@ -70,22 +66,21 @@ class ReplayedCall:
 
     @property
     def operator_namespace(self) -> str:
-        """The namespace of the called operator, such as "aten"; "" for a Python function."""
         return str(getattr(self.function, "namespace", ""))
 
     @property
     def gives(self) -> tuple[int, ...]:
-        """The slots (numbers) of the values that the call makes: its result, and new values of arguments it writes."""
+        """The slots (numbers) of the values that the call makes: its result, and new values of written arguments."""
         return (self.result, *(new for _, new in self.writes))
 
 
 @dataclass
 class Program:
-    """A step as a list of calls that read and make values. Each value has a number, its slot.
+    """A step as a list of calls that read and make values. The number of a value is its slot.
 
-    - `inputs`: the slot of each value that exists before the step, such as a parameter.
-    - `last`: the slots of the same values after the step.
-    - `compared`: the slot of each record, by kind and name, in the order of recording.
+    - `inputs`: slot of each value that exists before the step, such as a parameter.
+    - `last`: slots of the same values after the step.
+    - `compared`: (kind, name) of each record -> slot, in the order of recording.
     """
 
     calls: list[ReplayedCall] = field(default_factory=list)
@@ -95,14 +90,13 @@ class Program:
     num_slots: int = 0
 
     def slot(self) -> int:
-        """Return the slot, i.e. the number, of a new value."""
         self.num_slots += 1
         return self.num_slots - 1
 
     def input(self, source: Source) -> int:
         """Return the slot (number) of a value that exists before the step, such as ("param", "embed.weight").
 
-        A value gets its slot at the first call for it.
+        The value gets its slot at the first call.
         """
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()
@@ -110,7 +104,7 @@ class Program:
 
     @functools.cached_property
     def readers(self) -> list[list[int]]:
-        """For each slot (number of a value), the indices of the calls that read the value, in order."""
+        """For each slot (value number), the indices of the calls that read the value, in order."""
         found: list[list[int]] = [[] for _ in range(self.num_slots)]
         for call in self.calls:
             for slot in call.reads:
@@ -119,19 +113,19 @@ class Program:
 
     @functools.cached_property
     def makers(self) -> dict[int, ReplayedCall]:
-        """The call that makes each value, by the value's slot (its number). Inputs of the step have none."""
+        """Slot (value number) -> the call that makes the value. Inputs of the step are missing."""
         return {slot: call for call in self.calls for slot in call.gives}
 
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
-        """The kind of record of each value that is compared, by the value's slot (its number)."""
+        """Slot (value number) -> kind of record, for each value that is compared."""
         # Reversed, so that a slot with several records keeps the kind of the first.
         return {slot: kind for (kind, _), slot in reversed(self.compared.items())}
 
     def targets(self, call: ReplayedCall) -> list[int]:
         """Return the slots (value numbers) of a call's results, without results that nothing reads or compares.
 
-        For a result that is a tuple, these are the slots of its elements.
+        For a tuple, these are the slots of its items.
         """
         found: list[int] = []
         for slot in call.gives:
@@ -145,7 +139,6 @@ class Program:
 
 
 def slots_in(value: Any) -> Iterable[int]:
-    """Yield the slots, i.e. the numbers of values, among nested arguments."""
     match value:
         case Slot(number):
             yield number
@@ -157,7 +150,7 @@ def slots_in(value: Any) -> Iterable[int]:
 
 
 def filled(value: Any, get: Callable[[int], Any]) -> Any:
-    """Return nested arguments with each `Slot` replaced by its value; `get` returns the value of a slot number."""
+    """Return nested arguments with each `Slot` replaced by its value. `get` returns a value by its number."""
     kind = type(value)
     if kind is Slot:
         return get(value.number)
@@ -170,10 +163,10 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
 
 @dataclass
 class Variables:
-    """The current value of each node or tensor, as a slot, i.e. the value's number.
+    """The current value of each node or tensor, as a slot (value number).
 
-    - `of`: the first slot of each node or tensor.
-    - `newest`: which slot replaced a slot when its memory was written.
+    - `of`: first slot of each node or tensor.
+    - `newest`: slot of overwritten memory -> slot that replaced it.
     """
 
     program: Program
@@ -181,7 +174,6 @@ class Variables:
     newest: dict[int, int] = field(default_factory=dict)
 
     def read(self, key: Any) -> int:
-        """Return the current slot of a node or tensor, i.e. the number of its value."""
         slot = self.of[key]
         # A value may be overwritten several times.
         while slot in self.newest:
@@ -189,7 +181,7 @@ class Variables:
         return slot
 
     def write(self, key: Any) -> tuple[int, int]:
-        """Give a node or tensor a new slot (value number), since a call writes it. Returns its old and its new slot."""
+        """Give a node or tensor a new slot (value number), since a call writes it. Returns (old slot, new slot)."""
         old, new = self.read(key), self.program.slot()
         # Views that were made before still have the old slot; `run_step` refuses a step that reads them later.
         self.newest[old] = new
@@ -205,10 +197,11 @@ def add_graph(
 ) -> None:
     """Add the calls of a graph to a program.
 
-    - `sources`, `returned`: kind and name of each input, and of each output's record.
-    - `partitions`: the ranks of each group, by name.
+    - `sources`: kind and name of each input.
+    - `returned`: kind and name of each output's record.
+    - `partitions`: name of a process group -> ranks of its groups.
 
-    Raises PassError for a collective on an unknown group.
+    Raises PassError for a collective in an unknown group.
     """
     variables = Variables(program)
     names = iter(sources)
@@ -271,7 +264,7 @@ def _add_node(
 def _add_observed(program: Program, variables: Variables, node: Node) -> None:
     """Add an observed activation to the records to compare.
 
-    The activation is a value of the program, or an additional call concatenates or slices such values.
+    If the activation is concatenated or sliced from several values, a call that does this is added.
     """
     name, parts, dim, piece = node.args
     slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
@@ -298,11 +291,8 @@ def _add_observed(program: Program, variables: Variables, node: Node) -> None:
 
 
 def _with_slots(value: Any, variables: Variables, module: GraphModule) -> Any:
-    """Nested arguments of a node, with a `Slot` in place of each node.
-
-    A node that stands for an attribute of the module, a constant or a nested graph, is replaced by the attribute.
-    """
     match value:
+        # An attribute of the module: a constant or a nested graph.
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)
         case Node():
@@ -323,6 +313,5 @@ def _counts(node: Node) -> bool:
 
 
 def _returns_written(node: Node) -> bool:
-    """Whether a call returns the argument that it wrote, as `add_` does."""
     returns = schema_of(node.target).returns
     return len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write

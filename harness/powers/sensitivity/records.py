@@ -11,12 +11,12 @@ from bitproof.harness.ulps import Count
 from bitproof.harness.validate import GROWING
 
 Z = 1.959963984540054
-"""95% of a normal distribution are within this many standard deviations."""
+"""95% of a normal distribution lie within this many standard deviations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The limits of a measurement: at most `sample` calls and `seconds` seconds. None means no limit."""
+    """Limits of a measurement: at most `sample` calls and `seconds` seconds. None means no limit."""
 
     sample: int | None = None
     seconds: float | None = 600.0
@@ -24,12 +24,12 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class SensitivityRow:
-    """Counts of the calls in modules that match a pattern, such as `layers.*.moe`, and in one direction.
+    """Counts of the calls in modules that match a pattern, such as `layers.*.moe`, in one direction.
 
-    - `calls`: all of them.
+    - `calls`: all calls.
     - `tried`: calls in which errors were made.
     - `seen`: calls whose error was noticed.
-    - `at_once`: calls whose first error was noticed, i.e. a single changed element in the first step.
+    - `at_once`: calls whose first error was noticed: a single changed element in the first step.
     - `blind`: calls whose errors no comparison can notice (see `UnseenCall`).
     """
 
@@ -48,7 +48,7 @@ class SensitivityRow:
 class UnseenCall:
     """A call whose errors of 1 ULP showed in no compared tensor.
 
-    - `is_blind`: no comparison can see an error in this call. Even gross errors did not show, or no call reads its
+    - `is_blind`: no comparison can see an error in this call: even gross errors did not show, or no call reads its
       output.
     - `reason`: where the errors disappeared.
     """
@@ -66,12 +66,12 @@ class UnseenCall:
 
 @dataclass(frozen=True, kw_only=True)
 class FormulaRow:
-    """Counts for a formula that differs from an operator by rounding only, such as `1 / sqrt(x)` for `rsqrt`.
+    """Counts for a formula that differs from an operator only by rounding, such as `1 / sqrt(x)` for `rsqrt`.
 
     - `tried`: calls that were computed by the formula instead.
     - `same`: calls whose results had the same bits.
-    - `seen`: calls with other bits, which a compared tensor showed.
-    - `lost`: calls with other bits, which no compared tensor showed.
+    - `seen`: calls with other bits that a compared tensor showed.
+    - `lost`: calls with other bits that no compared tensor showed.
     """
 
     __pydantic_config__ = GROWING
@@ -88,13 +88,13 @@ class FormulaRow:
 class Sensitivity:
     """How many of a case's calls the comparison would notice if their results were wrong.
 
-    - `steps`, `ranks`: how many were measured.
-    - `rows`: counts per module and direction.
-    - `unseen`: the calls that were not noticed, including those that no comparison can notice.
-    - `formulas`: the results for formulas with other rounding.
-    - `shown`: the number of noticed calls by the kind of the first compared tensor that differs. The kind is "failure"
-      if the error made a call fail.
-    - `seconds`, `processes`: the elapsed time, and how many processes measured.
+    - `steps`, `ranks`: numbers of measured steps and ranks.
+    - `rows`: counts by module and direction.
+    - `unseen`: calls that were not noticed, including those that no comparison can notice.
+    - `formulas`: results for formulas with other rounding.
+    - `shown`: kind of the first compared tensor that differs -> number of noticed calls. The kind is "failure" if the
+      error made a call fail.
+    - `seconds`, `processes`: elapsed time, and number of measuring processes.
     - `reason`: why nothing was measured, or None.
     """
 
@@ -111,17 +111,17 @@ class Sensitivity:
     reason: str | None = None
 
     def total(self, name: Literal["calls", "tried", "seen", "at_once", "blind"]) -> int:
-        """Return the sum of the column `name` over all rows."""
+        """The sum of the column `name` over all rows."""
         return sum(getattr(row, name) for row in self.rows)
 
     @property
     def can_see(self) -> int:
-        """The number of tried calls whose errors a comparison could see at all."""
+        """Number of tried calls whose errors a comparison could see at all."""
         return self.total("tried") - self.total("blind")
 
     @property
     def share(self) -> float | None:
-        """The share of `can_see` calls whose errors were seen; None if there are none."""
+        """Share of the `can_see` calls whose errors were seen; None if `can_see` is 0."""
         return self.total("seen") / self.can_see if self.can_see else None
 
     @property
@@ -131,7 +131,7 @@ class Sensitivity:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """The 95% confidence interval of `share`, due to sampling; None if all calls or none were tried."""
+        """95% confidence interval of `share`, due to sampling; None if all calls or none were tried."""
         return wilson(self.total("seen"), self.can_see) if self.is_sampled and self.can_see else None
 
 
@@ -145,7 +145,7 @@ def wilson(hits: int, tries: int) -> tuple[float, float]:
 
 
 def by_direction(rows: Iterable[SensitivityRow]) -> list[SensitivityRow]:
-    """Return a row per direction ("forward", ...), with the sums over all modules."""
+    """Return a row for each direction ("forward", ...), with the sums over all modules."""
     found: dict[str, list[SensitivityRow]] = {}
     for row in rows:
         found.setdefault(row.direction, []).append(row)

@@ -1,4 +1,4 @@
-"""A case's sensitivity in reports: a clause next to the verdict, and tables of calls whose errors are seen or not."""
+"""A case's sensitivity in reports: a clause beside the verdict, and tables of the calls whose errors are seen."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def clause(found: Sensitivity) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share to one decimal, e.g. 97.8%; never 100.0% for a share below 1."""
+    """Return a share to one decimal, such as 97.8%; never 100.0% for a share below 1."""
     rounded = f"{100 * share:.1f}%"
     return "99.9%" if rounded == "100.0%" and share < 1 else rounded
 
@@ -64,21 +64,19 @@ def _row(row: SensitivityRow) -> tuple[str, ...]:
 
 
 def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
-    """Return a table row for each operator and formula."""
     return [(x.operator, x.formula, *map(str, (x.tried, x.seen, x.same, x.lost))) for x in found.formulas]
 
 
 def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
-    """Return table rows that say where errors of unseen calls disappeared, the most frequent first.
+    """Return table rows on where the errors of unseen calls disappeared, the most frequent first.
 
-    With `is_blind`, the rows are about blind calls instead: those whose errors no comparison can see.
+    `is_blind`: the rows are about blind calls instead, whose errors no comparison can see.
     """
     counts = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
     return [(way, name, str(count), reason) for (way, name, reason), count in counts.most_common()]
 
 
 def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
-    """Yield every table: its title, headers and rows."""
     yield "calls seen, by module and direction", HEADERS, rows(found)
     for title, is_blind in (("calls not seen", False), ("calls blind by nature", True)):
         found_rows = reason_rows(found, is_blind)
@@ -92,7 +90,6 @@ def tables(found: Sensitivity) -> Iterator[tuple[str, Sequence[str], list[tuple[
 
 
 def finding_of(found: Sensitivity) -> Finding:
-    """Return the finding of the check `sensitivity`."""
     parts = [Table(title, tuple(headers), tuple(rows)) for title, headers, rows in tables(found)] if found.rows else []
     return Finding(brief=clause(found), blocks=(Sentence(headline(found)), *parts), data=asdict(found))
 
@@ -104,5 +101,5 @@ def measured(result: CaseResult) -> Sensitivity | None:
 
 
 def read_data(data: dict[str, Any]) -> Sensitivity:
-    """Return the sensitivity from the JSON data of a finding. Raises RecordingError if the data is damaged."""
+    """Read the sensitivity from the JSON data of a finding. Raises RecordingError if the data is damaged."""
     return read(Sensitivity, data, "checks.sensitivity.data", RecordingError, damaged="is damaged")

@@ -1,12 +1,12 @@
 """Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
 1. The separate process replays a step for all ranks, and checks that the step has the recorded bits.
-2. It forks a process per core. Each of these makes errors in its share of the calls, in random order, until the time is
-   up.
-3. Both are repeated in the next step, for the calls whose errors did not show. With other parameters, errors may show.
+2. It forks a process per core. Each makes errors in its share of the calls, in random order, until the time is up.
+3. In the next step, steps 1 and 2 are repeated for the calls whose errors did not show. With other parameters, they
+   may.
 
-An error is followed only to the end of its step. If it has an effect on later steps, it has changed parameters or
-optimizer state by then, and these are compared.
+An error is followed only to the end of its step. If it affects later steps, it has changed parameters or optimizer
+state by then, and these are compared.
 """
 
 from __future__ import annotations
@@ -36,20 +36,21 @@ if TYPE_CHECKING:
 
 _LOOK_SECONDS = 1.0
 MARGIN = 300.0
-"""Additional seconds for tracing, for replaying steps and for the last calls."""
+"""Additional seconds for tracing, for replaying steps, and for the last calls."""
 
 FIRST_STEP = 0.8
-"""The first step may use this share of the time; later steps retry the calls that it did not see."""
+"""Share of the time that the first step may use. Later steps try calls again whose errors were not seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensing:
-    """A measurement of a case's sensitivity: the case, and the path of its candidate's recording.
+    """A measurement of a case's sensitivity.
 
+    - `recording`: path of the candidate's recording.
     - `effort`: limits of the measurement.
     - `extra_passes`: graph passes that are added to the case's pipeline.
-    - `packing`: None if only records are compared. Otherwise every call is compared, except the calls of the nodes that
-      `packing` names. Such nodes only pack correct values, e.g. `cat` into a bucket.
+    - `packing`: None if only records are compared. Otherwise every call is compared, except calls of these nodes, which
+      only pack correct values, for example `cat` into a bucket.
     """
 
     case: Case
@@ -60,7 +61,6 @@ class Sensing:
 
 
 def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
-    """Measure a case in a separate process. `device` is the device on which the case ran."""
     # A replay on the CPU would not have the bits of a GPU's kernels.
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
@@ -73,12 +73,11 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
 
 
 def main() -> None:
-    """Run the measuring process, started as `python -m ...sensing PIPE`."""
     answer_all(Sensing, lambda task: iter([outcome_of(task)]))
 
 
 def outcome_of(task: Sensing) -> Sensitivity:
-    """Measure a case. If this is impossible, the result contains only the reason."""
+    """Measure a case. If this is impossible, the result has only the reason."""
     from bitproof.harness.capture.recording_files import read_recording
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
@@ -102,7 +101,7 @@ def outcome_of(task: Sensing) -> Sensitivity:
 
 
 class _Search:
-    """The calls of a case that are to be examined, and the findings so far, over several steps."""
+    """The calls of a case to examine, and the findings so far, over several steps."""
 
     def __init__(self, task: Sensing, steps: Steps, began: float) -> None:
         self._task = task
@@ -118,7 +117,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """In this step, examine the calls whose errors were not seen so far. Returns whether a next step may help."""
+        """In this step, examine the calls whose errors were not seen so far. Return whether another step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None
@@ -135,12 +134,11 @@ class _Search:
         return not late and any(map(self._is_open, self._found))
 
     def _is_open(self, index: int) -> bool:
-        """Whether examining this call in another step may show more: an error or a formula was not seen so far."""
         found = self._found.get(index)
         return found is not None and (found.shown is None or bool(_unseen_formulas(found)))
 
     def _note(self, finding: CallFinding) -> None:
-        """Merge a call's finding with those of earlier steps.
+        """Combine a call's finding with those of earlier steps.
 
         The call counts as seen if its error was seen in any step, and as blind if even gross errors showed in no step.
         """
@@ -198,10 +196,6 @@ def _unseen_formulas(found: CallFinding) -> list[str]:
 
 
 def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[CallFinding]:
-    """Run each share in a forked process, and yield the findings as they arrive.
-
-    Raises RankError if a process fails.
-    """
     from bitproof.harness.powers.sensitivity.examine import CallFinding
 
     def live(share: Callable[[], Iterator[CallFinding]], send: Send) -> None:
@@ -228,9 +222,9 @@ def _forked(shares: Sequence[Callable[[], Iterator[CallFinding]]]) -> Iterator[C
 
 
 def isolated(run: Callable[[], Fate]) -> Fate:
-    """Call `run`, which follows an error, in a forked process, since wrong indices may crash a kernel.
+    """Call `run`, which follows an error, in a forked process, because wrong indices may crash a kernel.
 
-    A crash has the fate FAILURE, like a call that raises an error: it would be noticed in a run, too.
+    A crash has the result FAILURE, like a call that raises an error: a real run would notice it, too.
     """
     from bitproof.harness.powers.sensitivity.spread import FAILURE, Fate
 

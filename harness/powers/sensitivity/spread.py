@@ -1,6 +1,6 @@
 """Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
 
-An error ends where a call returns the right bits, a compared tensor is wrong, or a call fails.
+An error ends if a call returns the right bits, a compared tensor is wrong, or a call fails.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from bitproof.harness.powers.sensitivity.perturb import same, tensors_of
 from bitproof.harness.powers.sensitivity.program import Program, ReplayedCall
 
 FAILURE = "failure"
-"""The value of `Fate.shown` if the error makes a call fail, in place of the kind of a compared tensor."""
+"""Value of `Fate.shown` if the error makes a call fail."""
 
 KERNELS_REFUSE = (RuntimeError, IndexError, ValueError, TypeError, OverflowError)
-"""Errors that kernels and collectives raise for wrong arguments; any other error is our own bug."""
+"""Errors that kernels and collectives raise for wrong arguments. Any other error is a bug of bitproof."""
 
 
 @dataclass(frozen=True)
 class Fate:
     """The end of an error that was followed through a step.
 
-    - `shown`: the kind of the first compared tensor that shows the error, or None.
-    - `lost`: if none shows it, the calls that returned right bits from wrong inputs. -1 means that no call reads the
-      error.
+    - `shown`: kind of the first compared tensor that shows the error, or None.
+    - `lost`: if none shows it, the calls that returned right bits from wrong inputs; -1 if no call reads the error.
     """
 
     shown: str | None = None
@@ -42,7 +41,7 @@ class Fate:
 
 @dataclass(frozen=True)
 class Compared:
-    """Decides which wrong values are noticed by a comparison of each call, not only of records.
+    """Decides which wrong values are noticed if every call is compared, not only records.
 
     - `values`: for each rank, the digests of all values of the correct step. A value with another digest is noticed.
     - `packing`: nodes whose calls are not compared.
@@ -54,12 +53,11 @@ class Compared:
 
     @staticmethod
     def of(program: Program, ranks: Ranks, packing: Collection[str]) -> Compared:
-        """Return the comparison for a step. `ranks[rank]` has its correct values by slot, i.e. the value's number."""
         values = [frozenset(digest(x) for value in own for x in tensors_of(value)) for own in ranks]
         return Compared(program, values, frozenset(packing))
 
     def shows(self, slot: int, rank: int, value: Any) -> bool:
-        """Return whether a comparison of all calls would notice `value` in place of the value `slot` on this rank."""
+        """Return whether a comparison of all calls would notice `value` as the value number `slot` on this rank."""
         call = self.program.makers.get(slot)
         while call is not None and (call.is_wait or call.function is operator.getitem):  # logged as its launch
             call = self.program.makers.get(call.args[0].number)
@@ -73,17 +71,16 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Follow wrong values through a step, and return where the error ends.
+    """Follow wrong values through a step. Returns the kind of the first compared tensor that shows the error.
 
-    The result has the kind of the first compared tensor that shows the error. If none does, it has the calls at which
-    the error disappeared.
+    If no tensor shows the error, the result has the calls at which it disappeared.
 
-    - `ranks`: the right values, as `[rank][slot]`. A slot is the number of a value.
-    - `wrong`: the wrong values, by (slot, rank).
+    - `ranks`: the right values, as `[rank][value number]`.
+    - `wrong`: (value number, rank) -> wrong value.
     """
     found = _Wrong(program, ranks, compared)
     for (slot, rank), value in wrong.items():
-        found.note(slot, rank, value)
+        found.mark_wrong(slot, rank, value)
     # Indices ascend in program order, so a call is repeated once, after all its wrong inputs are known.
     while found.shown is None and found.waiting:
         index = heapq.heappop(found.waiting)
@@ -96,16 +93,16 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether the calls that read the value number `slot` on a rank return the recorded bits when repeated.
+    """Return whether the calls that read a value on a rank return the recorded bits if they are repeated.
 
-    The calls read `value`, a copy of this value.
+    The calls read `value`, an unchanged copy of the value number `slot`.
     """
     found = _Wrong(program, ranks)
-    found.give(slot, rank, value)
+    found.set_value(slot, rank, value)
     # The control experiment: if readers of an unchanged copy differ, kernels are not repeatable here.
     for index in program.readers[slot]:
         found.repeat(program.calls[index], {rank})
-    return not found.has_noted
+    return not found.has_wrong
 
 
 class _Wrong:
@@ -120,16 +117,15 @@ class _Wrong:
         self.on: dict[int, set[int]] = {}
         self.shown: str | None = None
         self.lost: list[int] = []
-        self.has_noted = False
+        self.has_wrong = False
 
-    def give(self, slot: int, rank: int, value: Any) -> None:
-        """Let repeated calls read `value` as the value number `slot` on a rank, without noting it as wrong."""
+    def set_value(self, slot: int, rank: int, value: Any) -> None:
+        """Let repeated calls read `value` as the value number `slot` on a rank, without counting it as wrong."""
         self._values[slot, rank] = value
 
-    def note(self, slot: int, rank: int, value: Any) -> None:
-        """Note that the value number `slot` is wrong on a rank, and schedule the calls that read it."""
-        self.give(slot, rank, value)
-        self.has_noted = True
+    def mark_wrong(self, slot: int, rank: int, value: Any) -> None:
+        self.set_value(slot, rank, value)
+        self.has_wrong = True
         if slot in self._program.shown:
             self.shown = self.shown or self._program.shown[slot]
         elif self._compared is not None and self._compared.shows(slot, rank, value):
@@ -145,10 +141,9 @@ class _Wrong:
             self.lost.append(-1)
 
     def repeat(self, call: ReplayedCall, wrong_on: set[int]) -> None:
-        """Repeat a call on the ranks where an input is wrong, and note results that differ from the recorded bits."""
         if call.partition is None:
             for rank in sorted(wrong_on):
-                self._note_results(call, rank, run_call(call, functools.partial(self._get, rank)))
+                self._mark_wrong_results(call, rank, run_call(call, functools.partial(self._get, rank)))
             return
         gets = [functools.partial(self._get, rank) for rank in range(len(self._ranks))]
         for group in call.partition:
@@ -159,7 +154,7 @@ class _Wrong:
                 if not any(differ):
                     self.lost.append(call.index)
 
-    def _note_results(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
+    def _mark_wrong_results(self, call: ReplayedCall, rank: int, given: Sequence[tuple[int, Any]]) -> None:
         # A list and no generator: every wrong result must be noted.
         if not any([self._differs(slot, rank, value) for slot, value in given if self._is_known(slot)]):
             self.lost.append(call.index)
@@ -171,7 +166,7 @@ class _Wrong:
     def _differs(self, slot: int, rank: int, value: Any) -> bool:
         if same(value, self._ranks[rank][slot]):
             return False
-        self.note(slot, rank, value)
+        self.mark_wrong(slot, rank, value)
         return True
 
     def _get(self, rank: int, slot: int) -> Any:

@@ -1,4 +1,4 @@
-"""Sums up the findings about calls by module and direction, and says where errors that were not seen disappeared."""
+"""Sums up the findings about calls by module and direction, and states where unseen errors disappeared."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ NO_MODULE = "no module"
 def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[int]) -> Sensitivity:
     """Return a case's sensitivity, with rows in program order.
 
-    - `found`: the finding about each examined call, by index.
-    - `at_once`: the calls whose first error was seen, i.e. a changed element in the first step.
+    - `found`: index of an examined call -> finding.
+    - `at_once`: calls whose first error was seen: a single changed element in the first step.
     """
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
@@ -45,7 +45,6 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
 
 
 def _module(call: ReplayedCall) -> str:
-    """The pattern of a call's module, such as `layers.*.moe` for `layers.1.moe`, or a text if there is no module."""
     return NO_MODULE if call.place.module is None else pattern_of(call.place.module) or "the model itself"
 
 
@@ -66,9 +65,9 @@ def _unseen(program: Program, call: ReplayedCall, finding: CallFinding, is_blind
 
 
 def _reason(program: Program, finding: CallFinding, how: Literal["blind", "lost"]) -> str:
-    """The calls at which a call's error disappeared, in words, such as `rounded away in the cast to bfloat16`.
+    """Describe where a call's error disappeared, such as `rounded away in the cast to bfloat16`, most frequent first.
 
-    The most frequent come first. `how` says if gross errors disappeared ("blind") or only those of 1 ULP ("lost").
+    `how` is "blind" if even gross errors disappeared, and "lost" if only errors of 1 ULP did.
     """
     places = Counter(_where_lost(None if index < 0 else program.calls[index], how) for index in finding.lost)
     return ", ".join(text for text, _ in places.most_common(3))

@@ -1,4 +1,4 @@
-"""Records the operator calls of a trainer's update, i.e. of the optimizer and of buffers, as part of a program.
+"""Records the operator calls of a trainer's update (optimizer and buffers) as part of a program.
 
 All ranks make the same calls, so a single rank is recorded. Its tensors are restored afterwards.
 """
@@ -36,9 +36,7 @@ AT = Place(None, "update")
 class Optimizer(Protocol):
     """The attributes of an optimizer that are used here."""
 
-    def state(self) -> Any:
-        """The names and tensors of the optimizer's state."""
-        ...
+    def state(self) -> Any: ...
 
 
 class TrainerLike(Protocol):
@@ -50,13 +48,10 @@ class TrainerLike(Protocol):
     optimizer: Any
     data: Any
 
-    def update(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update parameters, optimizer state and buffers, as the end of a step does."""
-        ...
+    def update(self, gradients: Mapping[str, Tensor]) -> None: ...
 
 
 def held(trainer: TrainerLike) -> dict[Source, Tensor]:
-    """Return a rank's state between two steps: parameters, buffers and optimizer state."""
     buffers = dict(trainer.model.named_buffers())
     found: dict[Source, Tensor] = {(PARAM, name): x.detach() for name, x in trainer.parameters.items()}
     found |= {(BUFFER, name): x for name, x in buffers.items()}
@@ -110,7 +105,7 @@ def _zero_gradients(trainer: TrainerLike) -> dict[str, Tensor]:
 
 
 class _Tape(TorchDispatchMode):
-    """Dispatch mode that adds each call to a program; with `runs_only` calls are only run."""
+    """Dispatch mode that adds each call to a program. With `runs_only`, calls only run."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -122,12 +117,10 @@ class _Tape(TorchDispatchMode):
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        """Note that a tensor is the value number `slot` of the program."""
         self._variables.of[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        """Return a tensor's slot, i.e. the number of its current value. Raises PassError for an unknown tensor."""
         if id(x) not in self._variables.of:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",
@@ -137,7 +130,6 @@ class _Tape(TorchDispatchMode):
         return self._variables.read(id(x))
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run a call and record it."""
         kwargs = kwargs or {}
         is_collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
         is_wait = is_collective and name_of(function) == "wait_tensor"

@@ -1,4 +1,4 @@
-"""Narrow a failure down: find the smallest case that fails in the same way, or the graph pass that causes the failure.
+"""Finds the smallest case that fails in the same way, or the graph pass that causes a failure.
 
-A Python file that shows the failure without bitproof is written, too.
+If possible, a Python file that shows the failure without bitproof is written, too.
 """

@@ -1,4 +1,4 @@
-"""`bitproof bisect`: run the search for the first pass that changes bits, and write its report."""
+"""`bitproof bisect`: searches for the first pass that changes bits, and writes a report."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bisect(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[s
 
 
 def checked_options(case: Case, options: RunOptions) -> RunOptions:
-    """The options for the runs of a search: `options`, with two changes that save time.
+    """Return the options for the runs of a search: `options`, with two changes that save time.
 
     Raises UsageError or CaseError if options or case are wrong.
     """
@@ -60,7 +60,6 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
-    """Search for the pass, print and write the result, and return the exit status and the result."""
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
@@ -110,13 +109,12 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
 
 
 def status_of(found: Bisection) -> int:
-    """The exit status: 0 if nothing differs, 1 if the pass to blame was found or tracing alone differs, else 3."""
+    """Return the exit status: 0 if nothing differs, 1 if the pass was found or tracing alone differs, otherwise 3."""
     if found.problem is None and found.result is not None and found.result.verdict == Verdict.EQUAL:
         return SUCCESS
     return UNJUDGED if found.blamed is None else UNEXPECTED
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
-    """The file that shows how the blamed pass changed the graph; None if there is none, as for a backend."""
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

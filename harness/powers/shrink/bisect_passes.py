@@ -1,19 +1,16 @@
-"""Find the pass that first changes the bits, by running the case with only its first passes.
+"""Finds the pass that first changes the bits, by running the case with only its first passes.
 
 1. Run the case. The verdict must be DIFFERENT, which implies that each system repeats its bits.
-2. A prefix is a run with only the first passes of the list. The empty prefix only traces the step. The longest prefix
-   applies all passes and the backend.
-3. Guess: the last pass that changed the number of nodes of the blamed operator. The guess is right if the prefix before
-   this pass is EQUAL, and the prefix that ends with it is DIFFERENT.
+2. A prefix is a run with only the first passes of the list. The empty prefix only traces the step; the longest prefix
+   has all passes and the backend.
+3. Guess the last pass that changed the number of nodes of the operator that differs first. The guess is right if the
+   prefix before this pass is EQUAL, and the prefix that ends with it is DIFFERENT.
 4. Otherwise bisect the remaining passes. For n passes, log2(n) + 4 runs are enough.
-5. If the pass is chunk and chunks several regions, bisect these: chunk only some of them, in both systems. Then run the
-   case with only the remaining region chunked, and find the call to blame in it.
+5. If the pass is chunk, and chunks several modules (regions), bisect these in the same way, in both systems.
 
-For a prefix, only the candidate runs, up to the first differing step. A prefix without chunk is compared with eager,
-others with the case's reference. References are recorded once.
-
-Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL, and "until bucket" DIFFERENT, so the answer is
-bucket. A later pass may undo a difference. Then several passes turn EQUAL into DIFFERENT, and any of them may be found.
+Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL and "until bucket" is DIFFERENT, so the answer
+is bucket. A later pass may undo a difference. Then several passes turn EQUAL into DIFFERENT, and any of them may be
+found.
 """
 
 from __future__ import annotations
@@ -43,7 +40,7 @@ T = TypeVar("T")
 class ComparedRun(Protocol):
     """The interface through which the search runs a case: both systems, or either of them.
 
-    If the case asks for placements to be planned, `case` contains the plan after a run.
+    If the case requests placements, `case` contains their plan after a run.
     """
 
     case: Case
@@ -53,7 +50,7 @@ class ComparedRun(Protocol):
         ...
 
     def record(self, role: Role, arm: str) -> Any:
-        """Run one system, the "reference" or the "candidate"; `arm` names the run, for example "first"."""
+        """Run one system, the "reference" or the "candidate". `arm` names the run, for example "first"."""
         ...
 
     def recording(self, role: Role) -> Recording:
@@ -80,8 +77,8 @@ def halve(
 ) -> Iterator[Sequence[T]]:
     """Bisect: yield ever fewer suspects, until a single suspect is left.
 
-    `differs` decides whether the wanted suspect is in the first part. A `guess` is tried first. Example: for a b c d
-    and the guess c, `differs` gets a b, then c.
+    `differs` returns whether the wanted suspect is in the first part. A `guess` is tried first. For example, for a b c
+    d and the guess c, `differs` is called with a b, then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -91,7 +88,7 @@ def halve(
 
 
 class Bisector:
-    """A search for the first pass that changes a case's bits; `found` has the result so far.
+    """A search for the first pass that changes a case's bits. `found` has the result so far.
 
     Each run has a case of its own, whose name begins with the name of the searched case.
     """
@@ -113,7 +110,7 @@ class Bisector:
         self._num_steps = case.steps
 
     def search(self) -> None:
-        """Find the pass, and for the chunk pass the region.
+        """Find the pass, and for the chunk pass the region (the chunked module).
 
         An error ends the search and becomes `found.problem`, or `found.region_problem` if the pass was already found.
         """
@@ -130,7 +127,6 @@ class Bisector:
             self._search_regions()
 
     def _run_whole(self) -> bool:
-        """Run the case with all passes. Returns whether it is DIFFERENT; only then there is a pass to search for."""
         # Write the graphs as well, so that the user can see the effect of the pass.
         run = self._run_of(self.case, replace(self.options, dump_graphs=True))
         result = self.found.result = run.result()
@@ -150,7 +146,6 @@ class Bisector:
         return True
 
     def _guess(self) -> str | None:
-        """The last pass that changed the number of the blamed operator's nodes; None if there is none."""
         result = self.found.result
         first = result.first_divergence if result else None
         if result is None or first is None or first.call is None:
@@ -159,7 +154,6 @@ class Bisector:
         return next((entry.name for entry in reversed(result.passes) if operator in entry.changed), None)
 
     def _prefix_differs(self, half: Sequence[str]) -> bool:
-        """Run the candidate with all passes up to the last of `half`. Returns whether it differs from its reference."""
         index = self._pass_list.index(half[-1])
         verdict = self._judge_candidate(self._case_with_prefix(index), self.found.probes, f"until {half[-1]}")
         if verdict == Verdict.EQUAL:
@@ -168,7 +162,6 @@ class Bisector:
         return verdict == Verdict.DIFFERENT
 
     def _case_with_prefix(self, index: int) -> Case:
-        """The case with only the first passes, up to the pass at `index` of the list."""
         # Without the chunk pass the candidate does not chunk, so neither may its reference.
         chunks = CHUNK in self._pass_list[: index + 1] or self.case.chunking is None
         # The name of a case has only lower-case letters, digits and underscores.
@@ -182,9 +175,9 @@ class Bisector:
         )
 
     def _judge_candidate(self, case: Case, probes: list[Probe], applied: str) -> Verdict:
-        """Run the candidate of a case with only some passes, compare it with its reference, and note it in `probes`.
+        """Run the candidate of a case with some passes, compare it with its reference, and add the run to `probes`.
 
-        `applied` says which passes or regions were applied. Raises BitproofError if there is no verdict.
+        `applied` describes the passes or regions of this run. Raises BitproofError if there is no verdict.
         """
         began = time.monotonic()
         run = self._run_of(case, self.options)
@@ -200,7 +193,6 @@ class Bisector:
         return comparison.verdict
 
     def _reference_recording(self, case: Case, run: ComparedRun) -> Recording:
-        """The recording of a case's reference: made by `run`, or reused from an earlier run with other passes."""
         # References are reused by the system's name. A reference that chunks only some regions has the same name as
         # others, but other bits, so it is recorded each time.
         if case.chunking and case.chunking.only:
@@ -212,7 +204,6 @@ class Bisector:
         return shared_reference(self._references[case.reference], case)
 
     def _search_regions(self) -> None:
-        """Find the region (module) that makes a difference even if the chunk pass chunks no other module."""
         found = self.found
         assert self.case.chunking is not None and found.result is not None
         chunking = self.case.chunking
@@ -258,10 +249,7 @@ class Bisector:
         return replace(prefix, name=name, chunking=replace(chunking, only=tuple(regions)))
 
     def _name_pass(self, result: CaseResult | None) -> None:
-        """Name the found pass as the cause in a result's first divergence.
-
-        Does nothing if tracing alone differs, for example because of an injected fault.
-        """
+        # If tracing alone differs, for example because of an injected fault, no pass is the cause.
         if result is not None and result.first_divergence is not None and self.found.blamed != TRACE:
             result.first_divergence.pass_ = self.found.blamed
 

@@ -1,4 +1,4 @@
-"""Show the search for the first pass that changes bits: a table of its runs, its answer in words, and bisect.json."""
+"""Presents the search for the first pass that changes bits: a table of runs, an answer in words, and bisect.json."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from bitproof.harness.report.text import CASE_FILE, blame, locate
 
 
 def tell_probes(found: Bisection) -> Iterator[str]:
-    """Yield the lines of a table: per run the passes that were applied, the reference, the verdict, and the seconds."""
     from tabulate import tabulate
 
     rows = [
@@ -29,10 +28,10 @@ def tell_probes(found: Bisection) -> Iterator[str]:
 def tell_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """Yield the answer of a search for a pass, line by line.
+    """Yield the lines of the answer of a search for a pass.
 
-    `dumped` is the file that shows how the blamed pass changed the graph, or None. `replay` and `name` say how to
-    repeat the case.
+    `dumped` is the file that shows how the pass changed the graph, or None. `replay` and `name` are used for the
+    command that repeats the case.
     """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"
@@ -64,7 +63,7 @@ def tell_answer(
 
 
 def render(found: Bisection, name: str, status: int, inject: str | None, answer: Sequence[str]) -> str:
-    """The text of bisect.json: the result of a search and its `answer` in words; `name` is the case's name."""
+    """Return the text of bisect.json: the result of a search, and its `answer` in words. `name` is the case's name."""
     # An injected fault is no fault of tracing.
     is_injected = found.blamed == TRACE and inject is not None
     values = {

@@ -15,10 +15,9 @@ from bitproof.harness.user_code.own_files import files_of, imports_of, package_o
 class OwnFiles(NamedTuple):
     """A user's files, to be written into another folder.
 
-    - `texts`: the content of each file, by path. Paths start at the folder where the files' imports start, so that the
-      imports work.
-    - `names`: the new location of each requested source, as `FILE.py:NAME`.
-    - `needs`: the packages that the files import, each with its version.
+    - `texts`: path -> content. Paths start at the folder where the files' imports start, so that the imports work.
+    - `names`: requested source -> its new location, as `FILE.py:NAME`.
+    - `needs`: packages that the files import, each with its version.
     """
 
     texts: dict[str, str]
@@ -59,7 +58,6 @@ def own_files(sources: Mapping[str, Path]) -> OwnFiles:
 
 
 def _distributions(modules: set[str]) -> list[str]:
-    """The installed distributions that contain these modules, each with its version, such as "numpy 2.3.1"."""
     from importlib.metadata import packages_distributions, version
 
     known = packages_distributions()

@@ -1,4 +1,4 @@
-"""Functions that `shrink` calls in another process, since they load models and trace: model sizes, standalone file."""
+"""Functions that `shrink` calls in another process, because they load models and trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def model_sizes(case: Case) -> dict[str, int]:
-    """All sizes of the case's model by name, such as "layers"; the names are those of `harness.case.SIZES`."""
     from bitproof.reference.models import model_config
     from bitproof.reference.models.sizes import sizes_of
 
@@ -22,10 +21,15 @@ def model_sizes(case: Case) -> dict[str, int]:
 
 
 def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dict[str, Any]:
-    """Write the text of a standalone file that shows the difference between the case's two systems, and run it.
+    """Write and run a standalone file that shows the difference between the case's two systems.
 
-    The file uses the inputs of `step`, and `head` is its docstring. `extra_passes` are the candidate's. Raises
-    NoFileError if no file shows a difference.
+    Returns `Written` as a dict.
+
+    - `extra_passes`: those of the candidate.
+    - `step`: the step whose inputs the file uses.
+    - `head`: docstring of the file.
+
+    Raises NoFileError if no file shows a difference.
     """
     import torch
 

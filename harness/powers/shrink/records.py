@@ -9,16 +9,16 @@ from bitproof.harness.records.divergence import Divergence
 from bitproof.harness.records.result import CaseResult, Verdict
 
 TRACE = "trace"
-"""The name of the empty prefix of the pass list: the step as it was traced."""
+"""Name of the empty list of passes: the step as it was traced."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A run of a search: the case with only the first passes of its list, or with only some of its regions chunked.
+    """A run of a search: the case with only some of its passes, or with only some of its regions (modules) chunked.
 
-    - `applied`: the passes or regions of this run as text, such as "until chunk".
-    - `reference`: the system that the candidate was compared with.
-    - `seconds`: the time of the run. If the reference had to be recorded first, the time for that is included.
+    - `applied`: the passes or regions of this run in words, such as "until chunk".
+    - `reference`: the system with which the candidate was compared.
+    - `seconds`: duration of the run, including the reference's recording if it was needed.
     """
 
     applied: str
@@ -29,17 +29,17 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Bisection:
-    """The result of a search for the pass that first changes bits. The search may be unfinished.
+    """The result of a search for the pass that first changes bits, which may be unfinished.
 
-    The search runs the case with only the first passes of its list (a prefix). If the pass `chunk` is to blame, a
-    second search runs it with only some regions. A region is a module that is chunked.
+    The search runs the case with only the first passes of its list. If the pass `chunk` is the answer, a second search
+    runs it with only some regions (chunked modules).
 
-    - `suspects`: the passes that may be to blame. If tracing alone changes bits, only "trace" is left.
-    - `equal`: the last pass of the longest prefix whose verdict was EQUAL; None if there is no such prefix.
-    - `probes`, `region_probes`: the runs of the first search, and of the second.
-    - `regions`: the regions that may be to blame.
-    - `result`: the result of the case with all passes.
-    - `region_result`: the result with only the found region chunked; None unless the systems then differ.
+    - `suspects`: passes that are still possible; only "trace" if tracing alone changes bits.
+    - `equal`: last pass of the longest list of first passes that was EQUAL; None if no list was.
+    - `probes`, `region_probes`: runs of the first and the second search.
+    - `regions`: regions that are still possible.
+    - `result`: result of the case with all passes.
+    - `region_result`: result with only the found region chunked; None unless the systems then differ.
     - `problem`, `region_problem`: why the search for a pass or a region found no answer.
     """
 
@@ -55,7 +55,7 @@ class Bisection:
 
     @property
     def blamed(self) -> str | None:
-        """The pass to blame, "trace" if tracing without any pass already differs, None if there is no answer."""
+        """The found pass; "trace" if tracing without any pass already differs; None if there is no answer."""
         return self.suspects[0] if len(self.suspects) == 1 and self.problem is None else None
 
     @property
@@ -65,7 +65,9 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence of the two systems: with only the found region chunked if any, else with all passes."""
+        """The first divergence: with only the found region (module) chunked, or with all passes if no region was
+        found.
+        """
         result = self.region_result or self.result
         return result.first_divergence if result else None
 
@@ -74,12 +76,12 @@ class Bisection:
 class Shrunk:
     """The result of shrinking a failing case.
 
-    - `result`: the result of the small case, or of the case itself if it cannot be shrunk. None if the search was
+    - `result`: result of the small case, or of the case itself if it cannot be shrunk; None if the search was
       interrupted.
-    - `symptom`: the failure in words. None unless the small case failed in the same way when it ran again.
-    - `case_file`: the file with the small case.
-    - `file`: a Python file that shows the failure, or None.
-    - `exit_status`: the command's exit status.
+    - `symptom`: the failure in words; None unless the small case failed in the same way when it ran again.
+    - `case_file`: file with the small case.
+    - `file`: Python file that shows the failure, or None.
+    - `exit_status`: exit status of the command.
     """
 
     exit_status: int

@@ -1,19 +1,14 @@
-"""Shrink a failing case greedily: find a small case that still fails the same way.
+"""Shrinks a failing case greedily: finds a small case that still fails in the same way.
 
-1. Go through the dimensions (steps, ranks, model, batch, passes), those that shorten runs first. Try to make a
-   dimension minimal, to halve it, and to lower it by 1. Repeat this as long as the case fails the same way.
+1. Go through the dimensions (steps, ranks, model, batch, passes). Try to make a dimension minimal, to halve it, and to
+   lower it by 1. Repeat this as long as the case fails in the same way.
 2. Repeat step 1 until a whole round changes nothing, or the budget is spent.
 
 Example: a case with 8 steps that first differs at step 2 gets 3 steps.
 
-Invalid cases, such as an odd batch that must be split, are skipped. No case is tried twice. The same case always
-shrinks to the same result.
-
-A user's system may ignore the sizes of a case's model and batch. So a run first makes all sizes minimal at once. If
-every loss and every difference stays the same, bit for bit, the sizes are reported as ignored and not changed.
-
-Two runs fail the same way if they have the same `Symptom`. It has no ranks, steps, names of nodes or indices of layers,
-which shrinking can change.
+Two runs fail in the same way if they have the same `Symptom`. It has no ranks, steps, node names or layer indices,
+which shrinking can change. A user's system may ignore the sizes of a case's model and batch. So a first run makes all
+sizes minimal; if no bit changes, the sizes are reported as ignored, and stay.
 """
 
 from __future__ import annotations
@@ -39,12 +34,12 @@ FEWEST_RANKS = 2
 
 
 class Symptom(NamedTuple):
-    """How a case fails. Two cases with equal symptoms fail the same way. Unknown fields are None.
+    """How a case fails: two cases with equal symptoms fail in the same way. Unknown fields are None.
 
     - `verdict`: DIFFERENT or ERROR.
-    - `kind`: the kind of the first differing tensor.
-    - `operator`, `direction`, `module`: those of the call to blame. Numbers in the module become `*`: layers.3.mlp is
-      layers.*.mlp. An extra call has no module.
+    - `kind`: kind of the first differing tensor.
+    - `operator`, `direction`, `module`: those of the call that differs first. Numbers in the module become `*`:
+      layers.3.mlp is layers.*.mlp. A call that only the candidate makes has no module.
     - `error`: for ERROR, the first line and the `found:` line of the message, without names and numbers.
     """
 
@@ -67,7 +62,7 @@ class Symptom(NamedTuple):
 
 
 def symptom_of(result: CaseResult) -> Symptom | None:
-    """How a case failed; None if its verdict is neither DIFFERENT nor ERROR."""
+    """Return how a case failed; None if its verdict is neither DIFFERENT nor ERROR."""
     if result.verdict == Verdict.ERROR:
         return Symptom(Verdict.ERROR, error=_without_names(result.error or ""))
     first = result.first_divergence
@@ -83,7 +78,6 @@ def symptom_of(result: CaseResult) -> Symptom | None:
 
 
 def _without_names(error: str) -> str:
-    """The first line and the `found:` line of an error, with `_` for quoted names and for words with digits."""
     lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
     sentences = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(sentences[:2]))
@@ -98,7 +92,6 @@ class Trial:
     inject: str | None = None
 
     def check(self) -> None:
-        """Raise UsageError if the extra passes or the fault do not fit the case."""
         check_extra_passes(self.extra_passes, self.case)
         if self.inject is not None:
             check_fault(parse_fault(self.inject), self.case)
@@ -106,7 +99,10 @@ class Trial:
 
 @dataclass
 class Budget:
-    """The limits of a search: at most `tries` runs and `seconds` seconds from creation. `spent` counts the runs."""
+    """The limits of a search: at most `tries` runs, and `seconds` seconds from its creation.
+
+    `spent` counts the runs.
+    """
 
     tries: int
     seconds: float
@@ -119,25 +115,22 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since this budget was created."""
         return self.clock() - self.started
 
     @property
     def is_spent(self) -> bool:
-        """Whether a limit is reached, so that no further run may start."""
         return self.spent >= self.tries or self.elapsed >= self.seconds
 
 
 Changes = Mapping[str, Any]
-"""New values of settings, by dotted name: for example {"batch.seq_len": 8}, or `steps`, or `extra_passes`."""
+"""Name of a setting -> new value, such as {"batch.seq_len": 8} or {"steps": 1}."""
 
 Run = Callable[[Trial], CaseResult]
 Show = Callable[[str], None]
-"""A function that shows a line about a run that has ended, or about the result."""
+"""Shows a line about a run that has ended, or about the result."""
 
 
 def change(trial: Trial, changes: Changes) -> Trial:
-    """Return the trial with new values of settings. Raises CaseError if these contradict each other."""
     parts: dict[str, dict[str, Any]] = {}
     # All changes of a part are made at once, since a single change may contradict the part's other settings.
     for name, value in changes.items():
@@ -152,7 +145,7 @@ def change(trial: Trial, changes: Changes) -> Trial:
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
     """Return the smallest trial found that fails in the same way as `start`, whose run had the result `result`.
 
-    `show` gets a line of text about each run. Only sizes that the case itself states are changed.
+    `show` is called with a line of text about each run. Only sizes that the case itself states are changed.
     """
     symptom = symptom_of(result)
     assert symptom is not None, "what does not fail cannot be shrunk"
@@ -174,7 +167,7 @@ def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Sho
 
 
 def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseResult) -> bool:
-    """Whether a run with other sizes shows that neither system uses them.
+    """Return whether a run with other sizes shows that neither system uses these sizes.
 
     This is so if losses and differences have the same bits as in the run `before`. Built-in systems use all sizes.
     """
@@ -187,7 +180,7 @@ def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseRes
 
 
 Dimension = Callable[[Trial, CaseResult], Iterator[Changes]]
-"""The smaller settings to try, given a failing trial and its result: the largest reduction first."""
+"""Given a failing trial and its result, yields smaller settings to try, the largest reduction first."""
 
 
 @dataclass
@@ -205,7 +198,7 @@ class _Search:
         self.tried.add(self.smallest)
 
     def ask_of_sizes(self) -> None:
-        """Run a user's systems once with all sizes minimal, to find out whether they ignore them.
+        """Run a user's systems once with all sizes minimal, to find out whether they ignore the sizes.
 
         If so, the names of the sizes are added to `ignored`.
         """
@@ -223,7 +216,9 @@ class _Search:
             self.show(f"[{self.budget.elapsed:6.1f} s] try {self.budget.spent}: every size at its least: {text}")
 
     def improve(self, place: int) -> bool:
-        """Try a dimension's smaller values until a trial fails the same way, and keep it. Returns whether any does.
+        """Try a dimension's smaller values until a trial fails in the same way, and keep this trial.
+
+        Return whether one does.
 
         `place` is the dimension's index in DIMENSIONS.
         """
@@ -237,7 +232,6 @@ class _Search:
         return False
 
     def _untried_trials(self, dimension: Dimension) -> Iterator[tuple[Changes, Trial]]:
-        """Yield (changes, changed trial) for each smaller value of a dimension that is valid and was not tried yet."""
         for changes in dimension(self.smallest, self.result):
             if self.ignored.issuperset(changes):
                 continue
@@ -269,7 +263,6 @@ class _Search:
 
 
 def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
-    """The settings that differ between two trials: name, value at the start, value at the end."""
     found = []
     for part in ("", "parallelism", "batch", "model", "memory", "pipeline"):
         before, after = (getattr(trial.case, part) if part else trial.case for trial in (start, end))
@@ -281,7 +274,7 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Smaller sizes to try in place of n: `least`, half of n rounded down to a multiple of `step`, and n - `step`.
+    """Return smaller sizes to try in place of n: `least`, half of n as a multiple of `step`, and n - `step`.
 
     Example: _smaller(8) is [1, 4, 7].
     """
@@ -291,7 +284,6 @@ def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
 
 
 def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of steps to try: only up to the first difference, then fewer."""
     steps, first = trial.case.steps, result.first_divergence
     # The steps after the first difference cannot matter.
     if first is not None and first.step + 1 < steps:
@@ -300,10 +292,6 @@ def _steps(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield settings of parallelism to try: fewer ranks, with several group sizes (see `_groups`); then smaller groups.
-
-    The sizes of expert and tensor parallelism are halved separately, then both.
-    """
     now = trial.case.parallelism
     for n in _smaller(now.world_size, FEWEST_RANKS):
         for ep, tp in _groups(now.ep, now.tp, n):
@@ -313,7 +301,6 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
 
 
 def _groups(ep: int, tp: int, ranks: int) -> list[tuple[int, int]]:
-    """The sizes (ep, tp) of expert and tensor parallelism to try on `ranks` ranks."""
     # A group's size must divide the number of ranks.
     fit = math.gcd(ep, ranks), math.gcd(tp, ranks)
     halves = max(1, ep // 2), max(1, tp // 2)
@@ -328,20 +315,15 @@ def _changed(now: Parallelism, **sizes: int) -> Changes:
 
 
 def _batch(name: str) -> Dimension:
-    """Return a function that yields smaller sizes to try for the batch's size `name`, such as "seq_len".
-
-    It also yields even sizes, since these are needed if the batch is split in two.
-    """
-
     def smaller(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         now = getattr(trial.case.batch, name)
+        # Also even sizes, which are needed if the batch is split in two.
         yield from ({f"batch.{name}": n} for n in (*_smaller(now), *_smaller(now, 2, 2)))
 
     return smaller
 
 
 def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield numbers of layers to try: fewer layers, with as many dense ones as now or none; then only dense layers."""
     model = trial.case.model
     if model.layers is None:
         return
@@ -383,7 +365,7 @@ _READ_WITH: dict[str, dict[str, Any]] = {
     "pipeline.backend": {"pipeline.regions": ()},
     "memory.policy": {"memory.save": None, "memory.prefetch": 1, "memory.defer": 1},
 }
-"""Settings that a case may only state with another one, and their defaults: regions need a backend that compiles."""
+"""Settings that a case may only state together with another, with defaults: regions need a backend that compiles."""
 
 
 def _passes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
@@ -408,7 +390,6 @@ SIZES: tuple[Dimension, ...] = (
 
 
 def _all_sizes(trial: Trial, result: CaseResult) -> Iterator[Changes]:
-    """Yield a single change, which makes all sizes minimal at once."""
     # The first change that each dimension yields is its smallest size.
     sizes = [next(dimension(trial, result), {}) for dimension in SIZES]
     yield {name: least for each in sizes for name, least in each.items()}

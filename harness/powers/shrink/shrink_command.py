@@ -1,9 +1,8 @@
-"""`bitproof shrink`: find the smallest case that fails in the same way, and write files that reproduce the failure.
+"""`bitproof shrink`: finds the smallest case that fails in the same way, and writes files that reproduce the failure.
 
-1. Run the case's first step. If it is not DIFFERENT, run the whole case. A case that does not fail, or in which a
-   system differs from itself, is not shrunk.
-2. Shrink the case. Each system runs only once per try, in a temporary folder. If the first step differs, tries run only
-   this step, and log its operator calls to find the call to blame.
+1. Run the case's first step. If it is not DIFFERENT, run the whole case. A case that does not fail, or with a system
+   that differs from itself, is not shrunk.
+2. Shrink the case. In each try, each system runs only once.
 3. Run the smallest case again, each system twice.
 4. Write the small case, a report and, if possible, a plain Python file that shows the difference.
 """
@@ -55,7 +54,7 @@ _FILE_SECONDS = 300.0
 
 @dataclass
 class _FolderClient:
-    """A client that stores a run in its own folders, since all runs of a search have the same case name.
+    """A client that stores each run in its own folders, because all runs of a search have the same case name.
 
     `run_dir` is for logs, and `work` for recordings.
     """
@@ -79,8 +78,8 @@ def shrink_and_report(
 ) -> Shrunk:
     """Shrink a case, then print, write and return the result.
 
-    The exit status is 1 if the small case is DIFFERENT, else 3. For a case that is not shrunk, see `refuse`. Raises
-    UsageError for wrong options.
+    The exit status is 1 if the small case is DIFFERENT, otherwise 3. For a case that is not shrunk, see `refuse`.
+    Raises UsageError for wrong options.
     """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
@@ -99,7 +98,7 @@ def shrink_and_report(
 class _Shrinking:
     """A search for the smallest case that fails in the same way, with its client, folder and options.
 
-    `logs_calls`: each try runs a single step, and logs its operator calls to find the call to blame.
+    `logs_calls`: each try runs a single step, and logs its operator calls to find the call that differs first.
     """
 
     client: Client
@@ -130,10 +129,6 @@ class _Shrinking:
         return self._finish(start, smallest, final, symptom)
 
     def _first(self, start: Trial) -> tuple[Trial, CaseResult]:
-        """Run the case, and return the trial to shrink and its result.
-
-        If the first step alone is DIFFERENT, the trial has only this step.
-        """
         # First a single step: if it differs, more steps would begin with the same difference.
         if start.inject is None:  # a fault may apply at a later step, and is refused if it never can
             short = replace(start, case=replace(start.case, steps=1))
@@ -145,7 +140,6 @@ class _Shrinking:
         return start, self._watched(start, "up_to_difference", "first")
 
     def _with_sizes(self, case: Case) -> Case:
-        """The case with every size of its model stated; unchanged if its model is not known."""
         try:
             sizes: dict[str, Any] = self._call_in_stage(case, "model_sizes", _ASK_SECONDS)
         except BitproofError:
@@ -155,7 +149,6 @@ class _Shrinking:
     def _call_in_stage(
         self, case: Case, function: str, seconds: float, values: Mapping[str, Any] = MappingProxyType({})
     ) -> dict[str, Any]:
-        """Call a function of `in_stage` in another process, and return its result."""
         source = f"{_IN_STAGE}:{function}"
         return self.client.ask(CallRequest(case=case, function=source, values=dict(values)), seconds).values
 
@@ -167,7 +160,6 @@ class _Shrinking:
         return self._run(trial, options, folder, folder, lambda event: None, self.logs_calls)
 
     def _watched(self, trial: Trial, control: Any, name: str, *, logs_calls: bool = False) -> CaseResult:
-        """Run a trial, show its progress, and store its logs and recordings in the folder `name`."""
         with make_progress(1) as show:
             options = replace(self.options, control=control)
             folders = self.run_dir / name, self.client.work / name
@@ -235,9 +227,9 @@ class _Shrinking:
         )
 
     def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
-        """Write a plain Python file that shows the difference. Returns its path, and a text about it with its output.
+        """Write a plain Python file that shows the difference. Return (path, text about the file with its output).
 
-        If there can be no such file, returns None and a text with the reason.
+        If there can be no such file, return None and a text with the reason.
         """
         case, first = trial.case, final.first_divergence
         if first is None:
@@ -268,7 +260,7 @@ def _write_own_systems(
 ) -> tuple[Path | None, str]:
     """Write a Python file that contains or loads a user's two systems and shows their difference.
 
-    Returns the path and a text about the file, or None and a text with the reason.
+    Return (path, text about the file), or None and a text with the reason.
     """
     # Three forms, until one shows the difference: the systems' code without bitproof, the code with bitproof, and a
     # file that loads the systems from their folder.
@@ -298,9 +290,9 @@ def _write_own_systems(
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
-    """Write and run a file with a user's two systems. Returns its path, and a text about it with its output.
+    """Write and run a file with a user's two systems. Return (path, text about the file with its output).
 
-    A file that shows no difference is removed. The result is then None and the reason.
+    A file that shows no difference is removed; the result is then None and the reason.
     """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)
@@ -321,7 +313,6 @@ def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
 
 
 def why_no_file(trial: Trial, final: CaseResult) -> str | None:
-    """The reason why a plain Python file cannot show the failure; None if no reason is known."""
     if trial.inject is not None:
         return "the difference is put in from outside of the two systems' code"
     if trial.case.pipeline.compiles:

@@ -15,7 +15,6 @@ from bitproof.harness.report.text import blame, locate
 
 
 def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:
-    """Lines of text: how many tries and seconds shrinking took, and each changed setting before and after."""
     rows = [(name, str(was), str(now)) for name, was, now in changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     lines = [f"  {name.ljust(widths[0])}  {was.rjust(widths[1])} -> {now}" for name, was, now in rows]
@@ -24,7 +23,10 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
 
 
 def tell_head(case: Case, result: CaseResult, command: str) -> str:
-    """The docstring of a file that reproduces a shrunk case with only torch. It shows `command`, to run the case."""
+    """Return the docstring of a file that reproduces a shrunk case with only torch.
+
+    It has `command`, which runs the case.
+    """
     from importlib.metadata import version
 
     return f"""Two training steps that should agree in every bit, and do not: {case.name}, shrunk.
@@ -39,7 +41,7 @@ The case itself: {command}"""
 
 
 def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
-    """The docstring of a file that reproduces a case with a user's two systems; the file needs these `packages`."""
+    """Return the docstring of a file that reproduces a case with a user's two systems and needs these `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
 `reference` is {case.reference}, `candidate` {case.candidate}. {locate(result.first_divergence)} differs first.
@@ -59,12 +61,12 @@ def tell_own_systems(
     names: Mapping[str, str],
     needs: Sequence[str],
 ) -> str:
-    """The text of a script that runs a small case with a user's two systems, and exits with 1 if they differ.
+    """Return a script that runs a small case with a user's two systems, and exits with 1 if they differ.
 
-    - `command`: the command that the script's head shows.
-    - `texts`: the user's files, by relative path. The script contains them.
-    - `names`: the name of a system or pass in these files. Others are named by their full path.
-    - `needs`: the packages to install.
+    - `command`: command for the script's docstring.
+    - `texts`: relative path -> content of the user's files, which the script contains.
+    - `names`: system or pass -> its name in these files. Others are named by their full path.
+    - `needs`: packages to install.
     """
     # The script must exit with 1 if the systems differ, so its case expects EQUAL.
     values = replace(case, expected=Verdict.EQUAL.value, differs=()).to_dict()
@@ -114,6 +116,5 @@ def _source(text: str, names: Mapping[str, str]) -> str:
 
 
 def docstring(text: str) -> str:
-    """A text as a Python docstring, with quotes and backslashes escaped."""
     escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     return f'"""{escaped}\n"""'

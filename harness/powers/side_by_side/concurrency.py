@@ -1,8 +1,8 @@
-"""Run several cases at the same time, each in a session of its own (a host process with the ranks that it forks).
+"""Runs several cases at the same time, each in a session of its own: a host process with the ranks that it forks.
 
 A run's results depend only on its case, so concurrency changes only the time. With too few cores, concurrent runs take
-longer; with too little memory, they crash the machine. So with `-j auto`, cases are concurrent only if each rank has a
-core of its own and the memory that it is known to need.
+longer; with too little memory, they crash the machine. So with `-j auto`, cases run concurrently only if each rank has
+a core of its own and the memory that it needs.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bitproof.harness.records import CaseResult, Event
 HOST_BYTES = 400 << 20
 """Memory of a host process with its stages: 231 MiB for moe_seq while its ranks run, more while it traces."""
 RANK_BYTES = 100 << 20
-"""A rank's unshared memory: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
+"""Unshared memory of a rank: 53 to 59 MiB for each of moe_seq's eight. A user's system may need any amount."""
 
 Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
 
 @dataclass(frozen=True)
 class Concurrency:
-    """The number of cases that run at the same time, with the facts that decided it.
+    """How many cases run at the same time, with the facts that decided it.
 
     - `num_ranks`: ranks of the largest case.
     - `cores`: cores that runs may use.
@@ -60,7 +60,7 @@ class Concurrency:
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
     """Decide how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    "auto" uses a core per rank. Raises UsageError for more than 1 under torchrun or on GPUs.
+    "auto" uses a core for each rank. Raises UsageError for more than 1 under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -82,7 +82,7 @@ def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
 def judge_at_once(
     sessions: Sequence[Session], todo: Sequence[tuple[Case, Placement]], judge: Judge, on_event: OnEvent
 ) -> Iterator[CaseResult]:
-    """Judge several cases at the same time, one per session, and yield each result as soon as it is known.
+    """Judge several cases at the same time, one in each session, and yield each result as soon as it is known.
 
     `on_event` is called in the caller's thread. Closing the iterator ends running cases.
     """
@@ -129,7 +129,7 @@ def judge_at_once(
 
 
 def cores_for_runs() -> int:
-    """The number of cores that the runs of this process may use, limited by its affinity and its container's quota.
+    """Return how many cores this process may use, limited by its affinity and its container's quota.
 
     Workers of pytest-xdist share the cores equally.
     """
@@ -143,13 +143,11 @@ def cores_for_runs() -> int:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """The number of runs that have enough cores and memory, each with a host process and `num_ranks` ranks; at least
-    1."""
+    """Return how many runs have enough cores and memory, each with a host process and `num_ranks` ranks; at least 1."""
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """The number of runs that fit into memory, each with a host process and `num_ranks` ranks: at least 1, at most
-    `most`."""
+    """Return how many runs fit into memory, each with a host process and `num_ranks` ranks: from 1 to `most`."""
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

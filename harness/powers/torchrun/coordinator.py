@@ -56,7 +56,6 @@ A = TypeVar("A")
 
 
 def check_world_size(cases: Sequence[Case]) -> None:
-    """Raise CaseError if a case's world size differs from torchrun's."""
     world_size = int(os.environ["WORLD_SIZE"])
     for case in cases:
         if {case.of(role).parallelism.world_size for role in ROLES} != {world_size}:
@@ -72,7 +71,7 @@ def check_world_size(cases: Sequence[Case]) -> None:
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
     """Context for rank 0: yields the coordinator, once all ranks are connected.
 
-    At the end of the block the other ranks are sent a message that ends them, with the error, if any.
+    At the end of the block, a message ends the other ranks. It has the error, if there is one.
     """
     with _connected(run_dir, options) as coordinator:
         problem = None
@@ -89,7 +88,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """On ranks other than 0: run this rank's part of each run, until rank 0 is done.
+    """On ranks other than 0: run this rank's part of each run, until rank 0 ends.
 
     Yields the results that rank 0 sends, and raises the error that ended rank 0.
     """
@@ -157,7 +156,7 @@ class Coordinator:
         self.rank = rank
         self.world_size = int(os.environ["WORLD_SIZE"])
         self.seat = Seat(local_rank=rank, local_world_size=self.world_size)
-        """This rank's number on its node, and its GPU, once all ranks have come."""
+        """This rank's number on its machine, and its GPU; final once all ranks have connected."""
         self._seats = [self.seat]
         self._told_of: str | None = None
         self.peers = Peers(rank, self.world_size, work)
@@ -241,7 +240,7 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """On rank 0: run a system on all ranks; or let the host, rank 0's process with torch, answer a request alone.
+        """On rank 0: run a system on all ranks, or let the host (rank 0's process with torch) answer any other request.
 
         Raises the error of the run or of the host.
         """
@@ -250,11 +249,10 @@ class Coordinator:
         return self._ask_host(request, timeout, on_event)
 
     def announce(self, result: CaseResult) -> None:
-        """On rank 0: send a case's result to all other ranks."""
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """On ranks other than 0: return the next message from rank 0. Raises RankError if rank 0 is gone."""
+        """On other ranks than 0: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -263,7 +261,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On ranks other than 0: run this rank's part of a run, and report to rank 0 how it ended, with its files."""
+        """On other ranks than 0: run this rank's part of a run, and report its end and files to rank 0."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -281,9 +279,11 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run a system on all ranks, or half of a run that resumes from a checkpoint.
+        """Run a system on all ranks.
 
-        Returns each rank's end and the path of its file. `number` is the half, 0 or 1. Raises the blamed rank's error.
+        A run that resumes from a checkpoint has two halves, and `number` is the half, 0 or 1.
+
+        Returns (end of each rank, path of each rank's file). Raises the error of the rank that failed first.
         """
         # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:
@@ -305,9 +305,9 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
-        """Run this rank's part of a run, and return how it ended and the rank's files.
+        """Run this rank's part of a run. Returns (how it ended, the rank's files).
 
-        The Account has the error, if any. Ranks other than 0 raise RankError if rank 0 or the launcher is gone.
+        An error is reported in the Account. Ranks other than 0 raise RankError if rank 0 or torchrun is gone.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
@@ -355,7 +355,7 @@ class Coordinator:
     def _localized(self, request: RunRequest) -> RunRequest:
         """Return rank 0's request for a run, with paths that are valid on this machine.
 
-        Profiles are written on rank 0's machine only.
+        Profiles are written only on rank 0's machine.
         """
         # Paths of rank 0 are valid here.
         if self._own_dir == self._first_dir:
@@ -383,7 +383,6 @@ class Coordinator:
             raise lost.error from lost
 
     def _ask_facts(self, is_gone: Callable[[], bool]) -> MadeOf | None:
-        """Ask the host, this rank's process with torch, for versions, code and GPUs. None if `is_gone` returns True."""
         request = MadeOfRequest(names_gpus=self.options.device != "cpu")
         try:
             return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
@@ -400,10 +399,10 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
-        """Wait until each rank has reported the end of its part.
+        """Wait until each rank has reported the end of its part. `own` is rank 0's own report.
 
-        Returns, in rank order, each rank's Account and a file of attached bytes. `own` are rank 0's. Raises the error
-        of the rank to blame.
+        Returns, in rank order, each rank's Account and the file with its attached bytes. Raises the error of the rank
+        that failed first.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
@@ -440,7 +439,7 @@ class Coordinator:
 
 
 def _node() -> str:
-    """A name for this machine and torchrun's agent on it, such as `host/0`; the same on all ranks of the agent."""
+    """Return a name for this machine and torchrun's agent on it, such as `host/0`; equal on all ranks of the agent."""
     return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
 
 
@@ -450,7 +449,6 @@ def _ended_for_a_peer(rank: int) -> Failure:
 
 
 def _error_to_report(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
-    """The error to report if a rank failed, was late, or did not report (`silent`); None if all succeeded."""
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -1,12 +1,10 @@
-"""Messages between torchrun's ranks: a connection from every rank to rank 0, served by a thread.
+"""Connections between torchrun's ranks: each rank is connected to rank 0, and a thread serves the connections.
 
 - A message is a line of JSON (`framing.py`), which may be followed by files.
-- Both ends send an empty message, a pulse, every second. So a vanished peer is noticed within SILENCE seconds, even
-  while this process is busy.
-- A killed peer is noticed at once, since its system closes the connection.
+- Both ends send an empty message (a heartbeat) every second, so a peer that vanishes is noticed within SILENCE seconds.
 - A peer is trusted only if its first message contains the run's token.
 
-Imports no torch.
+Does not import torch.
 """
 
 from __future__ import annotations
@@ -28,18 +26,18 @@ from typing import IO, Any
 from bitproof.harness.processes import framing
 
 SILENCE = 7.0
-"""Seconds without a pulse after which a peer counts as gone."""
+"""Seconds without a message after which a peer counts as gone."""
 _PULSE_SECONDS = 1.0
 PAUSE_SECONDS = 3.0
-"""If an iteration of the serving thread takes this many seconds more than its timeout, this process was suspended.
+"""If an iteration of the serving thread takes so many seconds more than its timeout, this process was suspended.
 
-Then silence of the peers does not count.
+Then the silence of peers does not count.
 """
 _HEADER = struct.Struct(">8sQQ")  # MAGIC, and the sizes in bytes of the JSON and of the files
 MAGIC_WORD = b"bitprf\x00\x01"
 # A stranger can connect too, so its first message must be short.
 _MAX_FIRST, _MAX_TEXT = 1 << 20, 1 << 30
-"""The most bytes of JSON in a peer's first message, and in each later one."""
+"""Most bytes of JSON in a peer's first message, and in each later message."""
 _PART = 1 << 20
 _MAX_WAITING = 1024  # peers that connect at the same moment
 _CONNECT_SECONDS = 5.0
@@ -48,7 +46,7 @@ _CONNECT_SECONDS = 5.0
 def allow_open_files(number: int) -> None:
     """Allow this process and its descendants `number` open files, or as many as the system permits.
 
-    A shell's limit is often 1,024, and a connection is a file.
+    A shell's limit is often 1,024, and each connection is an open file.
     """
     least, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if least != resource.RLIM_INFINITY and least < number:
@@ -59,7 +57,7 @@ def allow_open_files(number: int) -> None:
 class Line:
     """A connection to a peer, which is another rank's process.
 
-    - `name`: the peer's name in errors.
+    - `name`: name of the peer in errors.
     - `is_known`: whether its first message was accepted.
     - `gone`: why the connection ended, or None.
     - `inbox`: received messages, each with a file or None.
@@ -86,16 +84,14 @@ class Line:
 
     @property
     def is_within_message(self) -> bool:
-        """Whether only a part of the peer's next message has arrived yet."""
+        """Whether the peer's next message has arrived only in part."""
         return self._wanted is not None
 
     @property
     def has_more(self) -> bool:
-        """Whether data is waiting to be sent."""
         return bool(self._outbox)
 
     def put(self, text: bytes, files: Sequence[Path] = ()) -> None:
-        """Queue a message, followed by the bytes of these files."""
         opened = [file.open("rb") for file in files]
         # Of the open files: the paths may be replaced before all bytes are sent.
         size = sum(os.fstat(file.fileno()).st_size for file in opened)
@@ -103,12 +99,11 @@ class Line:
         self._outbox.extend(opened)
 
     def put_pulse(self) -> None:
-        """Queue an empty message as a pulse, unless messages are queued: any message shows that this process lives."""
+        # Any message shows that this process lives, so a queued one is enough.
         if not self._outbox:
             self._outbox.append(memoryview(_HEADER.pack(MAGIC_WORD, 0, 0)))
 
     def send(self) -> None:
-        """Send as much of the queued data as the socket accepts without waiting."""
         while self._outbox:
             # A file is read in parts, so memory does not grow with its size.
             first = self._outbox[0]
@@ -132,7 +127,10 @@ class Line:
                 self._outbox[0] = first[sent:]
 
     def receive(self) -> None:
-        """Read the bytes that have arrived. Raises ValueError for an invalid message, and OSError for a lost peer."""
+        """Read the bytes that have arrived.
+
+        Raises ValueError for an invalid message, and OSError if the peer is gone.
+        """
         for _ in range(64):  # a bound, so that other peers are served too
             try:
                 content = self.socket.recv(_PART)
@@ -145,7 +143,6 @@ class Line:
             self._read()
 
     def close(self, why: str) -> None:
-        """Close the connection to this peer, for the reason `why`."""
         self.gone = self.gone or why
         self.socket.close()
         for item in self._outbox:
@@ -205,7 +202,7 @@ class Line:
 class Links:
     """All connections of this process, served by a thread until `close`.
 
-    Received files are stored in the folder `spool`. A peer's files are replaced when its next ones arrive.
+    Received files are stored in the folder `spool`. A peer's files are replaced when its next files arrive.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -245,7 +242,6 @@ class Links:
         return int(listener.getsockname()[1])
 
     def connect(self, address: str, port: int, name: str) -> Line:
-        """Connect to a listening peer. Raises OSError if there is none."""
         # The address is from torchrun's store, so this peer needs no token to be trusted.
         peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
         with self._changed:
@@ -263,17 +259,14 @@ class Links:
         self._wake()
 
     def take(self, line: Line) -> tuple[bytes, Path | None] | None:
-        """Return the next message of a peer and the file with its attached bytes, or None if no message has arrived.
-
-        The file is None for a message without attached bytes.
-        """
+        """Return a peer's next message, as (JSON, file with attached bytes or None); None if no message has arrived."""
         with self._changed:
             return line.inbox.popleft() if line.inbox else None
 
     def newcomers(self) -> list[tuple[Line, dict[str, Any]]]:
         """Return new connections whose first message has arrived, with this message.
 
-        A peer whose first message is no JSON object is disconnected.
+        A peer whose first message is not a JSON object is disconnected.
         """
         found = []
         with self._changed:
@@ -290,23 +283,22 @@ class Links:
         return found
 
     def welcome(self, line: Line, name: str) -> None:
-        """Accept a new connection as that of a known peer, called `name` in errors."""
         with self._changed:
             line.is_known, line.name = True, name
 
     def part_with(self, line: Line, why: str) -> None:
-        """Close the connection to a peer, for the reason `why`, once queued messages are sent, or after a second."""
+        """Close the connection to a peer for the reason `why`, once queued messages are sent, or after a second."""
         self._flush([line], _PULSE_SECONDS)
         with self._changed:
             self._drop(line, why)
 
     def wait(self, seconds: float) -> None:
-        """Wait until any connection changes, at most `seconds`, but also at most 0.2 s, so that signals are handled."""
+        """Wait until any connection changes, at most `seconds` and at most 0.2 s, so that signals are handled."""
         with self._changed:
             self._changed.wait(min(seconds, 0.2))
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close all connections once queued messages are sent, at most after `seconds`."""
+        """Close all connections once queued messages are sent, or after `seconds`."""
         # The serving thread must have ended before sockets are closed: it may be within `select` on them.
         self._flush(self._lines, seconds)
         with self._changed:
@@ -389,7 +381,7 @@ class Links:
             self._changed.notify_all()
 
     def _check_pulses(self, before: float) -> float:
-        """Send pulses, and drop peers from which nothing has come for SILENCE seconds. Returns the present time.
+        """Send heartbeats, and drop peers that have sent nothing for SILENCE seconds. Returns the present time.
 
         `before` is the time of the previous call.
         """

@@ -22,8 +22,8 @@ FILES = ("", VALUES, ARCHIVE)
 class Hello:
     """A rank's first message to rank 0: its number, its machine, and its run folder.
 
-    - `node`: the machine and the launcher's agent on it.
-    - `machine`: also distinguishes equal host names.
+    - `node`: the machine, and torchrun's agent on it.
+    - `machine`: a name that differs between machines, even if their host names are equal.
     - `local_rank`: LOCAL_RANK, or None.
     """
 
@@ -52,31 +52,29 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A message that run number `run` has failed on a rank. The others must stop, or they might wait forever."""
+    """Reports that run number `run` has failed on a rank. The others must stop, since they might wait forever."""
 
     run: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Farewell:
-    """A rank's last message. `problem` is the reason why it leaves, None if it has finished."""
+    """A rank's last message. `problem` is the reason why it leaves; None if it has finished."""
 
     problem: Problem | None = None
 
 
 Message = RunRequest | CaseResult | Failed | Farewell
-"""A message from rank 0 to any other rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Account:
     """A rank's report of how its part of a run ended.
 
-    - `run`: the number of the run, from 1.
-    - `end`: how the part ended, or None. `problem` is then the error that prevented an end.
-    - `clock`: the time of day minus the monotonic clock of the rank's machine. Only the time of day agrees between
-      machines.
-    - `num_bytes`: the sizes of the attached files, in the order of `FILES`. A missing file has size 0.
+    - `run`: number of the run, from 1.
+    - `end`: how the part ended; None if `problem`, an error, prevented an end.
+    - `clock`: time of day minus monotonic clock on the rank's machine. It converts times between machines.
+    - `num_bytes`: sizes of the attached files, in the order of `FILES`; 0 for a missing file.
     """
 
     run: int
@@ -87,7 +85,7 @@ class Account:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether the rank failed, and not only as a consequence of another rank's failure."""
+        """Whether the rank failed, and not only because another rank had failed."""
         failure = self.end.failure if self.end else None
         return self.problem is not None or (failure is not None and not failure.secondary)
 
@@ -103,13 +101,10 @@ def read_message(text: bytes, *kinds: type) -> Any:
 
 
 def unpack(account: Account, content: Path | None, part: Path) -> None:
-    """Split the bytes that came with a rank's message into the files that the rank sent.
+    """Split `content`, the bytes that came with a rank's message, into files: `part` with each suffix in `FILES`.
 
-    - `account`: the rank's report, which states the size of each file. A file of size 0 is not written.
-    - `content`: a file with the bytes of all files, one after another; None if no bytes came. It is deleted.
-    - `part`: the files are written to this path, with each suffix of `FILES` in turn. Older files there are deleted.
-
-    Raises RankError if the sizes in `account` do not add up to the size of `content`.
+    `account` has the size of each file, in the same order; a file of size 0 is not written. `content` is None if no
+    bytes came, and is deleted afterwards. Raises RankError if its size differs from the sum of the sizes in `account`.
     """
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's

@@ -1,4 +1,4 @@
-"""The other ranks from the viewpoint of a rank of torchrun: connections, messages, and ranks that are gone."""
+"""The other ranks, as a rank of torchrun sees them: connections, messages, and ranks that are gone."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class Peers:
         self.is_told = False
         """Whether rank 0 has sent the final result or error, which rank 0 also shows to the user."""
         self.token = ""
-        """The token in a rank's first message."""
+        """The secret that a rank's first message must contain."""
         self.run_number = 0
         self.lost: BitproofError | None = None
-        """The reason why no further run can succeed."""
+        """Why no further run can succeed."""
         self.lines: dict[int, Line] = {}
         self.made_of: dict[int, MadeOf] = {}
         self.accounts: dict[int, tuple[Account, Path | None]] = {}
@@ -48,23 +48,20 @@ class Peers:
         self.heard: list[Message] = []
         self.failed_at = float("inf")
         self.meet_latecomer: Callable[[Line, dict[str, Any]], None] | None = None
-        """On rank 0, once all ranks have connected: the function that handles a rank which connects after that."""
+        """On rank 0, once all ranks have connected: handles a process that connects after that."""
         self.links = Links(spool)
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
-        """Begin the next run, and forget failures of the previous run; returns the number of the new run."""
         self.run_number += 1
         self.failed_at = float("inf")
         return self.run_number
 
     def tell_all(self, message: Message) -> None:
-        """On rank 0: send a message to all other ranks."""
         for line in self.lines.values():
             self.links.tell(line, message)
 
     def listen(self) -> None:
-        """Handle all messages received so far, and ranks that connect too late."""
         if self.meet_latecomer is not None:
             for newcomer, said in self.links.newcomers():
                 self.meet_latecomer(newcomer, said)
@@ -74,7 +71,6 @@ class Peers:
                 self.take(rank, *message)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
-        """Handle a rank's message, and the file that came with it."""
         # Rank 0 sends runs and results; the other ranks send versions and accounts. Any other message is damaged.
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
@@ -95,14 +91,13 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        """The ranks that are gone, each with the reason in words."""
         found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError if any rank or this rank's torchrun is gone; `when` says at which stage, in words."""
+        """Raise RankError if any rank, or this rank's torchrun, is gone. `when` describes the stage."""
         error: BitproofError | None = self.launcher.ended()
         # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
@@ -124,7 +119,7 @@ class Peers:
     def explained(self, caught: BaseException) -> BaseException:
         """Return the error that explains why this rank ends.
 
-        If it ends by a signal of torchrun because other ranks are lost, this is the error about them, otherwise
+        If torchrun ends this rank by a signal because other ranks are gone, it is the error about these, otherwise
         `caught`.
         """
         if self.rank and isinstance(caught, interrupts.STOPS):
@@ -136,16 +131,16 @@ class Peers:
         return caught
 
     def _error_of_another_rank(self, gone: Collection[int]) -> BitproofError | None:
-        """The error of a rank that left, if the error blames a rank that is not in `gone`; otherwise None."""
+        # Such an error names a rank that is still connected, which explains why others left.
         errors = (problem.error() for problem in self.left.values())
         return next((each for each in errors if getattr(each, "rank", None) not in (None, *gone)), None)
 
     def tell_failed(self) -> None:
-        """Notify the connected ranks that this rank's run has failed, since they may wait for this rank forever."""
+        """Report to the connected ranks that this rank's run has failed, since they may wait for this rank forever."""
         self.tell_all(Failed(run=self.run_number))
 
     def note_failed(self) -> None:
-        """Note when the run first failed on a rank. On rank 0 also notify all other ranks."""
+        """Note that the run has failed on a rank. On rank 0, also report it to all other ranks."""
         if self.failed_at == float("inf"):
             # Only the first failure counts: the time that others have left runs from it.
             self.failed_at = time.monotonic()
@@ -153,12 +148,11 @@ class Peers:
                 self.tell_failed()
 
     def has_lost(self) -> bool:
-        """Whether a rank, or the torchrun agent that started this rank, is gone."""
         self.listen()
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
-        """Whether this rank's processes must be killed, because its part of a run cannot end by itself.
+        """Return whether this rank's processes must be killed, because its part of a run cannot end by itself.
 
         This is so if a rank is gone, or if another rank failed more than 5 s ago.
         """
@@ -168,12 +162,10 @@ class Peers:
         return time.monotonic() - self.failed_at > _PEER_SECONDS
 
     def launcher_must_live(self) -> None:
-        """Raise RankError if the process that started this rank has ended."""
         if (ended := self.launcher.ended()) is not None:
             self.lost = ended
             raise ended
 
     def close(self, seconds: float) -> None:
-        """Close all connections once queued messages are sent, at most after `seconds`."""
         self.links.close(seconds)
         self.launcher.close()

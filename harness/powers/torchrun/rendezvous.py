@@ -1,4 +1,4 @@
-"""Connect torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
+"""Connects torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from bitproof.harness.powers.torchrun.store import Store
 from bitproof.harness.processes import framing
 
 WORD_SECONDS = 4.0
-"""Seconds of silence before rank 0 prints the ranks that are missing."""
+"""Seconds of silence before rank 0 prints which ranks are missing."""
 _CHANGED_SECONDS = 1.0
-"""Seconds before rank 0 prints the list again if more ranks have connected: the first list may be long."""
+"""Seconds before rank 0 prints the list again if more ranks have connected."""
 _LAST_SECONDS = 8.0
 """Seconds for which a rank that has to end still tries to connect to rank 0. torchrun kills the rank after 30 s."""
 _HOST_MARGIN = 15.0
-"""Seconds beyond the deadline for a host to report its versions and code, after its rank has connected."""
+"""Seconds after the deadline in which a host may still report its versions and code."""
 
 AskMadeOf = Callable[[Callable[[], bool]], MadeOf | None]
-"""A function that returns this rank's versions, code and GPUs from its host; None once its argument returns True."""
+"""Returns this rank's versions, code and GPUs from its host; None as soon as its argument returns True."""
 
 
 class Rendezvous:
@@ -126,10 +126,6 @@ class Rendezvous:
         arrived[hello.rank] = hello
 
     def _checked_hello(self, said: dict[str, Any], arrived: Mapping[int, Hello]) -> Hello:
-        """Check a new rank's first message, and return it. Raises CaseError if the rank cannot belong to this run.
-
-        `arrived` has the first messages of the ranks that have already connected.
-        """
         try:
             hello: Hello = framing.read(json.dumps(said), Hello)
             is_of_size = 0 < hello.rank < self._peers.world_size == hello.world_size
@@ -152,9 +148,9 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """On rank 0: raise CaseError if another process that runs as rank 0 accepts a connection.
+        """On rank 0: raise CaseError if another process also runs as rank 0 and accepts a connection.
 
-        `word` is rank 0's message in torchrun's store, which has the address of the other process.
+        `word` is the other process's message in torchrun's store, which has its address.
         """
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
@@ -169,7 +165,7 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """On ranks other than 0: connect to rank 0, and return its answer, sent when all ranks have connected.
+        """On other ranks than 0: connect to rank 0, and return the answer that it sends once all ranks have connected.
 
         Raises the error that rank 0 sends instead.
         """
@@ -190,7 +186,7 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """On a rank other than 0 that ends early: try for some seconds to connect to rank 0, to report the reason."""
+        """On another rank than 0 that ends early: try for some seconds to connect to rank 0, to report the reason."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)
@@ -214,7 +210,6 @@ class Rendezvous:
             return line
 
     def _send_facts(self, line: Line) -> None:
-        """Send to rank 0 the versions and code that this rank's host (its process with torch) reports, or the error."""
         try:
             made_of = self._ask_made_of(lambda: line.gone is not None or self._peers.launcher.ended() is not None)
         except BitproofError as error:
@@ -233,11 +228,8 @@ class Rendezvous:
         raise problem
 
     def _print_missing(self, arrived: Mapping[int, Hello]) -> None:
-        """Print which ranks are missing, and on which machines the others are.
-
-        This is the only sign of a rank that died before it connected.
-        """
         # By machine, as a whole machine is often missing: "ranks 0-7 came from a; ranks 8-15 came from b".
+        # This is the only sign of a rank that died before it connected.
         missing = [rank for rank in range(self._peers.world_size) if rank not in arrived]
         nodes: dict[str, list[int]] = {}
         for rank in sorted(arrived):

@@ -1,6 +1,6 @@
-"""Assign a seat to each rank of a launcher such as torchrun: its number on its machine, and its GPU.
+"""Assigns to each rank of a launcher such as torchrun its number on its machine, and its GPU.
 
-For this, each rank sends rank 0 its machine and the GPUs that the rank sees.
+For this, each rank sends rank 0 its machine and the GPUs that it sees.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _UUIDS = ("GPU-", "MIG-")
 class Whereabouts:
     """A rank's machine, and the GPUs that the rank sees there.
 
-    - `machine`: the machine's name.
-    - `node`: the machine and the launcher's agent on it. Each agent counts its own ranks from 0.
-    - `local_rank`: the rank's LOCAL_RANK; None if the launcher set no number.
+    - `machine`: name of the machine.
+    - `node`: the machine, and the launcher's agent on it. Each agent counts its own ranks from 0.
+    - `local_rank`: the rank's LOCAL_RANK; None if the launcher set none.
     - `gpus`: the GPUs in order, each named by its UUID, or by its number on the machine.
     """
 
@@ -42,8 +42,8 @@ class Seat:
 
     A node is a machine, or a part of it whose ranks torchrun numbers from 0.
 
-    - `gpu`: an index into the GPUs that this rank sees, or None.
-    - `name`: the GPU's name. Two ranks with the same name share a GPU.
+    - `gpu`: index into the GPUs that this rank sees, or None.
+    - `name`: name of the GPU. Two ranks with the same name share a GPU.
     """
 
     machine: str = ""
@@ -54,7 +54,7 @@ class Seat:
 
 
 def own_machine() -> str:
-    """A name for this machine, the same in all its processes. A host name is not enough: two may be `localhost`."""
+    """Return a name for this machine, equal in all its processes. Host names are not unique: two may be `localhost`."""
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -62,7 +62,6 @@ def own_machine() -> str:
 
 
 def own_local_rank(environment: Mapping[str, str]) -> int | None:
-    """LOCAL_RANK as the launcher set it; None if it is missing or no number."""
     text = environment.get("LOCAL_RANK", "")
     return int(text) if text.isascii() and text.isdigit() else None
 
@@ -94,7 +93,6 @@ def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
 
 def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[tuple[int, int]]:
-    """Return for each rank its number within its group, and the group's size. `groups` has each rank's group."""
     by_group: dict[Hashable, list[int]] = defaultdict(list)
     for rank, group in enumerate(groups):
         by_group[group].append(rank)
@@ -113,7 +111,7 @@ def place_seats(
 ) -> tuple[Placement, str | None]:
     """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
 
-    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU, or share one without
+    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU, or share a GPU without
     `share_gpus`.
     """
     names = {seat.name for seat in seats if seat.name}

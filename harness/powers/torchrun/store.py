@@ -23,7 +23,7 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The torchrun process that started this rank, and the store. If the process dies, nothing else ends its ranks."""
+    """The torchrun process that started this rank, and its store. If the process dies, nothing else ends its ranks."""
 
     def __init__(self) -> None:
         # The parent is torchrun's agent only if torchrun started this process.
@@ -31,18 +31,17 @@ class Launcher:
         self._store: socket.socket | None = None
 
     def watch_store(self, address: str, port: int) -> None:
-        """Keep an idle connection to the store open, so that `ended` can notice that the store is gone."""
+        """Keep an idle connection to the store open, so that `ended` notices the end of the store."""
         if self._store is None:
             with suppress(OSError):
                 self._store = socket.create_connection((address, port), timeout=_STORE_SECONDS)
                 self._store.setblocking(False)
 
     def is_orphan(self) -> bool:
-        """Whether the process that started this rank has ended."""
         return self._parent is not None and os.getppid() != self._parent
 
     def ended(self) -> RankError | None:
-        """The error to raise if torchrun's process or the store is gone; None while both are there."""
+        """Return the error to raise if torchrun's process or the store is gone; None while both exist."""
         if self.is_orphan():
             return RankError(
                 f"torchrun has ended on {socket.gethostname()}, whose rank {os.environ['RANK']} it had started",
@@ -59,9 +58,9 @@ class Launcher:
         return None
 
     def error_of_dead_siblings(self) -> RankError | None:
-        """The error that names ended ranks, among those that this torchrun process started; None if all live.
+        """Return an error that names the ended ranks of this torchrun process; None if all live.
 
-        Always None except on Linux, where the children of a process are listed.
+        Always None except on Linux, which lists the children of a process.
         """
         # torchrun ends all ranks of its machine if one dies, but does not report which.
         lines = [os.environ.get(name, "") for name in ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE")]
@@ -85,7 +84,6 @@ class Launcher:
         )
 
     def close(self) -> None:
-        """Close the connection to the store."""
         if self._store is not None:
             self._store.close()
             self._store = None
@@ -94,7 +92,7 @@ class Launcher:
 class Store:
     """torch's key-value store, in which rank 0 publishes its address. torchrun or rank 0 serves it.
 
-    `where` is the reason, in words, why the last call failed, or "". Each call has a time limit.
+    `where` describes why the last call failed, or is "". Each call has a time limit.
     """
 
     def __init__(self, is_rank_0: bool, deadline: float, launcher: Launcher) -> None:
@@ -115,7 +113,7 @@ class Store:
         return cast(bytes, found).decode() if found is not None else None
 
     def get(self) -> str | None:
-        """Return rank 0's message; None if there is none yet or the store cannot be reached."""
+        """Return rank 0's message; None if there is none yet, or the store cannot be reached."""
 
         def look(store: Any) -> str | None:
             try:
@@ -170,7 +168,10 @@ class Store:
 
 
 def _in_thread(act: Callable[[], A], deadline: float) -> A:
-    """Run `act` in a thread, and return its result; signals are handled. Raises TimeoutError if it is late."""
+    """Run `act` in a thread, and return its result, while this thread handles signals.
+
+    Raises TimeoutError if it is late.
+    """
     found: list[A] = []
     problems: list[BaseException] = []
 
@@ -205,7 +206,6 @@ def _key() -> str:
 
 
 def children_environments(parent: int) -> list[list[tuple[str, str]]]:
-    """Return the environment variables of each living child of a process, as pairs of name and value."""
     found = []
     try:
         for task in Path(f"/proc/{parent}/task").iterdir():

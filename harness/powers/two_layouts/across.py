@@ -1,16 +1,15 @@
-"""Compare two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
+"""Compares two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
 
-1. Run both systems. Each recording states how its system divides tensors. Cut each tensor wherever either system cuts
-   it. The parts are called cells. Example: rows 0-2, 2-4 and rows 0-3, 3-4 have the cells 0-2, 2-3, 3-4. A rank has a
-   cell completely or not at all.
-2. Run both systems again, and record a digest of each cell. This run must be equal to the system's first run.
+1. Run both systems. Cut each tensor wherever either system cuts it, into cells. Example: rows 0-2, 2-4 and rows 0-3,
+   3-4 have the cells 0-2, 2-3, 3-4.
+2. Run both systems again, and record a digest of each cell. Each run must equal the system's first run.
 3. Convert the reference's records to the candidate's layout, and compare them as usual.
 4. If a tensor differs whose sums have different orders, run the reference three more times with sums in other orders.
    These runs give a bound for each tensor.
-5. A defect as small as rounding may hide within the bounds. So run both systems, and the reordered reference, in
-   float64 (`widen`). Rounding is 2^29 times smaller there than in float32, but a defect is not.
-6. If a system cannot run in float64, and tensors differ by more than rounding usually does, more runs narrow the
-   bounds. The reference then runs with up to twelve orders of sums.
+5. A defect as small as rounding may hide within the bounds, so run both systems in float64 (`widen`). Rounding is 2^29
+   times smaller there than in float32, but a defect is not.
+6. If a system cannot run in float64, and tensors differ by more than rounding usually does, up to twelve orders of sums
+   narrow the bounds.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ MEASURES = "bitproof.harness.powers.two_layouts.regrouping"
 T = TypeVar("T")
 
 Record = Callable[[Role, str, Across], Recorded]
-"""A function that runs a role's system once, and returns its recording.
+"""Runs a role's system once, and returns its recording.
 
-Its arguments are the role, the run's name, such as `cells`, and the settings of the run.
+The arguments are the role, the run's name, such as `cells`, and the settings of the run.
 """
 
 
@@ -63,7 +62,8 @@ class AcrossLayouts:
     - `comparison`: the second runs of both systems, compared in the candidate's layout.
     - `controls`: each system's second run compared with its first.
     - `layouts`: which tensors must be equal, and bounds for the others.
-    - `have_partners`: whether each call has a counterpart in the other system, so that a call can be blamed.
+    - `have_partners`: whether operator calls can be paired between the systems, so that the first wrong call can be
+      found.
     """
 
     comparison: Comparison
@@ -81,10 +81,10 @@ def compare_layouts(
 ) -> AcrossLayouts:
     """Compare two systems that divide tensors among ranks differently.
 
-    - `firsts`: the recording of each system's first run.
-    - `record`: a function that runs a system again.
-    - `read`: a function that reads a recording from its folder.
-    - `ask`: a function that sends a request to the process with torch, and returns the answer.
+    - `firsts`: recording of each system's first run.
+    - `record`: runs a system again.
+    - `read`: reads a recording from its folder.
+    - `ask`: sends a request to the process with torch, and returns the answer.
     """
     cuts = common_cuts(firsts["reference"], firsts["candidate"])
     # The second run of each system: its control, with a digest per cell.
@@ -146,7 +146,7 @@ def _compare_in_float64(
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """The tensors whose replicas, copies on several ranks, differ within either system but agree within the other.
+    """Return the tensors with replicas (copies on several ranks) that differ in one system but agree in the other.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, but after it in the reference.
     """
@@ -156,7 +156,7 @@ def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
 
 
 def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
-    """Add to a comparison remarks about replicas (copies on several ranks) that differ within a system.
+    """Add remarks about replicas (copies on several ranks) that differ within a system.
 
     If a tensor's layout is unknown, the verdict becomes UNVERIFIED.
     """

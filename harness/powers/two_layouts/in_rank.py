@@ -1,4 +1,4 @@
-"""A rank's part in a run of one of two layouts: its sums are collected, perhaps reordered or computed in float64."""
+"""A rank's part in a run of a system with another layout: its sums are collected, reordered, or computed in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bitproof.harness.records.layout import Across
 
 
 class InRank:
-    """The modes of a run with `across`, on this rank. `step` returns the current step."""
+    """The dispatch modes of such a run on this rank. `step` returns the current step."""
 
     def __init__(self, across: Across, rank: int, step: Callable[[], int]) -> None:
         self.sums = Sums()
@@ -21,7 +21,6 @@ class InRank:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Activate the modes within this block."""
         # The last mode sees a call first, so `sums` sees calls as the system made them.
         with computed_in_float64(self.widened), self._regrouped, self.sums.at_work():
             yield

@@ -1,4 +1,4 @@
-"""Decide the verdict on two systems with different layouts, from their differences and the measured bounds."""
+"""Decides the verdict on two systems with different layouts, from their differences and the measured bounds."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from bitproof.harness.compare.order import place_of
 from bitproof.harness.records import Comparison, Divergence, InFloat64, Key, LayoutBounds, Verdict
 
 USED_BY_ONE = 0.6
-"""If a single tensor moved farther than rounding usually does, but by less than this share of its bound: no remark.
+"""If a single tensor differs by more than rounding usually does, but by less than this share of its bound: no remark.
 
-Among a hundred tensors, there may be one in which rounding alone uses half of the bound, such as a loss that moves by
-two units in the last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).
+Among a hundred tensors, rounding alone may use half of the bound in one, such as a loss that moves by two units in the
+last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py`).
 """
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """CLOSE and None if rounding explains all differences; else DIFFERENT and, in words, the first unexplained one."""
+    """Return (CLOSE, None) if rounding explains all differences; otherwise DIFFERENT and the first other difference."""
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -33,7 +33,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
-    """The first tensor that differs by more than rounding, as a divergence on its first differing rank, or None."""
+    """Return the first tensor that differs by more than rounding, on its first differing rank; None without any."""
     # The bounds of the case's own precision first, since their records are those of the comparison.
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
@@ -52,7 +52,7 @@ def _float64_sentence(found: InFloat64) -> str:
 
 
 def remarks_on(layouts: LayoutBounds) -> list[str]:
-    """Remarks on a CLOSE verdict about the test in float64: why it was impossible, or signs of a small defect."""
+    """Return remarks on a CLOSE verdict about the test in float64: why it was impossible, or signs of a defect."""
     found = layouts.in_float64
     if found is None:
         return []
@@ -76,7 +76,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def told_near(layouts: LayoutBounds) -> str | None:
-    """A remark on tensors within their bounds that differ by more than rounding usually does; None if there are none.
+    """Return a remark on tensors within their bounds that differ by more than rounding usually does; None without any.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, ...".
     """
@@ -99,7 +99,6 @@ def told_near(layouts: LayoutBounds) -> str | None:
 
 
 def told_without_call(first: Divergence) -> str:
-    """A sentence for a difference without a call to blame, with the tensor's module and direction."""
     module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))
     where = f"{module or 'the step itself'} ({direction})"
     return f"no call is blamed, as calls of two layouts have no partners; {first.kind} {first.name} is of {where}"

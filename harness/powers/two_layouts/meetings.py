@@ -1,11 +1,9 @@
-"""Collect the sums and exchanges between ranks in a step: which ranks took part, and in which phase of the step.
+"""Collects the sums and exchanges between ranks in a step: the participating ranks, and the phase of the step.
 
-The sums decide which tensors of two layouts must be equal. If two layouts add over the same two ranks, the bits must be
-equal, because a + b is b + a. Other sums may have another order, and (a + b) + c may differ from a + (b + c).
-
-A gradient is a sum, too: backward adds its parts in place, and these additions are counted. If a sum, or its terms, are
-multiplied or divided by a number that is not a power of two, they are rounded. Such scaling is noted, also for copies
-of the scaled memory. A dispatch mode below autograd observes the calls.
+The sums decide which tensors of two layouts must be equal. Over two ranks, a + b is b + a, so the bits must be equal.
+Over more ranks the order matters: (a + b) + c may differ from a + (b + c). Backward adds up gradients in place; these
+additions are counted. A factor that is not a power of two rounds, so scaling before or after a sum is recorded, too. A
+dispatch mode below autograd observes the calls.
 """
 
 from __future__ import annotations
@@ -32,8 +30,8 @@ from bitproof.harness.within_user_code import refusing
 PARTS, SCALE = "parts", "scale"
 ADDS = "aten.add"
 COPIES_INTO = "aten.copy_"
-_Met = tuple[str, str, str, str, int]
-"""The key of a sum or exchange: phase, kind, ranks, operator, and the number of elements in a call."""
+_SumKey = tuple[str, str, str, str, int]
+"""Key of a sum or exchange: (phase, kind, ranks, operator, number of elements in a call)."""
 
 
 class Sums:
@@ -42,8 +40,8 @@ class Sums:
     def __init__(self) -> None:
         # `_in_step` maps each sum of the current step to the backward passes in which it ran; `_found` has the largest
         # number of passes over all steps.
-        self._found: dict[_Met, int] = {}
-        self._in_step: dict[_Met, set[int]] = {}
+        self._found: dict[_SumKey, int] = {}
+        self._in_step: dict[_SumKey, set[int]] = {}
         self._num_backwards = 0
         self._backwards: set[int] = set()
         self._last_backward = -1
@@ -57,7 +55,6 @@ class Sums:
         self._summed: dict[StorageWeakRef, tuple[str, str]] = {}
 
     def begin_step(self) -> None:
-        """Begin a step. Its first phase is forward."""
         # Steps may differ in their number of backward passes: keep the largest of any step.
         for met, backwards in self._in_step.items():
             self._found[met] = max(len(backwards), self._found.get(met, 0))
@@ -67,7 +64,7 @@ class Sums:
         self._added, self._scaled, self._summed = WeakTensorKeyDictionary(), {}, {}
 
     def noticing(self, observe: Callable[..., None]) -> Callable[..., None]:
-        """Wrap `observe` so that this object sees gradients when they are recorded.
+        """Wrap `observe` so that this object notices when gradients are recorded.
 
         The first gradient of a step marks the end of clipping: later sums in the step belong to the update.
         """
@@ -87,7 +84,7 @@ class Sums:
         """The sums and exchanges of all steps, without duplicates.
 
         1. An entry with the largest number of backward passes in a step.
-        2. For each number of parts that a gradient was added up from, an entry.
+        2. For each number of parts from which a gradient was added up, an entry.
         3. The sums and exchanges, each with the number of backward passes that ran it.
         """
         # Adds the last step's counts to the totals.
@@ -105,7 +102,6 @@ class Sums:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Context in which this thread's sums and exchanges are collected."""
         from torch.distributed.tensor import DTensor
 
         # In the class below `self` is the mode.
@@ -137,14 +133,13 @@ class Sums:
             yield
 
     def note_part(self, total: torch.Tensor) -> None:
-        """Count an in-place addition to the tensor `total`."""
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number, without the number's power
-        of two.
+        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number.
 
-        A mean over 3 or 6 ranks is recorded as "/1.5", a mean over 4 not at all.
+        The number's power of two is left out: a mean over 3 or 6 ranks is recorded as "/1.5", and a mean over 4 is not
+        recorded.
         """
         # frexp returns a fraction from 0.5 up to 1, and an exponent. For a power of two the fraction is 0.5.
         share = frexp(factor)[0] if isinstance(factor, int | float) else 0.5
@@ -160,8 +155,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {factor_text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """If the memory of any of `sources` was scaled, mark the memory of `into`, their copy or concatenation, as
-        scaled, too."""
+        """If the memory of any of `sources` was scaled, mark the memory of `into`, copied from them, as scaled."""
         factors = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         # A concatenation may have sources with several factors: one is enough, as any factor rounds.
         self._scaled |= dict.fromkeys(_memories(into), factors[0]) if factors else {}
@@ -201,10 +195,8 @@ class Sums:
 
 
 def _memory(tensor: torch.Tensor) -> StorageWeakRef | None:
-    """A key for a tensor's memory; None if the tensor is sparse.
-
-    It is a weak reference, so memory that is allocated later at the same address has another key.
-    """
+    # A weak reference: memory that is allocated later at the same address gets another key. Sparse tensors have no
+    # storage.
     return StorageWeakRef(tensor.untyped_storage()) if tensor.layout == torch.strided else None
 
 
@@ -213,7 +205,6 @@ def _memories(found: list[Any]) -> list[StorageWeakRef]:
 
 
 def _ranks_of(arg: Any) -> str:
-    """The ranks of a process group as text, such as "0,1"; "" if `arg` is neither a group nor a group's name."""
     try:
         is_group = isinstance(arg, dist.ProcessGroup)
         group = group_named(arg) if isinstance(arg, str) else arg if is_group else group_of(arg)

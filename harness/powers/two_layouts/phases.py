@@ -1,30 +1,20 @@
-"""Decide which tensors must be equal bit by bit between two systems with different layouts.
+"""Decides which tensors must be equal bit by bit between two systems with different layouts.
 
-A layout changes only the order of sums. A step has four phases: forward, backward, clipping and update. Clipping stands
-for all operations on gradients before they are recorded.
-
-Find the first phase in which the two systems add over different ranks, or exchange rows among different ranks. Before
-this phase, every sum has the same terms in the same order. So tensors of earlier phases must agree in every bit.
-
-When do two sums have the same order?
+A layout changes only the order of sums. A step has the phases forward, backward, clipping and update. Find the first
+phase in which the two systems sum or exchange among different ranks; tensors of earlier phases must be equal. Two sums
+have the same order under these rules:
 
 - Two terms have only one sum. Over two ranks, an all-reduce and a reduce-scatter agree. Over more ranks, different
   collectives add in different orders.
-- Several backward passes per step change the order. One system may reduce accumulated gradients, another may accumulate
-  reduced gradients.
-- If the systems have different numbers of backward passes, they divide the batch differently. Sums then differ from the
-  first phase on.
-- Over more than two ranks, sums of different sizes have different orders. The order for an element depends on its index
-  among all elements that are added at once (measured on gloo's ring).
-- So over more than two ranks, sums of gradients differ if the systems divide a gradient differently. Example: FSDP1
-  cuts a flattened tensor, and FSDP2 cuts rows. On any number of ranks, the sum of the parts' norms then has other
-  terms.
-- A factor that is not a power of two rounds. Dividing each term by 3 before the sum differs from dividing the sum by 3.
+- Several backward passes per step change the order: one system may reduce accumulated gradients, another may accumulate
+  reduced gradients. If their number differs, the systems divide the batch differently, and all sums differ.
+- Over more than two ranks, the order for an element depends on its index among all elements that are added at once
+  (measured on gloo's ring). So sums of other sizes, or of gradients that are divided differently, differ. Example:
+  FSDP1 cuts a flattened tensor, and FSDP2 cuts rows.
+- A factor that is not a power of two rounds: dividing each term by 3 differs from dividing the sum by 3.
 
-Pipeline stages are an exception if each parameter is on a single rank in both systems, and no collective adds over
-ranks. All terms of a gradient are then added on that rank, and the number of ranks has no effect. The sums are the same
-if both systems add the same number of parts to each gradient. If there is only one part, the numbers of backward passes
-must be equal, too.
+Pipeline stages are an exception: if each parameter is on a single rank, and no collective sums over ranks, the number
+of ranks has no effect. Then both systems must add the same number of parts to each gradient.
 """
 
 from __future__ import annotations
@@ -45,7 +35,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def regrouped_from(
     reference: Manifest, candidate: Manifest, *, are_staged: bool = False, are_moved: bool = False
 ) -> int | None:
-    """The index in PHASES of the first phase in which the two systems' sums differ in order or terms, or None.
+    """Return the index in PHASES of the first phase in which the two systems' sums differ in order or terms, or None.
 
     - `are_staged`: each parameter is on a single rank.
     - `are_moved`: the two systems divide gradients differently.
@@ -68,14 +58,14 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """The first phase, as an index into PHASES, in which two recordings have other sums or orders of sums, or None."""
+    """Return the index in PHASES of the first phase in which two recordings' sums differ in order or terms, or None."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
 
 
 def apart_from(candidate: Manifest) -> int:
-    """The first step in which the candidate runs with its own layout.
+    """Return the first step that the candidate runs with its own layout.
 
     This is 0, or the step at which it resumes if it starts from a checkpoint of the reference.
     """
@@ -83,7 +73,7 @@ def apart_from(candidate: Manifest) -> int:
 
 
 def _have_equal_parts(*sides: Sequence[Meeting]) -> bool:
-    """Whether both systems add the same number of parts to each gradient.
+    """Return whether both systems add the same number of parts to each gradient.
 
     If there is only one part, the numbers of backward passes must be equal, too.
     """
@@ -95,7 +85,7 @@ def _have_equal_parts(*sides: Sequence[Meeting]) -> bool:
 
 
 def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
-    """A key that is equal for collectives that add in the same order. Over two ranks, all collectives do."""
+    """Return a key that is equal for collectives that add in the same order. Over two ranks, all collectives do."""
     if meeting.what == "backward":
         return meeting.what, "", str(meeting.backwards), 0
     # Ranks such as "0,1,2": two terms have only one sum, whichever collective adds them. A scaling's operator has its
@@ -105,7 +95,7 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _depends_on_division(meeting: Meeting) -> bool:
-    """Whether a sum may change if gradients are divided differently among ranks.
+    """Return whether a sum may change if gradients are divided differently among ranks.
 
     - A sum over more than two ranks may get another order.
     - A functional all-reduce may get other terms: it adds results of a DTensor's parts, such as norms.
@@ -117,7 +107,7 @@ def _depends_on_division(meeting: Meeting) -> bool:
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """The phase of a step in which a tensor is computed, as an index into PHASES; -1 if it existed before the step."""
+    """Return the index in PHASES of the phase that computes a tensor; -1 if it existed before the step."""
     if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
         return -1
     if tensor.kind == "activation":
@@ -130,9 +120,9 @@ def phase_of(tensor: LogicalTensor) -> int:
 
 
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
-    """Whether a tensor must agree in every bit between the systems.
+    """Return whether a tensor must agree in every bit between the systems.
 
-    The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on; if `first` is
-    None, never.
+    The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on. If `first` is
+    None, their orders never differ.
     """
     return first is None or tensor.step < start or (tensor.step == start and phase_of(tensor) < first)

@@ -1,21 +1,16 @@
-"""Bound the differences that another order of sums explains: some tensors must be equal, others may differ by rounding.
+"""Bounds the differences that another order of sums explains: some tensors must be equal, others may be rounded.
 
 1. `phases.py` decides which tensors must agree in every bit.
-2. The others may differ by rounding. How much is measured: the reference runs a few more times with its sums in other
-   orders (`reordered_sums`). These runs are the samples.
-3. A tensor's spread is the root mean square of its samples' distances from the reference.
+2. For the others, the effect of rounding is measured: the reference runs a few more times with its sums in other orders
+   (`reordered_sums`). These runs are the samples.
+3. A tensor's spread is the root mean square of its samples' distances from the reference. A distance is Euclidean, over
+   all elements.
 4. A tensor's bound is its spread times Student's quantile. With probability CONFIDENCE, rounding keeps all tensors
-   within their bounds. A bound is at least FEWEST_UNITS units in the last place of the tensor's norm. A small tensor's
-   samples may all be rounded to the same value, so their spread may be 0.
-5. Bounds from three samples are wide: 35 spreads if they hold for a hundred tensors together. A defect that moves a
-   tensor by 17 spreads is then not found.
-6. Rounding itself moves a tensor by 1 spread, at most 2 (`bench_layouts.py defects`). A tensor within its bound, but
-   moved by more than NEAR_SPREADS spreads and more than a unit, counts as `near`.
-7. If there are such tensors, and the systems cannot run in float64, `across` takes more samples. With twelve samples, a
-   bound is 6 spreads wide.
+   within their bounds. A bound is at least FEWEST_UNITS units in the last place of the tensor's norm.
+5. A tensor within its bound, but moved by more than NEAR_SPREADS spreads and more than a unit, counts as `near`.
+   Rounding moves a tensor by 1 spread, at most 2 (`bench_layouts.py defects`).
 
-A distance is Euclidean, over all elements of a tensor, each counted once. If several ranks of the candidate have an
-element, the largest distance counts.
+Bounds from three samples are wide: 35 spreads for a hundred tensors. With twelve samples, a bound is 6 spreads wide.
 """
 
 from __future__ import annotations
@@ -46,25 +41,25 @@ CONFIDENCE = 0.99
 FEWEST_UNITS = 4
 NEAR_SPREADS = 2.5
 MARGIN = 2.0**14
-"""A difference in float64 of more than this many spreads is no rounding.
+"""A difference in float64 of more than this many spreads is not rounding.
 
-From float32 to float64, rounding shrinks by 2^29, but a defect does not. This factor has half of these 29 bits, so it
-is far from both, and a single sample is enough to estimate the spread.
+From float32 to float64, rounding shrinks by 2^29, but a defect does not. This factor has half of these 29 bits, so a
+single sample is enough to estimate the spread.
 """
 NEARLY_ALL = 0.95
-"""The quantile of the tensors' ratios of errors that decides whether the candidate is less accurate.
+"""Quantile of the tensors' ratios of errors that decides whether the candidate is less accurate.
 
 The largest ratios are ignored, because the reference may be exact in a small tensor by chance.
 """
 
 
 def layouts_of(_: Case, reference: str, candidate: str, samples: list[str], apart: list[list[Any]]) -> dict[str, Any]:
-    """The result of `measure_layouts`, for a process without torch: all arguments are in JSON's types."""
+    """Call `measure_layouts` for a process without torch: arguments and result are values of JSON."""
     return vars(measure_layouts(*_folders(reference, candidate, samples), [LogicalTensor(*each) for each in apart]))
 
 
 def in_float64_of(_: Case, wide: dict[str, Any], plain: dict[str, Any]) -> dict[str, Any]:
-    """The result of `measure_in_float64`, for a process without torch: all arguments are in JSON's types."""
+    """Call `measure_in_float64` for a process without torch: arguments and result are values of JSON."""
     apart = [LogicalTensor(*each) for each in plain.pop("apart")]
     return vars(measure_in_float64(_folders(**wide), _folders(**plain), apart))
 
@@ -78,11 +73,11 @@ def measure_layouts(
 ) -> LayoutBounds:
     """Measure how far each tensor of the candidate is from the reference's, and how far rounding alone may move it.
 
-    The result has a row for each tensor that differs: its error, and the bound on errors that sums in another order
-    can cause.
+    The result has a row for each tensor that differs: its error, and the bound on errors that sums in other orders
+    cause.
 
     - `samples`: recordings of the reference with its sums in other orders.
-    - `apart`: tensors that get no bound, since their copies on several ranks differ.
+    - `apart`: tensors that get no bound, because their copies on several ranks differ.
 
     Raises RecordingError if a value does not have its recorded digest.
     """
@@ -137,13 +132,13 @@ def measure_in_float64(
 ) -> InFloat64:
     """Compare two layouts by runs in float64, where rounding is tiny and a defect is not.
 
-    - `wide`: recordings in float64 of the reference, of the candidate, and of samples. A sample is a run of the
-      reference with its sums in other orders.
+    - `wide`: recordings in float64 of the reference, the candidate, and samples. A sample is a run of the reference
+      with its sums in other orders.
     - `plain`: the same recordings in the case's precision.
     - `apart`: tensors that are left out.
 
     The candidate counts as less accurate if its errors are significantly larger than those of the plain reference and
-    of its samples. Raises RecordingError if a value does not have its recorded digest.
+    its samples. Raises RecordingError if a value does not have its recorded digest.
     """
     folders = (wide[0], wide[1], *wide[2], plain[0], plain[1], *plain[2])
     recordings = [read_recording(folder) for folder in folders]
@@ -181,7 +176,7 @@ def measure_in_float64(
 
 
 def student_quantile(level: float, degrees: int) -> float:
-    """Student's quantile for a two-sided test: the factor that |error / spread| exceeds with probability `level`.
+    """Return Student's two-sided quantile: the factor that |error / spread| exceeds with probability `level`.
 
     The spread is a standard deviation, estimated from `degrees` samples.
     """
@@ -194,7 +189,6 @@ def student_quantile(level: float, degrees: int) -> float:
 
 
 def _student_within(t: float, degrees: int) -> float:
-    """The probability that |T| is at most t, if T has Student's distribution with `degrees` degrees of freedom."""
     # Student, Biometrika 6 (1908), 1. Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 26.7.
     # The sums of 26.7.3 and 26.7.4: in powers of the cosine, even powers for even degrees of freedom, odd for odd.
     angle = math.atan(t / math.sqrt(degrees))
@@ -213,10 +207,10 @@ def _student_within(t: float, degrees: int) -> float:
 class Distances:
     """A tensor's distances from the reference, for the candidate and for further runs of the reference.
 
-    - `error`: the distance of the candidate's tensor.
-    - `samples`: the distances of runs of the reference with sums in other orders.
-    - `norm`: the norm of the reference's tensor.
-    - `least`: the smallest distance that may be the tensor's bound.
+    - `error`: distance of the candidate's tensor.
+    - `samples`: distances of runs of the reference with sums in other orders.
+    - `norm`: norm of the reference's tensor.
+    - `least`: smallest distance that may be the tensor's bound.
     - `rank`: the candidate's first rank that differs.
     """
 
@@ -227,7 +221,7 @@ class Distances:
     least: float
 
     def bound(self, factor: float) -> float:
-        """The largest relative error that other orders of sums explain.
+        """Return the largest relative error that other orders of sums explain.
 
         It is `factor` times the spread, but at least `least`, as a fraction of the norm.
         """
@@ -236,7 +230,7 @@ class Distances:
 
     @property
     def spread(self) -> float:
-        """The root mean square of the distances of the samples: runs of the reference with other orders of sums."""
+        """The root mean square of the distances of the samples."""
         return math.sqrt(sum(distance * distance for distance in self.samples) / len(self.samples))
 
     @property
@@ -245,12 +239,15 @@ class Distances:
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
-        """A distance as a fraction of the tensor's norm; if the norm is 0, infinite unless the distance is 0, too."""
+        """Return a distance as a fraction of the tensor's norm.
+
+        If the norm is 0, it is infinite unless the distance is 0.
+        """
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
 
 class _Side:
-    """A recording and its open files of values, from which one tensor at a time is read."""
+    """A recording and its open files of values, from which a tensor at a time is read."""
 
     def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
         self.recording = recording
@@ -276,7 +273,7 @@ class _Cell(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
-    """The distances of a tensor in each recording from the same tensor in the first recording.
+    """Return a tensor's distances, in each recording, from the same tensor in the first recording.
 
     The second recording is the candidate's, and all others are the reference's. Without `of_one_dtype`, floats of
     different dtypes are compared as float64.
@@ -319,10 +316,6 @@ def _is_divided_differently(tensor: LogicalTensor, reference: _Side, candidate: 
 
 
 def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Cell]]:
-    """Return whether a tensor's cells are slices of the flattened tensor, and the cells, each once.
-
-    A cell is a part that each rank has completely or not at all.
-    """
     here, there = reference.parts[tensor], candidate.parts.get(tensor, {})
     if not _is_divided_differently(tensor, reference, candidate):
         # Both systems divide the tensor in the same way: the part of each rank is a cell.
@@ -358,7 +351,7 @@ def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tupl
 
 
 def squared_distance(own: Values, other: Values) -> float:
-    """The squared distance of two tensors; infinite unless dtype, shape, NaNs, infinities and integers agree.
+    """Return the squared distance of two tensors; infinite unless dtype, shape, NaNs, infinities and integers agree.
 
     If two tensors differ only in signs of zero, it is the smallest positive number.
     """

@@ -1,23 +1,15 @@
-"""Convert a recording to another layout of tensors, to compare two systems that divide tensors differently.
+"""Converts a recording to another layout of tensors, to compare two systems that divide tensors differently.
 
 A cell is a part of a tensor that no rank of either system divides. For example, the reference has rows 0:4 and 4:8 on
 two ranks, and the candidate has rows 0:2, 2:4, 4:6 and 6:8 on four. Then the cells are 0:2, 2:4, 4:6 and 6:8.
 
-1. A first run of each system records the part of each tensor that a rank has.
-2. The boundaries of all parts divide the tensor into cells.
-3. A second run of each system records a digest for each cell.
-4. The reference's records are converted to the candidate's layout with these digests.
-5. The converted records are paired with the candidate's records as usual.
+1. A first run of each system records which part of each tensor a rank has. All boundaries together define the cells.
+2. A second run of each system records a digest for each cell.
+3. The reference's records are converted to the candidate's layout with these digests, and compared as usual.
 
-No tensor is gathered, so no process loads more than a rank's own part. Rules:
-
-- If a cell on a rank of the candidate has other bits than in the reference, that rank differs in the tensor.
-- A tensor that is whole on several ranks of the reference must be the same on all of them. If it is not, some rank of
-  the candidate differs, and the result names the tensor.
-- A plain tensor, which is no DTensor, counts as whole.
-- If both systems have equally many ranks, and each has the same part in both, records pair rank by rank. Then plain
-  tensors may differ between ranks.
-- A cell that one system lacks is a gap in the evidence.
+No tensor is gathered, so no process loads more than a rank's own part. A plain tensor, which is not a DTensor, counts
+as whole. A tensor that is whole on several ranks of the reference must be equal on all of them. If both systems have
+equally many ranks with the same parts, records are paired rank by rank, and plain tensors may differ between ranks.
 """
 
 from __future__ import annotations
@@ -47,9 +39,9 @@ NUM_NAMED = 5
 class Relaid:
     """The reference's recording in the candidate's layout of tensors, and the problems of the conversion.
 
-    - `across`: the tensors that are compared cell by cell.
-    - `unusable`: a sentence for each gap in the evidence.
-    - `parted`: the tensors with a part that several ranks of a system have, but not with the same bits.
+    - `across`: tensors that are compared cell by cell.
+    - `unusable`: a sentence for each cell or layout that is unknown.
+    - `parted`: tensors with a part that several ranks of a system have, but not with the same bits.
     - `apart`: sentences about the tensors in `parted`.
     """
 
@@ -61,7 +53,7 @@ class Relaid:
 
 
 def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Whether layouts differ only because some ranks lack a gradient or an optimizer state.
+    """Return whether the two systems' layouts differ only because some ranks lack a gradient or an optimizer state.
 
     Then calls can still be matched rank by rank. For example, a rank leaves a parameter out of its update.
     """
@@ -70,10 +62,10 @@ def lack_parts_alone(case: Case, reference: Recording, candidate: Recording) -> 
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Whether the layouts of a tensor differ only because some ranks lack it, and it is a gradient or optimizer state.
+    """Return whether a tensor's layouts in the two systems differ only because some ranks of a system lack the tensor.
 
-    `here` and `there` are the tensor's layouts in the two systems, by rank. A rank that lacks the tensor in one system
-    is not compared; on all other ranks the layouts must be equal.
+    `here` and `there` map ranks to the tensor's layouts in the two systems. Only gradients and optimizer states may be
+    lacking.
     """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
@@ -81,9 +73,9 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """For each tensor whose layouts differ, by `kind/name`, the indices at which its parts begin or end.
+    """For each tensor whose layouts differ, return `kind/name` -> the indices at which its parts begin or end.
 
-    A tensor whose shape as a whole differs between the two systems is left out.
+    A tensor whose whole shape differs between the two systems is left out.
     """
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in tensors_across(reference, candidate):
@@ -95,7 +87,7 @@ def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
 def relaid(reference: Recording, candidate: Recording, cuts: Mapping[str, Cuts]) -> Relaid:
     """Convert the reference's recording to the candidate's layout.
 
-    Both recordings must have the digests of the cells into which `cuts` divides each tensor.
+    Both recordings must have the digests of the cells into which `cuts` divide each tensor.
     """
     across = [tensor for tensor, _ in tensors_across(reference, candidate)]
     # All digests of cells are collected first, since a rank's part in one layout may be spread over ranks of the other.
@@ -129,12 +121,10 @@ class _RelaidRecording(Recording):
 
     @property
     def holds_records(self) -> bool:
-        """Whether `records` of all ranks have been converted already."""
         return "records" in self.__dict__
 
     @property
     def ranks(self) -> Sequence[int]:
-        """The ranks that have records in either recording."""
         return sorted({*self._reference.ranks, *self._candidate.ranks})
 
     @cached_property
@@ -142,7 +132,7 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """The reference's records of a rank, as if it had the candidate's layout.
+        """Return the reference's records of a rank, as if it had the candidate's layout.
 
         A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
         are the reference's own.
@@ -167,7 +157,7 @@ class _RelaidRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Yield each DTensor whose replicas differ: several ranks have the same part of it, with different digests."""
+    """Yield each DTensor with replicas that differ: several ranks have the same part, with different digests."""
     # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in part_layouts_of(recording).items():
@@ -186,13 +176,12 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells, which are parts that no rank divides, collected rank by rank. Pairs have the reference first.
+    """A tensor's cells, which are parts that no rank divides. Pairs have the reference first.
 
     - `first`: the reference's first record of the tensor.
-    - `digests`: for each system, the digest of each cell, or a set of digests if ranks differ. Empty if the layout is
-      unknown.
-    - `has`: on how many ranks each system has a part.
-    - `placed`: on how many ranks this part is of a DTensor.
+    - `digests`: for each system, cell -> digest, or a set of digests if ranks differ. Empty if the layout is unknown.
+    - `has`: for each system, the number of ranks that have a part.
+    - `placed`: for each system, the number of ranks whose part is of a DTensor.
     """
 
     tensor: LogicalTensor
@@ -205,7 +194,6 @@ class _Cells:
 
     @property
     def are_on_both(self) -> bool:
-        """Whether each system has the tensor on some rank."""
         return all(self.has)
 
     @property
@@ -214,7 +202,6 @@ class _Cells:
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
-        """Add a rank's record of the tensor. `side` is 0 for the reference, 1 for the candidate."""
         if side == 0 and not self.has[0]:
             self.first = record
         self.has[side] += 1
@@ -244,7 +231,7 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """The reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
+        """Return the reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
 
         It is `record`, with another digest if bits differ. None if the reference lacks a piece of it.
         """
@@ -261,7 +248,6 @@ class _Cells:
 
 
 def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
-    """The digest of each cell in a rank's part, by cell; None if the part's layout or the digests are unknown."""
     # A plain tensor counts as whole; a DTensor without a recorded index range is unknown.
     cells = _cells_in(record.box, record.shape if record.box is None and not record.placements else None, cuts)
     text = record.cells
@@ -273,7 +259,7 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """The cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or the part is unknown.
+    """Return the cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or it is unknown.
 
     `box` is the part as text; None for a whole tensor of shape `shape`.
     """
@@ -284,7 +270,6 @@ def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> lis
 
 
 def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
-    """The recording's records by tensor, and then by rank."""
     found: dict[LogicalTensor, dict[int, Record]] = {}
     for key, record in recording.records.items():
         found.setdefault(LogicalTensor(key.step, key.kind, key.name), {})[key.rank] = record
@@ -292,14 +277,14 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 
 def tensors_of(recording: Recording) -> list[LogicalTensor]:
-    """Each tensor that any rank recorded, once for each step at which a rank recorded it."""
+    """Return each tensor that any rank has recorded, for each step at which a rank has recorded it."""
     held = part_layouts_of(recording).items()
     steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
     return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
+    """Return whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in part_layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
@@ -313,7 +298,7 @@ def are_staged(*recordings: Recording) -> bool:
 
 
 def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
-    """Whether ranks of the two systems have different parts of some gradient or parameter.
+    """Return whether ranks of the two systems have different parts of some gradient or parameter.
 
     A gradient that some ranks lack does not count.
     """
@@ -326,7 +311,7 @@ def gradients_lie_otherwise(reference: Recording, candidate: Recording) -> bool:
 
 
 def box_of(record: Record) -> Box | None:
-    """The index range of a rank's part; the whole for a plain tensor, None for a DTensor without a recorded range."""
+    """Return the index range of a rank's part: the whole for a plain tensor, None for a DTensor of unknown range."""
     return _box_of(record)
 
 
@@ -337,12 +322,10 @@ def _box_of(part: Record | PartLayout) -> Box | None:
 
 
 def _other_digest(digest: str) -> str:
-    """A digest that differs from `digest`, for a record that must not be equal."""
     return hashlib.blake2b(digest.encode(), digest_size=DIGEST_DIGITS // 2).hexdigest()
 
 
 def first_few(names: Iterable[str]) -> str:
-    """The first NUM_NAMED names as text, followed by "and N more" if there are more."""
     names = list(names)
     more = f"; and {len(names) - NUM_NAMED} more" if len(names) > NUM_NAMED else ""
     return "; ".join(names[:NUM_NAMED]) + more

@@ -1,17 +1,12 @@
 """Runs a system with its sums in other orders, to measure how far rounding alone changes its records.
 
-Another layout of ranks adds the same terms in other groups. Tensor parallelism sums parts of a product over ranks, data
-parallelism parts of the batch. This module imitates such a layout in a single run:
+Another layout of ranks adds the same terms in other groups. This module imitates such a layout in a single run: the
+terms of every matrix product and every sum are permuted, divided into `parts`, summed part by part in the operator's
+own dtype, and the parts are added in sequence. For example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) +
+(t1+t7+t2+t4).
 
-1. The terms of every matrix product and every sum of this thread are permuted. A seed chooses the order.
-2. The terms are divided into `parts`. Each part is computed in the operator's own dtype.
-3. The parts are added in sequence.
-
-For example, with two parts a sum of 8 terms becomes (t5+t0+t3+t6) + (t1+t7+t2+t4). A change in the system's records is
-then as large as another layout may cause.
-
-The calls of eager code, of backward and of users' systems are changed. Fused operators (attention, norms, a compiled
-region) run unchanged, on changed inputs.
+Calls of eager code, of backward and of users' systems are changed. Fused operators, such as attention and norms, run
+unchanged on changed inputs.
 """
 
 from __future__ import annotations
@@ -69,10 +64,6 @@ def regrouped(regroup: Regroup | None, rank: int, step: Callable[[], int] = lamb
 
 
 def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
-    """Whether a call multiplies two float matrices, its arguments `at` and `at + 1`, with sums of more than two terms.
-
-    They must be the last arguments.
-    """
     import torch
 
     factors = args[at : at + 2]
@@ -82,8 +73,10 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
 
 
 def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
-    """left (.., M, K) @ right (.., K, N), with K permuted and divided into `parts`. The factors are `args[at]` and
-    `args[at + 1]`."""
+    """Return left (.., M, K) @ right (.., K, N), with K permuted and divided into `parts`.
+
+    The factors are `args[at]` and `args[at + 1]`.
+    """
     left, right = args[at], args[at + 1]
     total = None
     for terms in _terms(left.shape[-1], parts, generator, left.device):
@@ -96,7 +89,6 @@ def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: in
 
 
 def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator: Any) -> Any:
-    """A sum or mean over dims, with the longest of these dims permuted and divided into `parts`."""
     import torch
 
     x, dims = args[0], args[1] if len(args) > 1 else kwargs.get("dim")
@@ -122,7 +114,6 @@ def _sum(function: Any, args: Sequence[Any], kwargs: Any, parts: int, generator:
 
 
 def _terms(size: int, parts: int, generator: Any, device: Any) -> Sequence[Tensor]:
-    """The indices of a sum's `size` terms, permuted and divided into up to `parts` groups of two or more."""
     import torch
 
     order = torch.randperm(size, generator=generator).to(device)

@@ -1,8 +1,7 @@
 """Runs a system in float64, to separate a small defect from rounding.
 
-Rounding in float64 is 2^29 times smaller than in float32, but a wrong formula remains as wrong as before. So a
-difference that remains in float64 is no rounding, however small it is. Example: the effect on a gradient, relative to
-its norm,
+Rounding in float64 is 2^29 times smaller than in float32, but a wrong formula remains as wrong as before. Example: the
+effect on a gradient, relative to its norm,
 
     in float32    in float64
     3e-7          3e-7          of another eps of a norm, 1e-6 in place of 1e-5
@@ -13,9 +12,8 @@ Every operator call is changed, from before the system is made:
 1. Each dtype in a call (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does the default
    dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
 2. Random numbers are drawn in float32 and then widened, so weights and masks are those of the plain run.
-3. A tensor from elsewhere (a file, NumPy, a module imported before) is widened when it is read. Its numbers may already
-   have been rounded, in one of the two systems only. `Widened.narrow` names the first such call. Numbers of few digits,
-   such as 0, 1 and 0.5, do not count: they were not rounded.
+3. A tensor from elsewhere (a file, NumPy, a module imported before) is widened when it is read. Its numbers may have
+   been rounded in one of the two systems only. `Widened.narrow` names the first such call.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     import torch
 
 _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
-"""Namespaces of collectives. Their arguments keep their dtypes, as this rank or another rank writes into them."""
+"""Namespaces of collectives. Their arguments keep their dtypes, because this rank or another rank writes into them."""
 
 
 @dataclass
@@ -112,7 +110,6 @@ def _wide_dtype(x: torch.dtype) -> torch.dtype:
 
 
 def _is_rounded(x: Any) -> bool:
-    """Whether a tensor has a narrower dtype than float64, and numbers that may be rounded."""
     import torch
 
     from bitproof.harness.torch_compat import FakeTensor
@@ -128,8 +125,7 @@ def _is_rounded(x: Any) -> bool:
 def _widen_arguments(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """A call's positional and keyword arguments with narrow tensors widened, and whether the call reads numbers that
-    may be rounded.
+    """Return a call's args and kwargs with narrow tensors widened, and whether it reads numbers that may be rounded.
 
     Arguments that the call writes, or returns views of, are not widened.
     """

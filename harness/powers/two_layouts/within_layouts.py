@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
     """Apply the measured bounds to the verdict on two systems with different layouts.
 
-    A call is blamed only if operator calls of both systems can be paired; otherwise a remark names module and
-    direction.
+    If operator calls of the two systems cannot be paired, a remark names the module and direction of the difference.
     """
     assert run.across is not None, "only of two layouts"
     found, remarks = run.across.layouts, list[str]()

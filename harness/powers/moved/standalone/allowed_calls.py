@@ -1,6 +1,6 @@
-"""Decide which operators an archive may name, and derive facts about a call from the operator's schema.
+"""Decides which operators an archive may contain, and derives facts about a call from the operator's schema.
 
-An archive may be untrusted. Operators that access files, print, resize memory of other tensors or return storages are
+An archive may be untrusted. Operators that access files, print, resize other tensors' memory or return storages are
 refused.
 """
 
@@ -24,21 +24,23 @@ REFUSED = {
 }
 REFUSED_TYPES = ("Storage", "Stream", "Dimname", "Any", "Dict", "Future", "__torch__")
 UNSET = ("empty", "new_empty", "_empty_affine", "_efficientzerotensor")
-"""Operators that return uninitialized memory: nothing can be compared."""
+"""Operators that return uninitialized memory, which cannot be compared."""
 OVERWRITES = {"fill_", "zero_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_"}
+"""Operators that write an argument without reading it. `out=` arguments are never read either."""
 OVERWRITES |= {"log_normal_", "cauchy_", "eye", "arange", "randperm"}
 """Operators that do not read the argument that they write; neither does any `out=` argument."""
 _NAME = re.compile(r"(aten|prims)\.([A-Za-z_][A-Za-z0-9_]{0,100})\.([A-Za-z_][A-Za-z0-9_]{0,100})")
 
 
 class MissingError(Exception):
-    """This torch does not have the operator or overload."""
+    """This torch does not have the operator or the overload."""
 
 
 def operator_named(name: Any) -> Any:
-    """The OpOverload of a name such as `aten.mm.default`.
+    """Return the OpOverload for a name such as `aten.mm.default`.
 
-    Raises RefusedArchiveError if an archive must not have this name, and MissingError if this torch lacks the operator.
+    Raises RefusedArchiveError if an archive must not contain the operator, and MissingError if this torch does not have
+    it.
     """
     match = _NAME.fullmatch(name) if type(name) is str else None
     hold(match is not None, f"{str(name)[:80]!r} is not an operator of {' or '.join(NAMESPACES)}")
@@ -60,7 +62,6 @@ def operator_named(name: Any) -> Any:
 
 
 def is_allowed(operator: Any) -> bool:
-    """Whether a call of this operator may be in an archive."""
     schema = operator._schema
     types = [str(each.type) for each in (*schema.arguments, *schema.returns)]
     name = schema.name.partition("::")[2]
@@ -72,7 +73,7 @@ def is_allowed(operator: Any) -> bool:
 
 
 def computes(operator: Any) -> bool:
-    """Whether a call computes values: False for views and for operators that return uninitialized memory."""
+    """Return whether a call computes values: False for views, and for operators that return uninitialized memory."""
     schema = operator._schema
     if schema.name.partition("::")[2].startswith(UNSET) and not operator._overloadname.endswith("out"):
         return False
@@ -84,17 +85,14 @@ def computes(operator: Any) -> bool:
 
 
 def draws(operator: Any) -> bool:
-    """Whether a call reads a random number generator."""
     return torch.Tag.nondeterministic_seeded in operator.tags
 
 
 def written_names(operator: Any) -> list[str]:
-    """The names of the arguments that a call writes."""
     return [a.name for a in operator._schema.arguments if a.alias_info is not None and a.alias_info.is_write]
 
 
 def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The tensors that a call writes."""
     names = set(written_names(operator))
     given = [(each.name, value) for each, value in zip(operator._schema.arguments, args, strict=False)] + [
         *kwargs.items()
@@ -103,14 +101,14 @@ def written(operator: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def overwrites(operator: Any) -> bool:
-    """Whether a call ignores the earlier content of the arguments that it writes."""
+    """Return whether a call writes its arguments without reading their earlier content."""
     arguments = operator._schema.arguments
     is_out = any(each.is_out for each in arguments)
     return is_out or operator._schema.name.partition("::")[2] in OVERWRITES
 
 
 def outcome(operator: Any, result: Any, args: Any, kwargs: Any) -> list[Any]:
-    """All values that a call makes: its results, followed by the arguments that it writes but does not return."""
+    """Return all values that a call makes: its results, then the arguments that it writes but does not return."""
     found = leaves(result)
     # In-place operators return what they write.
     seen = {id(each) for each in found}

@@ -1,4 +1,4 @@
-"""Answer a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
+"""Answers a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
 
 The request is a JSON object with the arguments of WHAT, such as "replay". An answer with the key "error" is a failure.
 """
@@ -16,7 +16,7 @@ NAME = "bitproof_moved"
 
 
 def load(module: str) -> Any:
-    """Import a module of this folder by its name, even if bitproof is not installed."""
+    """Import a module of this folder by name, even if bitproof is not installed."""
     here = os.path.dirname(os.path.abspath(__file__))
     if NAME not in sys.modules:
         # A package of its own name, made from this folder: relative imports work in it, and an installed bitproof
@@ -31,7 +31,7 @@ def load(module: str) -> Any:
 
 
 def answer(what: str, asked: dict[str, Any]) -> Any:
-    """Return the answer to a request, as values for JSON. `asked` has the arguments of `what`, by name:
+    """Return the answer to a request, as values for JSON. `asked` has the arguments of `what` by name:
 
     - "record": run a program, and record its calls into an archive.
     - "merge": merge the archives of all ranks.
@@ -65,10 +65,10 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 
 def answered(what: str, asked: dict[str, Any]) -> Any:
-    """Return the answer to a request. If the request is refused or the program fails, return a dict instead:
+    """Return the answer to a request, or a dict if the request is refused or the program fails:
 
-    - "error": the message of the error.
-    - "kind": the name of the error's class.
+    - "error": message of the error.
+    - "kind": name of the error's class.
     """
     program = load("watched_program")
     refusals = (load("call_values").RefusedArchiveError, program.ProgramError, program.FailedProgramError)
@@ -81,7 +81,7 @@ def answered(what: str, asked: dict[str, Any]) -> Any:
 
 
 def limit_memory(budget: int | None) -> None:
-    """Limit this process to `budget` more bytes of memory, since a forged call may ask for any size. None: no limit."""
+    """Limit this process to `budget` more bytes of memory, since a forged call may request any size. None: no limit."""
     if budget is not None:
         with open("/proc/self/statm") as file:
             now = int(file.read().split()[0]) * resource.getpagesize()
@@ -89,7 +89,6 @@ def limit_memory(budget: int | None) -> None:
 
 
 def main() -> int:
-    """Answer the request of the command line, and return the exit status."""
     what, request, out = sys.argv[1:4]
     # Python puts the script's folder first; a program must not import this folder's modules by accident.
     sys.path[:] = [path for path in sys.path if path != os.path.dirname(os.path.abspath(__file__))]

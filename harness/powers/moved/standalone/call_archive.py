@@ -1,4 +1,4 @@
-"""Read and write an archive of calls: the files `calls.json`, and `values.bin` with the bytes of tensors.
+"""Reads and writes an archive of calls: `calls.json`, and `values.bin` with the bytes of tensors.
 
 An archive contains no code. Sizes are checked before memory is allocated. Digests reveal damage, but not a forgery.
 """
@@ -19,7 +19,7 @@ from .call_values import ALIGNMENT, DTYPES, RefusedArchiveError, decode, drawn, 
 FORMAT = 1
 MAX_JSON, MAX_CALLS, MAX_TENSORS, MAX_DIMS = 1 << 28, 100_000, 1 << 14, 32
 MAX_CALL = 1 << 31
-"""Bytes: the most that a call's inputs may take."""
+"""Most bytes of a call's inputs."""
 
 
 class ValuesFile:
@@ -30,9 +30,9 @@ class ValuesFile:
         self.left, self.size = budget, 0
 
     def put(self, content: bytes, *, always: bool = False) -> list[Any] | None:
-        """Append a block; returns its place as `[offset, size, digest]`, or None if it would exceed the budget.
+        """Append a block. Return its place as `[offset, size, digest]`, or None if it exceeds the budget.
 
-        `always` ignores the budget; used for a generator's state, which has 5 KB.
+        `always` ignores the budget; it is used for a generator's state, which has 5 KB.
         """
         if len(content) > self.left and not always:
             return None
@@ -43,7 +43,7 @@ class ValuesFile:
 
 
 def write_json(path: str, values: dict[str, Any]) -> None:
-    """Write an object as JSON, with a digest over it under the key "digest". An old file is replaced atomically."""
+    """Write an object as JSON, with its digest under the key "digest". An existing file is replaced atomically."""
     text = json.dumps(values | {"digest": short_digest(json.dumps(values, sort_keys=True).encode())})
     with open(path + ".part", "w") as file:
         file.write(text)
@@ -74,7 +74,7 @@ def read_json(path: str) -> dict[str, Any]:
 
 
 class Archive:
-    """An archive of calls, read from a folder. All its fields are checked; `calls` has a dict per call."""
+    """An archive of calls, read from a folder. All fields are checked. `calls` has a dict for each call."""
 
     def __init__(self, folder: str) -> None:
         self.path = os.path.join(folder, "values.bin")
@@ -149,7 +149,7 @@ class Archive:
         hold(size is not None or block[1] <= 1 << 16, "a generator's state is too large")
 
     def block(self, block: list[Any]) -> bytes:
-        """The bytes of a block `[offset, size, digest]`. Raises RefusedArchiveError if they are damaged."""
+        """Return the bytes of a block `[offset, size, digest]`. Raises RefusedArchiveError if they are damaged."""
         with open(self.path, "rb") as file:
             file.seek(block[0])
             content = file.read(block[1])
@@ -157,9 +157,9 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """The bytes of each storage that a call's tensors use, from the archive or drawn again from the recorded seed.
+        """Return the bytes of each storage that a call's tensors use, from the file or drawn from the recorded seed.
 
-        Raises RefusedArchiveError if drawn bytes are not those that were recorded.
+        Raises RefusedArchiveError if drawn bytes differ from those that were drawn during recording.
         """
         found = []
         for storage in call["storages"]:
@@ -173,11 +173,10 @@ class Archive:
         return found
 
     def state(self, call: dict[str, Any]) -> bytes | None:
-        """The recorded state of the generator from which the call draws random numbers; None if the call draws none."""
         return None if call.get("state") is None else self.block(call["state"])
 
     def result(self, result: dict[str, Any]) -> Tensor | None:
-        """A recorded result as a tensor; None if only its digest was stored."""
+        """Return a recorded result as a tensor; None if only its digest was stored."""
         if result.get("block") is None:
             return None
         base = memory(self.block(result["block"]), 0)
@@ -185,7 +184,7 @@ class Archive:
 
 
 def is_drawn(call: dict[str, Any]) -> bool:
-    """Whether a call is replayed on inputs that are drawn again, since its own were too large for the archive."""
+    """Return whether a call is replayed on drawn (random) inputs, because its own were too large for the archive."""
     return any(storage.get("block") is None for storage in call["storages"])
 
 
@@ -213,7 +212,6 @@ TEXT, LIST, OBJECT = _of(str), _of(list), _of(dict)
 
 
 def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None:
-    """Raise RefusedArchiveError unless `value` is a dict in which each field in `wanted` meets its condition."""
     hold(type(value) is dict, f"{what} is not an object")
     for name, fits in wanted.items():
         hold(fits(value.get(name)), f"{what} has a wrong {name}, or none")
@@ -222,7 +220,7 @@ def _hold_fields(value: Any, what: str, **wanted: Callable[[Any], bool]) -> None
 def arguments(
     call: dict[str, Any], bases: list[bytes], state: bytes | None, device: str = "cpu"
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Make the arguments of a call, args and kwargs, in new memory on a device, with the recorded strides.
+    """Make a call's arguments (args, kwargs) in new memory on a device, with the recorded strides.
 
     On the CPU they also have the recorded alignment. Raises RefusedArchiveError if the arguments are invalid.
     """

@@ -1,4 +1,4 @@
-"""Watch a program's operator calls by a dispatch mode, and describe each call: operator, layouts, inputs, results."""
+"""Watches a program's operator calls by a dispatch mode, and describes each: operator, layouts, inputs, results."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from .call_values import ALIGNMENT, NAMES, RefusedArchiveError, digest_of, encod
 class CallEvent:
     """An operator call.
 
-    - `key`: equal for calls that differ only in their values, such as `mm` at each training step.
-    - `inputs`: a digest of all that the call reads, including the random generator's state.
+    - `key`: equal for calls that differ only in values, such as an `mm` in each training step.
+    - `inputs`: digest of all that the call reads, including the state of the random generator.
     - `values`, `outputs`: the results and their digest.
     """
 
@@ -48,10 +48,10 @@ class CallEvent:
         self.outputs, self.values = "", []  # type: str, list[Any]
 
     def _layouts(self) -> None:
-        """Number the storages of the call's tensors, and note where each tensor is.
+        """Number the storages of the call's tensors, and store where each tensor is.
 
-        - `storages` becomes a list of (storage, first byte used, byte after the last used).
-        - `places` becomes, for each tensor, [number of its storage, offset from the first used byte].
+        - `storages` becomes a list of (storage, first byte used, byte after the last byte used).
+        - `places` becomes, for each tensor, [number of its storage, offset from the first byte used].
         """
         self.storages: list[tuple[Any, int, int]] = []
         self.places: list[list[int]] = []
@@ -73,7 +73,6 @@ class CallEvent:
         self.aligned = [(storage.data_ptr() + low) % ALIGNMENT for storage, low, _ in self.storages]
 
     def row(self) -> dict[str, Any]:
-        """The call as a row of a log, with the keys "op", "key", "in", "out" and "args"."""
         shown = ", ".join(_shown(each) for each in self.args)
         return {"op": self.name, "key": self.key, "in": self.inputs, "out": self.outputs, "args": shown[:160]}
 
@@ -88,7 +87,7 @@ def _shown(value: list[Any]) -> str:
 
 
 def settings() -> dict[str, Any]:
-    """The settings of this process that influence which kernel runs, such as the number of threads."""
+    # These influence the choice of kernels.
     return {
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
@@ -98,9 +97,9 @@ def settings() -> dict[str, Any]:
 
 
 def name_unread(operator: Any, args: Any) -> str:
-    """A text that names an operator and says that it cannot be replayed.
+    """Describe an operator that cannot be replayed.
 
-    Returns "" for the marks that optimizers leave for a profiler: these compute nothing, and are not counted.
+    Returns "" for a profiler's marks, which compute nothing and are not counted.
     """
     is_mark = getattr(operator, "namespace", "") == "profiler"
     return "" if is_mark else f"{operator}: not an operator that can be replayed from a file"
@@ -109,20 +108,20 @@ def name_unread(operator: Any, args: Any) -> str:
 class Listener:
     """Base class of listeners: `Events` calls `before` and `after` for each operator call.
 
-    `after` may write other values into the results; the program then continues with these.
+    `after` may write other values into the results, with which the program then continues.
     """
 
     def before(self, event: CallEvent) -> None:
         """Called before the operator runs."""
 
     def after(self, event: CallEvent) -> None:
-        """Called after the operator ran; `event.values` has its results."""
+        """Called after the operator ran. `event.values` has its results."""
 
 
 class Events(TorchDispatchMode):
     """Dispatch mode that runs a program's calls unchanged, describes each to `listener`, and adds it to `log`.
 
-    - `uncollected`: how many calls could not be described, by reason, such as another device or a tensor subclass.
+    - `uncollected`: reason -> number of calls that could not be described, for example on another device.
     - `errors`: errors of bitproof's own code. They are raised again at the end of the run, in case the program caught
       them.
     """
@@ -137,7 +136,6 @@ class Events(TorchDispatchMode):
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Context for bitproof's own code: an error in the block is added to `errors` and raised."""
         try:
             yield
         except Exception as error:

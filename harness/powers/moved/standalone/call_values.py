@@ -1,6 +1,6 @@
-"""Convert tensors and arguments of calls to bytes and JSON, and back, with nothing that could run code.
+"""Converts tensors and arguments of calls to bytes and JSON, and back, without anything that could run code.
 
-An argument is a list `[tag, value]`: `["t", 0]` is the call's first tensor, `["f", "0x1.8p+1"]` the number 3.0.
+An argument is a list `[tag, value]`: `["t", 0]` is the call's first tensor, and `["f", "0x1.8p+1"]` is 3.0.
 """
 
 from __future__ import annotations
@@ -27,22 +27,24 @@ FORMATS = {
     name: getattr(torch, name) for name in ("contiguous_format", "preserve_format", "channels_last", "channels_last_3d")
 }
 ALIGNMENT = 64
-"""Bytes: addresses are recorded modulo this, the alignment of torch's CPU allocator and the widest vector."""
+"""Addresses are recorded modulo 64 bytes: the alignment of torch's CPU allocator, and the widest vector."""
 MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 4, 1 << 14, 200
 
 
 class RefusedArchiveError(Exception):
-    """An archive is damaged, forged, or contains something that is not replayed. The message says which."""
+    """An archive is damaged, forged, or contains something that is not replayed. The message states which."""
 
 
 def hold(condition: bool, text: str) -> None:
-    """Raise RefusedArchiveError with this text if a condition does not hold."""
     if not condition:
         raise RefusedArchiveError(text)
 
 
 def is_plain(tensor: Tensor) -> bool:
-    """Whether a tensor is dense CPU memory of a known dtype, without a subclass or lazy conjugate."""
+    """Return whether a tensor is strided CPU memory of a known dtype.
+
+    Subclasses of Tensor and lazy conjugates or negations are not plain.
+    """
     return (
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
@@ -54,14 +56,13 @@ def is_plain(tensor: Tensor) -> bool:
 
 
 def memory_of(tensor: Tensor) -> bytes:
-    """The bytes of a tensor's elements, in row-major order. The tensor must be plain (`is_plain`)."""
+    """Return the bytes of a plain tensor's elements (see `is_plain`), in row-major order."""
     # Row-major, so that a tensor's digest does not depend on its strides.
     dense = tensor.detach().contiguous()
     return ctypes.string_at(dense.data_ptr(), dense.numel() * dense.element_size()) if dense.numel() else b""
 
 
 def short_digest(*parts: bytes) -> str:
-    """A digest of 128 bits over some bytes, as 32 hexadecimal digits."""
     made = hashlib.blake2b(digest_size=16)
     for part in parts:
         made.update(part)
@@ -69,7 +70,10 @@ def short_digest(*parts: bytes) -> str:
 
 
 def digest_of(value: Any) -> str:
-    """A digest over dtype, shape and every byte of a tensor, or over a number."""
+    """Return a digest of a number, or of a tensor's dtype, shape and every byte; "unread" for an unusual tensor.
+
+    Unusual tensors are those that `is_plain` rejects.
+    """
     if isinstance(value, Tensor):
         if not is_plain(value):
             return "unread"
@@ -78,14 +82,16 @@ def digest_of(value: Any) -> str:
 
 
 def leaves(value: Any) -> list[Any]:
-    """The values in nested lists and tuples, in order."""
     if isinstance(value, (list, tuple)):
         return [leaf for item in value for leaf in leaves(item)]
     return [value]
 
 
 def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
-    """An argument as JSON; its tensors are appended to `tensors`. Raises RefusedArchiveError for an unknown type."""
+    """Convert an argument to JSON; its tensors are appended to `tensors`.
+
+    Raises RefusedArchiveError for an unknown type.
+    """
     kind = type(value)
     if isinstance(value, Tensor):
         hold(is_plain(value), f"a {kind.__name__} on {value.device.type}, {value.layout}, {value.dtype}")
@@ -118,7 +124,7 @@ def encode(value: Any, tensors: list[Tensor]) -> list[Any]:
 
 
 def decode(value: Any, tensors: Sequence[Tensor], generator: Any, depth: int = 0) -> Any:
-    """An argument from JSON. Raises RefusedArchiveError for anything that `encode` does not write."""
+    """Convert an argument from JSON. Raises RefusedArchiveError for anything that `encode` does not write."""
     hold(depth <= MAX_DEPTH and type(value) is list and len(value) == 2 and type(value[0]) is str, "not an argument")
     tag, inner = value
     kinds = {"t": int, "i": int, "b": bool, "f": str, "c": list, "s": str, "l": list, "d": str, "g": int, "n": int}
@@ -167,21 +173,21 @@ def _number(text: str) -> float:
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """The byte offset of a tensor's first element in its storage, and the offset after its last element."""
+    """Return the byte offsets of a tensor's first element in its storage, and of the end of its last element."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     return first, first + reach(tensor.shape, tensor.stride()) * size
 
 
 def reach(shape: Sequence[int], stride: Sequence[int]) -> int:
-    """The number of elements of memory that a strided tensor spans."""
+    """Return the number of elements of memory that a strided tensor spans."""
     if 0 in shape:
         return 0
     return 1 + sum((count - 1) * step for count, step in zip(shape, stride, strict=False))
 
 
 def memory(content: bytes, alignment: int) -> Tensor:
-    """A tensor of bytes with this content, in new memory whose address modulo 64 is `alignment`."""
+    """Return a tensor of bytes with this content, in new memory whose address modulo 64 is `alignment`."""
     if not content:
         return torch.empty(0, dtype=torch.uint8)
     buffer = bytearray(len(content) + ALIGNMENT)
@@ -193,7 +199,7 @@ def memory(content: bytes, alignment: int) -> Tensor:
 
 
 def strided(base: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int], stride: Sequence[int]) -> Tensor:
-    """A tensor of this layout in the memory of `base`, a tensor of bytes; `offset` is in bytes.
+    """Return a tensor with this layout in the memory of `base`, a tensor of bytes. `offset` is in bytes.
 
     Raises RefusedArchiveError if the tensor would extend beyond this memory.
     """
@@ -211,7 +217,10 @@ def strided(base: Tensor, dtype: torch.dtype, offset: int, shape: Sequence[int],
 
 
 def measured(tensor: Tensor) -> dict[str, Any]:
-    """The distribution of a tensor's elements: {"mean", "deviation"} of finite numbers, {"low", "high"} of integers."""
+    """Return the distribution of a tensor's elements, from which `drawn` draws similar values.
+
+    This is {"mean", "deviation"} of the finite numbers, or {"low", "high"} of integers.
+    """
     if tensor.is_floating_point() or tensor.is_complex():
         parts = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         finite = parts.detach().double()
@@ -225,7 +234,10 @@ def measured(tensor: Tensor) -> dict[str, Any]:
 
 
 def drawn(dtype: torch.dtype, count: int, seed: int, distribution: dict[str, Any]) -> bytes:
-    """The bytes of `count` random values, the same on every machine, with a distribution that `measured` returned."""
+    """Return the bytes of `count` random values with a distribution from `measured`.
+
+    They are the same on every machine.
+    """
     if "mean" in distribution:
         mean, deviation = distribution["mean"], distribution["deviation"]
         hold(math.isfinite(mean) and math.isfinite(deviation), "not a distribution")
@@ -242,7 +254,7 @@ def drawn(dtype: torch.dtype, count: int, seed: int, distribution: dict[str, Any
 
 
 def _bits(count: int, seed: int) -> Tensor:
-    """`count` pseudo-random 63-bit integers, by a multiplicative hash of their index and the seed (splitmix64)."""
+    # splitmix64, a multiplicative hash of the index and the seed.
     mixed = torch.arange(count, dtype=torch.int64) + (seed * 1_000_003 + 1)
     for factor in (-4658895280553007687, -7723592293110705685):
         mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * factor
@@ -250,5 +262,4 @@ def _bits(count: int, seed: int) -> Tensor:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """One digest over several digests."""
     return short_digest("|".join(parts).encode())

@@ -1,4 +1,4 @@
-"""Run a program in the new environment, but with the results of some calls replaced by those of the old environment.
+"""Runs a program in the new environment, with results of some calls replaced by those of the old environment.
 
 Only calls with the same operator, arguments, layouts and input bits are replaced.
 """
@@ -20,9 +20,9 @@ from .watched_program import FailedProgramError, run_program
 
 
 class _Exchange(Listener):
-    """Replaces results in a run by those of the old environment, for calls whose key is in `keys`.
+    """Replaces the results of calls whose key is in `keys` by those of the old environment.
 
-    `kept` maps the digest of a call's inputs to the old results, which are in the file `path`.
+    `kept` maps the digest of a call's inputs to its old results, which are in the file `path`.
     """
 
     def __init__(self, kept: dict[str, Any], path: str, keys: set[str]) -> None:
@@ -50,7 +50,8 @@ class _Exchange(Listener):
 class ExchangeSession:
     """Replaces results in a run by those of the old environment. Run the program under `events`, then call `end`.
 
-    `keys` are the keys of the calls to replace. The folder `results` has the old results, or is None.
+    - `results`: folder with the old results, or None.
+    - `keys`: keys of the calls to replace.
     """
 
     def __init__(self, results: str | None, keys: set[str]) -> None:
@@ -59,11 +60,11 @@ class ExchangeSession:
         self.events = Events(self.exchange)
 
     def end(self, old: list[Any]) -> dict[str, Any]:
-        """Return a dict about the run, compared with the `old` log:
+        """Compare the run with the `old` log. Returns a dict:
 
-        - "exchanged": the number of calls whose results were replaced.
+        - "exchanged": number of calls whose results were replaced.
         - "has_same_calls": whether the run has the same operators in the same order.
-        - "moved_again", "other": the first call that differs, under one of these keys (see `_first_unlike_call`).
+        - "moved_again" or "other": the first call that differs (see `_first_unlike_call`).
         """
         new = self.events.log
         has_same_calls = [row["op"] for row in old] == [row["op"] for row in new]
@@ -76,9 +77,9 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
     Returns a dict:
 
     - "equal": whether all records agree.
-    - "first": a text that names the first differing record, or "".
-    - "records", "digest": the number of the old run's records, and a digest of the new run's.
-    - The facts about exchanged calls that `ExchangeSession.end` returns.
+    - "first": the first differing record in words, or "".
+    - "records", "digest": number of the old run's records, and digest of the new run's records.
+    - The keys that `ExchangeSession.end` returns.
     """
     head = archive.head
     session = ExchangeSession(results, keys)
@@ -97,12 +98,12 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """Return the first call of the new log that has no equal in the old log, as a dict with two keys.
+    """Return the first call of the new log that the old log does not have, as a dict with two keys.
 
     - "moved_again": a call whose inputs are in the old log, but with other results.
     - "other": a call whose inputs are not in the old log.
 
-    A key without a call is None.
+    The key that does not apply, or both, are None.
     """
     # Matched by their inputs, not by position: another torch may issue additional calls in a step.
     outputs = {row["in"]: row["out"] for row in old}
@@ -117,7 +118,6 @@ def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
 
 
 def run_each(folder: str, results: str | None, sets: list[list[str]]) -> list[dict[str, Any]]:
-    """Run the archive's program once per set of keys, and return the result of each `run_exchanged`."""
     archive = Archive(folder)
     # Each in a process of its own, forked before the program is loaded: so no run influences the next.
     return [_forked(archive, results, set(keys)) for keys in sets]

@@ -1,4 +1,4 @@
-"""Probe how a kernel adds: the order of additions, the accumulator's width, fused multiply-adds, flushed subnormals.
+"""Probes how a kernel adds: order of additions, accumulator width, fused multiply-adds, flushed subnormals.
 
 The order is found as in FPRev (Xie et al., USENIX ATC 2025):
 
@@ -31,10 +31,10 @@ SUMS = {"sum", "mean"}
 
 
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
-    """Return facts about the kernel that a call uses here, to be compared with the other environment's facts.
+    """Return facts about the kernel that a call uses here, for comparison with another environment.
 
-    The result is a dict with the key "shapes", and keys of `_ASKED`, such as "order" and "bias". A fact that cannot be
-    probed for this call is missing.
+    The dict has the key "shapes", and those keys of `_ASKED` that can be probed for this call, such as "order" and
+    "bias".
     """
     found: dict[str, Any] = {}
     for name, ask in _ASKED.items():
@@ -49,9 +49,9 @@ def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor | None:
-    """N sums of K terms each, shape (N,), computed by the call's operator; None if it is not in SUMS or PRODUCTS.
+    """Compute N sums of K terms with the call's operator. Returns a tensor of shape (N,); None for other operators.
 
-    Operators such as `addmm` add `bias`.
+    The operators are those in SUMS and PRODUCTS. Operators such as `addmm` also add `bias`.
     """
     name = call["op"].split(".")[1]
     operator = operator_named(call["op"])
@@ -85,7 +85,6 @@ def _terms(call: dict[str, Any], rows_KN: Tensor, bias: float = 0.0) -> Tensor |
 
 
 def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
-    """How many terms a call adds per result, at most MOST_TERMS, and their dtype."""
     name = call["op"].split(".")[1]
     tensor = call["tensors"][-2 if name in PRODUCTS and len(call["tensors"]) > 1 else 0]
     dtype = DTYPES[tensor["dtype"]]
@@ -100,13 +99,13 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 
 
 def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
-    """The order in which a kernel adds the terms of a call, as a dict of facts; None if it cannot be probed.
+    """Return facts about the order in which a call's kernel adds terms; None if it cannot be probed.
 
     - "sizes": for pairs of terms, the number of terms in the smallest partial sum that contains both. The pairs are
       term 0 with each other term, then the middle term with each other term. Example: in a sum from left to right,
       terms 0 and 2 have size 3.
     - "first": the term that is added to term 0 first.
-    - "terms": the number of terms.
+    - "terms": number of terms.
     """
     terms, dtype = _inner(call)
     name = call["op"].split(".")[1]
@@ -131,9 +130,9 @@ def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """How many other terms are added before each term of a product meets the bias, or None.
+    """For each term of a product, return how many other terms are added before it meets the bias.
 
-    Example: 0, 1, 2, ... if a kernel starts with the bias. None if this cannot be probed, e.g. without a bias.
+    Example: 0, 1, 2, ... if the kernel starts with the bias. None if this cannot be probed, for example without a bias.
     """
     terms, dtype = _inner(call)
     if call["op"].split(".")[1] not in ("addmm", "baddbmm"):
@@ -151,7 +150,7 @@ def _bias(call: dict[str, Any]) -> list[int] | None:
 
 
 def _accumulator_bits(call: dict[str, Any]) -> int | None:
-    """The accumulator's precision in bits: the smallest tried number with which 1 + 2^-bits - 1 becomes 0.
+    """Return the accumulator's precision: the smallest tested number of bits with which 1 + 2^-bits - 1 becomes 0.
 
     None if the small term is never lost, or if this cannot be probed.
     """
@@ -175,7 +174,6 @@ def _accumulator_bits(call: dict[str, Any]) -> int | None:
 
 
 def _fused(call: dict[str, Any]) -> bool | None:
-    """Whether the operator uses a fused multiply-add, which does not round the product; None if it cannot be probed."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     # a * a is 1 + 2^-11 + 2^-24, which float32 rounds to 1 + 2^-11. Only a fused sum with c keeps the 2^-24.
     a = torch.full((64,), 1 + 2.0**-12)
@@ -193,7 +191,6 @@ def _fused(call: dict[str, Any]) -> bool | None:
 
 
 def _flushes(call: dict[str, Any]) -> bool | None:
-    """Whether the operator replaces subnormal numbers by zero; None if it cannot be probed."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     tiny = torch.full((4, 64), 1e-40)
     calls = {
@@ -211,9 +208,9 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 
 
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
-    """Digests of the call's results at smaller shapes, keyed by the shapes as text.
+    """Run the call at smaller shapes. Returns shapes as text -> digests of the results, for at most MOST_SHAPES shapes.
 
-    At most MOST_SHAPES; {} for calls that draw random numbers or take lists of integers, which may be sizes.
+    The dict is empty for calls that draw random numbers or take lists of integers, which may be sizes.
     """
     found: dict[str, str] = {}
     bases, state = archive.bases(call), archive.state(call)
@@ -238,7 +235,6 @@ def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
 
 
 def _elementary_values(call: dict[str, Any]) -> str | None:
-    """A digest of an operator's elementary function, such as `exp`, at 64 fixed numbers; None for other operators."""
     operator, name = operator_named(call["op"]), call["op"].split(".")[1]
     values = torch.linspace(-8, 8, 64)
     if name in ("exp", "sigmoid", "tanh", "log1p", "sin", "cos", "erf", "gelu", "silu"):

@@ -1,4 +1,4 @@
-"""Record a program's distinct calls into an archive, and store results of calls that another run will replace."""
+"""Records a program's distinct calls into an archive, and stores results of calls that another run will replace."""
 
 from __future__ import annotations
 
@@ -70,10 +70,10 @@ class _Recorder(Listener):
             call["results"] = [self.kept(value) for value in event.values]
 
     def kept(self, value: Any) -> dict[str, Any]:
-        """Store a call's result if the budget allows it. Returns a dict that describes the result:
+        """Store a call's result if the budget allows it. Returns a dict:
 
-        - "digest": the result's digest.
-        - "block": the block of the values file with its bytes; None if it is not stored.
+        - "digest": digest of the result.
+        - "block": its block in the values file; None if it is not stored.
         - "dtype", "shape": for a tensor only.
         """
         row: dict[str, Any] = {"digest": digest_of(value), "block": None}
@@ -83,9 +83,9 @@ class _Recorder(Listener):
 
 
 class RecordingSession:
-    """Records the calls of a run into a folder: run the program under `events`, then call `end`.
+    """Records the calls of a run into a folder. Run the program under `events`, then call `end`.
 
-    `budget` is the maximum number of bytes of values to store.
+    `budget`: most bytes of values to store.
     """
 
     def __init__(self, folder: str, budget: int) -> None:
@@ -95,11 +95,11 @@ class RecordingSession:
         self.events = Events(self.recorder)
 
     def end(self, records: list[Any], program: str, arguments: list[str], steps: int) -> dict[str, Any]:
-        """Write the archive of the run, with the `records` of the program. Returns a dict with three numbers:
+        """Write the archive of the run, with the program's `records`. Returns a dict of numbers:
 
-        - "calls": the distinct calls.
-        - "drawn": the calls with inputs above the budget; a replay draws random inputs in their place.
-        - "bytes": the size of the stored values.
+        - "calls": distinct calls.
+        - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+        - "bytes": size of the stored values.
         """
         recorder, events = self.recorder, self.events
         recorder.values.file.flush()
@@ -125,13 +125,13 @@ class RecordingSession:
 
 
 def record(folder: str, program: str, arguments: list[str], steps: int, budget: int) -> dict[str, Any]:
-    """Run a program, and record its calls into a folder.
+    """Run a program, and record its calls into a folder, with at most `budget` bytes of values.
 
-    `budget` is the maximum number of bytes of values to store. Returns the dict of `RecordingSession.end`:
+    Returns a dict of numbers:
 
-    - "calls": the number of distinct calls.
-    - "drawn": the number of calls with inputs above the budget; a replay draws random inputs in their place.
-    - "bytes": the size of the stored values.
+    - "calls": distinct calls.
+    - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+    - "bytes": size of the stored values.
     """
     session = RecordingSession(folder, budget)
     records = run_program(program, arguments, steps, session.events)
@@ -141,11 +141,8 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks into an archive of their distinct calls.
 
-    The ranks' archives are the subfolders `0`, `1`, ... of `folder`, and keep the logs and records. Returns a dict:
-
-    - "calls": the number of distinct calls.
-    - "drawn": the number of calls with inputs above the budget; a replay draws random inputs in their place.
-    - "bytes": the size of the stored values.
+    The ranks' archives are in the subfolders `0`, `1`, ... of `folder`; only they have logs and records. Returns the
+    numbers that `record` returns.
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)
@@ -206,10 +203,10 @@ class KeepingSession:
         self.events = Events(self.keeper)
 
     def end(self) -> dict[str, Any]:
-        """Write the list of results to `out`. Returns a dict:
+        """Write the list of results to `out`. Returns a dict of numbers:
 
-        - "kept": the number of calls whose results were stored.
-        - "lost": the number of calls whose results exceeded the budget.
+        - "kept": calls whose results were stored.
+        - "lost": calls whose results exceeded the budget.
         """
         self.keeper.values.file.close()
         write_json(os.path.join(self.out, "results.json"), {"kept": self.keeper.kept})
@@ -221,8 +218,8 @@ def keep_results(folder: str, out: str, keys: set[str], inputs: set[str], budget
 
     Results are stored for calls whose key is in `keys`, or whose digest of inputs is in `inputs`. Returns a dict:
 
-    - "kept": the number of calls whose results were stored.
-    - "lost": the number of calls whose results exceeded the budget.
+    - "kept": number of calls whose results were stored.
+    - "lost": number of calls whose results exceeded the budget.
     - "repeats": whether the run had the same records as the archive.
     """
     head = Archive(folder).head

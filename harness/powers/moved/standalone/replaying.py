@@ -1,4 +1,4 @@
-"""Replay an archive's calls in this environment, three times each, and measure how much their results changed."""
+"""Replays an archive's calls in this environment, three times each, and measures how much their results changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TIMES = 3
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """The facts that decide a kernel's bits: torch, Python, processor, instruction set, threads, and device.
+    """Return the facts on which a kernel's bits depend: torch, Python, processor, instruction set, threads, and device.
 
     "device" is missing for the CPU.
     """
@@ -36,7 +36,6 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 def _release(package: str) -> dict[str, str]:
-    """{package: the release that this Python would import}, such as {"transformers": "5.2.0"}; {} for ""."""
     return {package: importlib.metadata.version(package)} if package else {}
 
 
@@ -49,11 +48,11 @@ def _cpu() -> str:
 
 
 class SignatureError(Exception):
-    """The operator exists, but takes other arguments in this torch."""
+    """The operator exists in this torch, but takes other arguments."""
 
 
 def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None) -> list[Any]:
-    """Run an archived call here, and return its results, followed by the arguments that it wrote.
+    """Run an archived call here. Return its results, followed by the arguments that it wrote.
 
     Raises RefusedArchiveError, MissingError, SignatureError, or the RuntimeError of the operator.
     """
@@ -63,7 +62,7 @@ def run_call(archive: Archive, call: dict[str, Any], threads: int | None = None)
 def run_loaded(
     call: dict[str, Any], bases: list[bytes], state: bytes | None, threads: int | None = None, device: str = "cpu"
 ) -> list[Any]:
-    """Run a call on new storages with the bytes `bases`, and return its results.
+    """Run a call on new storages with the bytes `bases`. Return its results, followed by the arguments that it wrote.
 
     `threads` replaces the recorded number of threads.
     """
@@ -89,7 +88,7 @@ def run_loaded(
 
 
 def _moved_to(value: Any, device: str) -> Any:
-    """An argument in which each device is replaced by `device`, since calls such as `full` name a device."""
+    # Calls such as `full` have a device as an argument.
     if isinstance(value, list):
         return [_moved_to(each, device) for each in value]
     if isinstance(value, dict):
@@ -120,12 +119,12 @@ def replay(
     device: str = "cpu",
     package: str = "",
 ) -> dict[str, Any]:
-    """Replay calls of an archive, and compare their results with the recorded ones.
+    """Replay an archive's calls, and compare their results with the recorded results.
 
-    `only` limits the replay to calls with these keys. Returns a dict:
+    `only` has the keys of the calls to replay; None for all. Returns a dict:
 
-    - "rows": for each call's key, facts about the call and its "state" ("equal", "moved", ...). A moved call also has
-      facts about how much its results changed.
+    - "rows": key of a call -> facts about it, with its "state" ("equal", "moved", ...). For a moved call, also how much
+      its results changed.
     - "environment": facts about this environment.
     - "recorded": facts about the recorded run.
     """
@@ -213,7 +212,6 @@ def ordered(values: Tensor) -> Tensor:
 
 
 def _ulps(a: Tensor, b: Tensor) -> int | None:
-    """The largest distance of two elements in ULPs; None for integers, or if NaNs are not at the same indices."""
     if not (a.is_floating_point() or a.is_complex()) or bool((a.isnan() != b.isnan()).any()):
         return None
     # In Python's integers, as a distance between int64 may overflow; so only for the first 65,536 elements.
@@ -225,7 +223,6 @@ def _ulps(a: Tensor, b: Tensor) -> int | None:
 
 
 def _place_in_words(differ: Tensor) -> str:
-    """The elements that differ, in words: all, an index, the first or last of a dim, a vector lane, or a percentage."""
     if bool(differ.all()):
         return "all elements"
     places = differ.nonzero()

@@ -1,4 +1,4 @@
-"""Run a user's program, a script or a function, and record its losses, gradients, parameters and results.
+"""Runs a user's program, a script or a function, and records its losses, gradients, parameters and results.
 
 - A function `FILE.py:NAME` is called once per step. If its first call returns an object with a method `step`, as
   `bitproof.watch` does, `step(index)` is called for each step instead.
@@ -27,7 +27,7 @@ class ProgramError(Exception):
 
 
 class FailedProgramError(Exception):
-    """The program raised an error or ended its process. The message has the end of its traceback."""
+    """The program raised an error or ended its process. The message has the end of the traceback."""
 
 
 class _LastStepDone(BaseException):
@@ -35,7 +35,7 @@ class _LastStepDone(BaseException):
 
 
 class Records:
-    """The records of a run. A row of `rows` is [step, kind, name, digest, number of calls logged before it]."""
+    """The records of a run. A row of `rows` is [step, kind, name, digest, number of calls logged before]."""
 
     def __init__(self, events: Any, steps: int, leaves_after: bool) -> None:
         self.events, self.steps, self.leaves_after = events, steps, leaves_after
@@ -44,12 +44,10 @@ class Records:
         self._optimizers: list[Any] = []
 
     def add(self, kind: str, name: str, value: Any) -> None:
-        """Record a tensor or a number."""
         with self.events.remembering():
             self.rows.append([self.step, kind, name, digest_of(value), len(self.events.log)])
 
     def add_nested(self, value: Any, name: str = "result") -> None:
-        """Record every tensor and number in a returned value."""
         if isinstance(value, Tensor) or type(value) in (int, float, bool, complex):
             self.add("result", name, value)
         elif isinstance(value, Mapping):
@@ -63,7 +61,6 @@ class Records:
                 self.add_nested(getattr(value, key), f"{name}.{key}")
 
     def backward(self, tensors: Any) -> None:
-        """Record as losses the tensors with which backward begins."""
         for tensor in [tensors] if isinstance(tensors, Tensor) else tensors:
             self.add("loss", "loss" if self._losses == 0 else f"loss.{self._losses}", tensor)
             self._losses += 1
@@ -71,7 +68,8 @@ class Records:
     def optimizer_step(self, optimizer: Any, *_: Any) -> None:
         """Record all gradients and parameters of an optimizer; called after its step.
 
-        For a script, the first optimizer's step also ends the step of the run, and the last one stops the script.
+        In a script, the first optimizer's step also ends the training step, and the last training step stops the
+        script.
         """
         if not any(optimizer is each for each in self._optimizers):
             self._optimizers.append(optimizer)
@@ -87,14 +85,13 @@ class Records:
                 raise _LastStepDone
 
     def next_step(self) -> None:
-        """Begin the next step."""
         self.step, self._losses = self.step + 1, 0
 
 
 def run_program(program: str, arguments: Sequence[str], steps: int, events: Any) -> list[list[Any]]:
-    """Run a program under the dispatch mode `events`, with fixed seeds, and return its records (see `Records.rows`).
+    """Run a program under the dispatch mode `events`, with fixed seeds. Return its records (see `Records.rows`).
 
-    Raises ProgramError.
+    Raises ProgramError if the program cannot be run, or has nothing to compare.
     """
     path, _, name = program.partition(":")
     if not path.endswith(".py") or not os.path.isfile(path):
@@ -173,11 +170,7 @@ def _call(path: str, name: str, steps: int, records: Records) -> None:
 
 
 def _system_step(step: Any, index: int, records: Records) -> None:
-    """Run a step of a system and record its tensors.
-
-    The step passes them to the function `observe` if it has such a second parameter; otherwise it yields (kind, name,
-    tensor), or returns a value.
-    """
+    # The step passes tensors to its second parameter, `observe`; without one it yields them, or returns a value.
     takes = len(inspect.signature(step).parameters)
     shown: Any = step(index, records.add) if takes > 1 else step(index)
     if inspect.isgenerator(shown):

@@ -1,12 +1,12 @@
-"""Write a difference between two graphs as a self-contained Python file that needs only torch.
+"""Writes a difference between two graphs as a self-contained Python file that needs only torch.
 
-1. Write both whole graphs into a first file, with code that saves the value after each line. Run this file on all
-   ranks. The inputs are the tokens of a step of the case. Parameters and buffers are drawn at random.
-2. Walk back from a differing output in both graphs. Stop at every value that the other graph has too, bit for bit, on
-   all ranks. Such values become inputs of a second file, which stores their bytes. Example: if a wrong `sum` follows
-   500 equal calls, only the `sum` remains. If a value is too large to store, the walk continues through its call.
-3. Make the second file for the output that needs the fewest calls.
-4. Run the second file. It is the result only if it exits with 1, which means that the graphs differ.
+1. Write both graphs whole into a temporary file, which saves each value, and run it on all ranks. The inputs are the
+   tokens of a step; parameters and buffers are drawn at random.
+2. In both graphs, walk back from a differing output. Stop at every value that the other graph has too, bit for bit, on
+   all ranks. Such values become inputs of the result, which stores their bytes. For example, if a wrong `sum` follows
+   500 equal calls, only the `sum` remains.
+3. Choose the output that needs the fewest calls.
+4. Run the result. Keep it only if it exits with 1, which means that the graphs differ.
 
 `reading` collects the content of a file, `statements` writes a graph as Python, and `rendering` assembles the file.
 `shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
@@ -33,7 +33,7 @@ __all__ = ["NoFileError", "Scene", "Side", "Written", "run_plain", "write_standa
 
 @dataclass(frozen=True)
 class Written:
-    """A file that shows a difference: its text, the number of calls of each graph, and its output when it was run."""
+    """A file that shows a difference: its text, the number of calls of each graph, and the output of running it."""
 
     text: str
     num_calls: dict[str, int]
@@ -41,8 +41,10 @@ class Written:
 
 
 Run = Callable[..., tuple[int | None, str]]
-"""Runs a file's text in a folder, with a timeout in seconds and arguments. Returns exit status, None after the timeout,
-and output."""
+"""Runs a file's text in a folder, with a timeout in seconds and arguments. Returns (exit status, output).
+
+The exit status is None after the timeout.
+"""
 
 
 def write_standalone(scene: Scene, run: Run | None = None) -> Written:
@@ -67,7 +69,7 @@ def write_standalone(scene: Scene, run: Run | None = None) -> Written:
 def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple[int | None, str]:
     """Run a file as `python FILE` would run elsewhere, without this project's paths and settings.
 
-    Returns the exit status and the output; None and the reason if it did not end within `timeout` seconds.
+    Returns (exit status, output), or None and the reason if the file did not end within `timeout` seconds.
     """
     file = folder / "standalone.py"
     file.write_text(text)
@@ -82,7 +84,10 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
-    """Run both graphs whole in a file, read all values into `scene.seen`, and return the names of differing outputs."""
+    """Run both graphs whole in a file, and read all values into `scene.seen`.
+
+    Returns the names of differing outputs.
+    """
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]
     status, printed = run(text, folder, scene.timeout, str(folder))

@@ -1,15 +1,11 @@
-"""Write a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
-
-`alone_text` assembles the file from the user's files and the functions below. If the user's files import `watch`, the
-file also contains `simple_watch`. The functions below may use only torch, the standard library and functions of
-`template`.
+"""Writes a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
 
 1. The ranks of each system are processes, joined by gloo, with the same seeds and settings as under bitproof.
-2. Each rank saves the tensors that its system shows at every step.
+2. Each rank saves the tensors that its system reports at every step.
 3. The tensors of both systems are compared, bit for bit.
 
-A system that needs more of the case or of bitproof fails in such a file. `shrink_command` then writes another kind of
-file.
+`alone_text` assembles the file from the user's files and the functions below, which may use only torch, the standard
+library and functions of `template`. A system that needs more of bitproof fails in such a file.
 """
 
 from __future__ import annotations
@@ -79,7 +75,7 @@ def take_steps(made: Any, keep: Callable[..., None]) -> None:
 
 
 def run_rank(side: str, rank: int, folder: str) -> None:
-    """Run a rank of the system `side`, and save the tensors that it shows. Exits with 0, or with 2 after an error."""
+    """Run a rank of the system `side`, and save the tensors that it reports. Exits with 0, or with 2 after an error."""
     try:
         world_size = CASE["parallelism"]["world_size"]
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
@@ -182,9 +178,9 @@ from torch import Tensor"""
 
 
 def alone_text(head: str, case: Case, own: OwnFiles) -> str:
-    """The text of a file that contains and compares a case's two systems, without bitproof.
+    """Return the text of a file that contains and compares a case's two systems, without bitproof.
 
-    `own` has the user's files in which the systems are, and `head` becomes the file's docstring.
+    `own` has the user's files with the systems, and `head` becomes the file's docstring.
     """
     texts = dict(own.texts)
     if any(re.search(r"^\s*(import|from) bitproof\b", text, re.MULTILINE) for text in texts.values()):
@@ -204,7 +200,7 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
 
 
 def _import_path_of(name: str) -> tuple[str, str, str]:
-    """Split `FILE.py:NAME` into the folder to put on the import path, the module, and the name in the module.
+    """Split `FILE.py:NAME` into (folder for the import path, module, name in the module).
 
     For example, "0/train/loop.py:make" becomes ("0", "train.loop", "make").
     """

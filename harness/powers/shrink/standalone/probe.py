@@ -28,7 +28,7 @@ seen: dict[str, Any] = {}
 
 
 def see(name: str, value: Any) -> None:
-    """Keep a call's output in `seen`: digest, dtype, shape, strides, and its bytes if there are at most LARGEST."""
+    """Save a call's output in `seen`: digest, dtype, shape, strides, and its bytes if there are at most LARGEST."""
     if not isinstance(value, Tensor):
         return
     data = bytes_of(value).numpy().tobytes()

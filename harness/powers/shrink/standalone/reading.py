@@ -1,4 +1,4 @@
-"""The content of a self-contained file: two graphs, their inputs and outputs, and the values of their calls."""
+"""Collects the content of a self-contained file: two graphs, inputs, outputs, and the values of their calls."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SECONDS = 240.0
 
 
 class NoFileError(BitproofError):
-    """No file can show the difference; `what` is the reason."""
+    """No file can show the difference. `what` is the reason."""
 
 
 class Input(NamedTuple):
     """An input of the functions in a self-contained file, with its values.
 
-    `contents` has the values for all ranks, or an entry per rank. An empty input is random. `origin`: the source of the
-    values, for a comment.
+    - `contents`: the values for all ranks, or an entry for each rank. Empty if the values are drawn at random.
+    - `origin`: source of the values, for a comment.
     """
 
     name: str
@@ -44,7 +44,6 @@ class Input(NamedTuple):
 
     @property
     def line(self) -> str:
-        """The line of the file that defines this input, an entry of the table INPUTS."""
         return f"    {self.name!r}: {(self.dtype, self.shape, self.stride, list(self.contents))!r},  # {self.origin}"
 
 
@@ -52,9 +51,10 @@ class Input(NamedTuple):
 class Side:
     """The graph of the reference or of the candidate.
 
-    - `outputs`, `placeholders`: the graph's outputs by name, and the names of its inputs.
-    - `owners`: for each node, the first node with the same memory. A view's owner is its base.
-    - `writers`: for each owner, the calls that write its memory in place.
+    - `outputs`: name -> output.
+    - `placeholders`: input -> name.
+    - `owners`: node -> first node with the same memory; a view's owner is its base.
+    - `writers`: owner -> calls that write its memory in place.
     """
 
     graph: StepGraph
@@ -65,7 +65,7 @@ class Side:
 
     @staticmethod
     def of(graph: StepGraph, input_names: Sequence[str]) -> Side:
-        """Read a graph. The outputs are the loss, the gradients, and the buffers as they are after the step."""
+        """Read a graph. The outputs are the loss, the gradients, and the buffers after the step."""
         nodes = graph.module.graph.nodes
         owners = storage_owners(nodes)
         writers: dict[Node, list[Node]] = {}
@@ -83,7 +83,7 @@ class Side:
         return Side(graph, outputs, by_node, owners, writers)
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
-        """The calls that are needed to compute `outputs`, and the inputs of these calls, both in the graph's order.
+        """Return (calls that are needed to compute `outputs`, inputs of these calls), both in the graph's order.
 
         Inputs are placeholders, and nodes whose memory is never written and for which `is_known` returns True.
         """
@@ -106,14 +106,14 @@ class Side:
 
 @dataclass
 class Scene:
-    """The content of a self-contained file, which shows a difference between two graphs.
+    """The content of a self-contained file that shows a difference between two graphs.
 
-    - `sides`: both graphs, by "reference" and "candidate".
-    - `partitions`: for each process group's name, the ranks of each of its groups.
-    - `tokens`: for each rank, the inputs of the step by name.
-    - `head`: the file's docstring.
-    - `ordered_group`: the source code of a process group that sums in rank order.
-    - `timeout`: the time limit in seconds for running the file.
+    - `sides`: "reference" and "candidate" -> graph.
+    - `partitions`: name of a process group -> ranks of each of its groups.
+    - `tokens`: for each rank, name -> input of the step.
+    - `head`: docstring of the file.
+    - `ordered_group`: source code of a process group that sums in rank order.
+    - `timeout`: time limit in seconds for running the file.
     - `seen`: for each rank, all values of both graphs, once they have run (see `probe`).
     """
 
@@ -128,16 +128,15 @@ class Scene:
 
 
 def place_of(node: Node) -> str:
-    """The origin of a call, in words: module, direction, and chunk."""
     chunk = node.meta.get(CHUNK_KEY)
     return f"{origin_of(node)}" + ("" if chunk is None else f", chunk {chunk}")
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """Return a node's saved value as an input of the file; the input's name is left empty.
+    """Return a node's saved value as an input of the file, without a name.
 
-    Returns None in three cases: the value is too large, some of its elements share memory, or its dtype, shape or
-    strides differ between ranks.
+    Returns None if the value is too large, if some of its elements share memory, or if its dtype, shape or strides
+    differ between ranks.
     """
     found = [rank["values"][side][node.name] for rank in scene.seen]
     types = [tuple(map(str, value[1:4])) for value in found]
@@ -154,7 +153,6 @@ def content_of(scene: Scene, side: str, node: Node) -> Input | None:
 
 
 def _readable(content: str, dtype: str) -> Any:
-    """A value as a list of numbers, if they are few and reproduce every bit; otherwise `content`, its packed bytes."""
     data = zlib.decompress(base64.b64decode(content))
     type_ = getattr(torch, dtype)
     if not 0 < len(data) <= _FEW * type_.itemsize or type_.is_complex:
@@ -162,11 +160,12 @@ def _readable(content: str, dtype: str) -> Any:
     numbers = torch.frombuffer(bytearray(data), dtype=type_).tolist()
     # NaN and infinity are no literals of Python.
     back = torch.tensor(numbers, dtype=type_).view(torch.uint8).tolist()
+    # Numbers, which a reader can check, only if they reproduce every bit.
     return numbers if bytes(back) == data and all(map(math.isfinite, numbers)) else content
 
 
 def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
-    """The input number `number` of a file, made from a node.
+    """Make the input number `number` of a file from a node.
 
     A placeholder has the tokens of the case, or is drawn at random. Any other node has the bytes that `probe` saved.
     """

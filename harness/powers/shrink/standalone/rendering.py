@@ -1,4 +1,4 @@
-"""Assemble a self-contained file: two functions, tables of their inputs, and the functions of `template`."""
+"""Assembles a self-contained file: two functions, tables of their inputs, and the functions of `template`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SUMS = names(lambda row: row.sums_ranks)
 def render(
     scene: Scene, outputs: Sequence[str], is_known: Callable[[str, Node], bool], probing: bool
 ) -> tuple[str, dict[str, int]]:
-    """The text of a file that computes `outputs` by both graphs, and the number of calls per graph.
+    """Return the text of a file that computes `outputs` by both graphs, and the number of calls of each graph.
 
-    `is_known`: whether a graph's node becomes an input of the file. `probing`: the file saves all values, and compares
-    nothing.
+    - `is_known`: whether a graph's node becomes an input of the file.
+    - `probing`: the file saves all values, and compares nothing.
     """
     inputs: dict[Any, Input] = {}
     functions, num_calls, collectives = [], {}, []
@@ -49,7 +49,6 @@ def render(
 
 
 def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Sequence[Node], probing: bool) -> str:
-    """The file's text: tables and the functions of both graphs, then the functions that are the same in every file."""
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
@@ -81,9 +80,9 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
 
 
 def _wrap_group(scene: Scene, groups: Mapping[str, Any], collectives: Sequence[Node]) -> str:
-    """The source code of the file's `wrap_group`, a function that gets a process group of gloo.
+    """Return the source code of the file's function `wrap_group`, which takes a process group of gloo.
 
-    If a sum is over more than two ranks, it returns a group that adds in rank order, otherwise gloo's group.
+    If a sum is over more than two ranks, the function returns a group that adds in rank order, otherwise gloo's group.
     """
     sums = [group_name(node) for node in collectives if base_name_of(node.target) in _SUMS]
     if any(len(groups[name][0]) > 2 for name in sums):

@@ -1,4 +1,4 @@
-"""Find the self-contained file with the fewest calls that still shows a difference."""
+"""Finds the self-contained file with the fewest calls that still shows a difference."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bitproof.harness.powers.shrink.standalone.reading import Scene, content_of
 from bitproof.harness.powers.shrink.standalone.rendering import render
 
 LARGEST_CONTENT = 1 << 17
-"""The most characters of a file that a reader may be expected to look through; shorter files are preferred."""
+"""Most characters of a file that a reader may be expected to look through. Shorter files are preferred."""
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
-    """The text of the shortest file that shows a difference, and its number of calls per graph.
+    """Return the shortest file that shows a difference, and the number of calls of each graph.
 
     The file computes one of the outputs `differing`. `is_short`: values that both graphs have become inputs of the
     file.
@@ -33,6 +33,5 @@ def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[st
 
 
 def _values(scene: Scene, side: str) -> dict[str, tuple[str, ...]]:
-    """The values of a graph's nodes as digests: {node's name: digest on each rank}, for nodes saved on every rank."""
     seen = [rank["values"][side] for rank in scene.seen]
     return {name: tuple(rank[name][0] for rank in seen) for name in seen[0] if all(name in rank for rank in seen)}

@@ -1,6 +1,6 @@
-"""A simple `watch` for files that run without bitproof: such a file contains this module as its package `bitproof`.
+"""A simple `watch` for files that run without bitproof; such a file contains this module as its package `bitproof`.
 
-`watch` shows gradients when an optimizer's `step` begins, then parameters, buffers and the optimizer's state.
+`watch` records gradients when an optimizer's `step` begins, then parameters, buffers and the optimizer's state.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ class SimpleStep:
                 yield prefix + name.replace("_orig_mod.", "").removeprefix("module."), tensor
 
     def show_gradients(self, optimizer: Optimizer, keep: Keep) -> None:
-        """Pass to `keep` the gradients that an optimizer is about to use."""
+        """Pass the gradients that an optimizer is about to use to `keep`."""
         held = {id(each) for group in optimizer.param_groups for each in group["params"]}
         for name, parameter in self.named(nn.Module.named_parameters):
             if id(parameter) in held and parameter.grad is not None:
                 keep("grad", name, parameter.grad)
 
     def show_rest(self, keep: Keep) -> None:
-        """Pass to `keep` the buffers, the parameters and the state of all optimizers."""
+        """Pass the buffers, the parameters and the state of all optimizers to `keep`."""
         for name, buffer in self.named(nn.Module.named_buffers):
             keep("buffer", f"{name}@after_optimizer", buffer)
         for name, parameter in self.named(nn.Module.named_parameters):
@@ -87,7 +87,7 @@ class SimpleStep:
 
 
 class SimpleLoop(SimpleStep):
-    """A system made from a training loop. A step ends when every optimizer has made a step."""
+    """A system made from a training loop. A step ends when every optimizer has taken a step."""
 
     def take_steps(self, number: int, keep_of: Callable[[int], AbstractContextManager[Keep]]) -> None:
         """Run the loop, and stop it after `number` steps. `keep_of(index)` is a context that yields a step's `keep`."""

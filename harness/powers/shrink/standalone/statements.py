@@ -1,4 +1,4 @@
-"""Write a graph as Python, with a line for each call: `add_3 = torch.ops.aten.add.Tensor(mm_1, x)`."""
+"""Writes a graph as Python, with a line for each call: `add_3 = torch.ops.aten.add.Tensor(mm_1, x)`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMESPACES = {"aten", "prims", "_c10d_functional"}
 def function_text(
     side: str, calls: Sequence[Node], names: Mapping[Node, str], outputs: Mapping[str, Node], probing: bool
 ) -> str:
-    """The source code of a graph's function: a line per call, and a comment with the origin when the module changes."""
+    """Return the source code of a graph's function: a line for each call, and a comment when the module changes."""
     lines, place = [f"def {side}(INPUTS):"], ""
     for node in calls:
         if place_of(node) != place:
@@ -35,7 +35,6 @@ def function_text(
 
 
 def _call(node: Node, names: Mapping[Node, str]) -> str:
-    """A call as Python. Raises NoFileError if plain torch does not have its operator."""
     if node.target is operator.getitem:
         return f"{_text(node.args[0], names)}[{_text(node.args[1], names)}]"
     arguments = [_text(argument, names) for argument in node.args]
@@ -58,7 +57,6 @@ def _function_name(node: Node) -> str:
 
 
 def _text(value: Any, names: Mapping[Node, str]) -> str:
-    """An argument as Python. Raises NoFileError for a type that cannot be written."""
     match value:
         case Node():
             return names[value]

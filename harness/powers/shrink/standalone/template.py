@@ -25,12 +25,12 @@ wrap_group: Any = None
 
 
 def reference(**inputs: Tensor) -> dict[str, Tensor]:
-    """Placeholder: in a written file, the reference's outputs by name."""
+    """Placeholder: a written file has a function that returns the reference's outputs by name."""
     return inputs
 
 
 def candidate(**inputs: Tensor) -> dict[str, Tensor]:
-    """Placeholder: in a written file, the candidate's outputs from the same inputs."""
+    """Placeholder: a written file has a function that returns the candidate's outputs from the same inputs."""
     return inputs
 
 

@@ -28,8 +28,9 @@ Places = tuple[tuple[int | None, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """A message between this rank and a single other rank, its peer. `is_sent` is False if this rank receives the
-    message.
+    """A message between this rank and a single other rank, its peer.
+
+    `is_sent` is False if this rank receives the message.
 
     - `tensor`: the tensor that is sent, or that receives the message.
     - `peer`: the call's argument for the other rank, usually its number.
@@ -122,8 +123,9 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _selects(place: Any) -> bool:
-    """Whether indexing with `place` copies elements. An index with a list or a tensor copies; numbers and slices make a
-    view.
+    """Whether indexing with `place` copies elements.
+
+    An index with a list or a tensor copies; numbers and slices make a view.
     """
     places = place if isinstance(place, tuple) else (place,)
     return any(isinstance(x, (list, Tensor)) for x in places)
@@ -134,8 +136,9 @@ def _selects(place: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The effects of an operator overload, computed once from its schema. They are applied to the arguments of each
-    call.
+    """The effects of an operator overload, computed once from its schema.
+
+    They are applied to the arguments of each call.
 
     - `plain`: the effects of a call if `is_plain`.
     - `is_plain`: True if the overload writes, shares, awaits and frees nothing.
@@ -338,8 +341,9 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call such as `reshape` copied its argument `source`. Also True if the fake tensors to compare are
-    missing.
+    """Whether a call such as `reshape` copied its argument `source`.
+
+    Also True if the fake tensors to compare are missing.
     """
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):

@@ -154,8 +154,9 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
 
 
 def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return the two ranks of a message, as (sender, receiver). `rank` is this rank; `ranks` are the ranks of the
-    group.
+    """Return the two ranks of a message, as (sender, receiver).
+
+    `rank` is this rank; `ranks` are the ranks of the group.
 
     Returns None if the graph does not state the other rank as a number, or if that number is not in the group.
     """
@@ -172,8 +173,9 @@ def _counts_in_group(call: At) -> bool:
 
 
 def _type_of_input(call: At) -> str:
-    """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare ranks. "" if it is
-    unknown.
+    """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare ranks.
+
+    "" if it is unknown.
 
     Only the dtype is returned if ranks may have different sizes, as for an all-to-all.
     """

@@ -47,8 +47,9 @@ def holds_up_host(node: Node) -> bool:
 
 
 def device_of(value: Any) -> str | None:
-    """Return the device type of a tensor, such as "cuda", or of the first item of a tuple or list. None for any other
-    value.
+    """Return the device type of a tensor, such as "cuda", or of the first item of a tuple or list.
+
+    None for any other value.
     """
     if isinstance(value, Tensor):
         return value.device.type

@@ -149,7 +149,9 @@ def _take(call: RuleCall) -> Answer:
 
 
 def _join(call: RuleCall) -> Answer:
-    """Rule for a concatenation: rows are mixed if it is along their dim, unless it joins all parts of a split in order.
+    """Rule for a concatenation: rows are mixed if it is along their dim.
+
+    All parts of a split may be joined again in order.
     """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]

@@ -6,8 +6,8 @@ in-place writes in its calls.
 1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
-4. Write the graph again in the form of `trace.py`. The initial gradient, an input of torch's graph, is computed by a
-   call. New values of buffers, outputs of torch's graph, are written into the buffers at the end.
+4. Write the graph again in the form of `trace.py`. A call computes the gradient of the loss, which is an input of
+   torch's graph. New values of buffers are written into the buffers at the end; in torch's graph they are outputs.
 
 The inputs are parameters, buffers and the step's inputs. The outputs are the loss and a gradient for each parameter.
 """

@@ -25,11 +25,10 @@ from bitproof.harness.torch_tracing import device_asked
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
-    """Return a FakeTensorMode for tracing a step, in which uneven all-to-alls have short sizes (see the top of this
-    file).
+    """Return a FakeTensorMode with short sizes after an uneven all-to-all, such as u0 + v in place of u0 + u1 + u2.
 
     - `remembers`: use torch's own cache of operator calls.
-    - `repeats`: also compute only one of several layers that differ just in their symbols (torch_fakes.py).
+    - `repeats`: compute only one of several layers that differ just in their symbols (torch_fakes.py).
     """
     # A trace with an open dim does not use `repeats`: sizes in repeated results would be new objects, and that would
     # change the numbers of the tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.

@@ -35,11 +35,11 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Context for a trace, in which each `torch._check` in the user's code about a number read from data becomes a
+    """Context for a trace that keeps assertions about data: each `torch._check` of a number read from data becomes a
     call.
 
-    For example, the condition `x.sum().item() > 0` is about such a number. Raises TraceError for a condition which
-    states that the number equals an expression of the chunked dim, such as `x.shape[0] // 2`.
+    For example, `torch._check(x.sum().item() > 0)` checks such a number. Only checks in the user's code are kept.
+    Raises TraceError for a check that the number equals an expression of the chunked dim, such as `x.shape[0] // 2`.
     """
 
     def written(

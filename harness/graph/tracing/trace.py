@@ -433,11 +433,10 @@ def _innermost_user_line(error: BaseException) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """Return the innermost line of the user's code; None if there is none.
+    """Return the innermost line of the user's code among `frames`, which are pairs (file, line), outermost first.
 
-    `frames` are pairs (file, line), outermost first.
-
-    Frames before this module's last frame do not count, as they belong to the code that started the trace.
+    Only frames after this module's last frame count: earlier frames belong to the code that started the trace. None if
+    there is no such line.
     """
     found = None
     for path, number in frames:

@@ -178,9 +178,7 @@ def is_random(node: Node) -> bool:
 
 
 def reads_data(target: Any) -> bool:
-    """Return whether an operator's result is, or has as size, a number that depends on data, as for `item` and
-    `nonzero`.
-    """
+    """Return whether an operator's result has sizes or numbers that depend on data, as for `nonzero` and `item`."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
@@ -207,8 +205,7 @@ def aliased_names(target: Any) -> tuple[str, ...]:
 def may_return_argument(target: OpOverload) -> bool:
     """Return whether an operator may return an argument itself although its schema denies this.
 
-    For example, `dropout` does so in evaluation. Without a closer look, True for all operators that are random or
-    composed of other operators.
+    For example, `dropout` does so in evaluation. True for all operators that are random or composed of other operators.
     """
     return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
 

@@ -276,7 +276,7 @@ def leave_groups() -> None:
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
     """Register a group under its name.
 
-    If it is new, it is first wrapped by a fault and for reports, as `join_groups` was asked.
+    With `is_new`, the group is first wrapped by the `disturb` and the `board` that `join_groups` got.
     """
     for disturb in disturbances if is_new else ():
         group = disturb(group)

@@ -1,15 +1,16 @@
 """Exports a training step with torch's ahead-of-time autograd, as a joint graph of forward and backward.
 
-`trace.py` also makes a joint graph, but records the step's calls itself. The exported graph has fixed sizes and no
-in-place writes in its calls.
+    trace.py       records a step's calls, including in-place writes, with a symbolic dim for chunks
+    this module    `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
+
+The result has the form of a traced graph: its inputs are parameters, buffers and the step's inputs, and its outputs are
+the loss and a gradient for each parameter.
 
 1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
-4. Write the graph again in the form of `trace.py`. A call computes the gradient of the loss, which is an input of
-   torch's graph. New values of buffers are written into the buffers at the end; in torch's graph they are outputs.
-
-The inputs are parameters, buffers and the step's inputs. The outputs are the loss and a gradient for each parameter.
+4. Write the graph again with two changes. A call computes the tangent (the gradient of the loss), which is an input of
+   torch's graph. New values of buffers are written into the buffers; in torch's graph they are outputs.
 """
 
 from __future__ import annotations
@@ -112,11 +113,8 @@ def export_joint_step(
 ) -> JointGraph:
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    - `loss_function`: calls `model`.
-    - `gradient_seed`: the gradient of the loss, from which backward starts.
-    - `device`: the device of the graph's values, which are fake.
-
-    Raises TraceError for a step that cannot be exported.
+    `loss_function` calls `model`. Values are faked on `device`, and `gradient_seed` is the gradient of the loss. Raises
+    TraceError for a step that cannot be exported.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
@@ -293,7 +291,7 @@ def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node
 
 
 def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
-    """Write a call that copies `value` into the graph input `buffer`, and return the call."""
+    """Write a copy of `value` into the graph input `buffer` at the end of the graph, and return the call."""
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
     return node

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ChunkSymbol:
-    """The size of the chunked dim: its symbol in the graph, and its number in the case (`hint`)."""
+    """The symbol that is the size of the chunked dim, and `hint`, that size in the case."""
 
     symbol: sympy.Symbol
     hint: int

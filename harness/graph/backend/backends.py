@@ -137,14 +137,14 @@ def compile_for(
 
 
 def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
-    """Load a compiled step from files. Nothing is compiled, but the code in the files runs.
+    """Load a compiled step from files, without compiling anything. This executes the code in the files.
 
-    - `files`: path -> content.
-    - `main`: the path of the file that defines the step.
-    - `facts`: the facts from `compile_for`. The code's hash must be `facts["generated_hash"]`.
+    - `files`: the content of each file, by its path.
+    - `main`: the path of the file with the step.
+    - `facts`: what `compile_for` found; `generated_hash` is the hash of the code.
 
-    Raises ValueError for code with another hash, WouldCompileError if a kernel is missing, and any exception of the
-    code itself.
+    Raises ValueError for code with another hash, WouldCompileError for a kernel that is not among the files, and any
+    exception of the code itself.
     """
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:

@@ -2,8 +2,8 @@
 
 Needs:    a function of a GraphModule, and of a PassContext if it takes two; it changes the module in
           place and returns None, or returns a new module.
-Promises: the function's changes, with metadata on every new or changed node. Refuses:  a function that returns
-something else; a call that does not run on its inputs' fake values.
+Promises: the function's changes, with metadata on every new or changed node.
+Refuses:  a function that returns something else; a call that does not run on its inputs' fake values.
 
 The function need not set metadata. Fake values (`val`) are computed again for each call that is new, has other
 arguments, or reads a value whose layout changed. The origin of a new node is unknown.

@@ -1,8 +1,8 @@
 """Records activations: the outputs of observed modules, and the gradients of these outputs.
 
 Needs:    a trace with a node for every marked tensor; passes that copy a node's metadata to the nodes they write.
-Promises: the graph's calls stay unchanged and in order; the added calls only read. Refuses:  an activation whose chunks
-would have to be joined or split along a dim that it does not have.
+Promises: the graph's calls stay unchanged and in order; the added calls only read.
+Refuses:  an activation whose chunks would have to be joined or split along a dim that it does not have.
 
 1. During the trace, hooks mark the nodes that compute activations. A mark is metadata, and no pass depends on it.
 2. After all passes, a call of `observed` is added for each mark, after the marked node or the nodes of its chunks.

@@ -37,7 +37,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
     "bitproof.observed": observed,
 }
-"""The Python functions that a graph may call, by name. They compute with sizes, pick items, and observe activations."""
+"""The functions that a graph may call besides operators, by name.
+
+They compute with sizes, pick elements of results, and observe activations.
+"""
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}
 _CONSTANTS = {"dtype": torch.dtype, "layout": torch.layout, "memory_format": torch.memory_format}

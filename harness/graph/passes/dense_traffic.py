@@ -44,9 +44,10 @@ from bitproof.harness.graph.origin import origin_of
 
 
 class _Region(NamedTuple):
-    """A dense region: the places of its first node and of the first node after it.
+    """A dense region: the index of its first node, and of the first node after it.
 
-    `half` is its number among the halves; in the last region of a half, no all-to-all follows.
+    - `half`: in a partitioned graph 0 for forward and 1 for backward, otherwise always 0.
+    - `is_last`: True if no all-to-all follows in the half.
     """
 
     start: int
@@ -58,10 +59,9 @@ class _Region(NamedTuple):
 class _Key(NamedTuple):
     """A node's new place in the graph, for sorting.
 
-    - `place`: a place in the graph before the pass.
-    - `side`: -1 if the node is put before the node that was at `place`, 1 if it is put after that node, and 0 if it was
-      at `place` itself.
-    - `original`: the node's place before the pass.
+    - `place`: the index of a node in the graph before the pass.
+    - `side`: -1 to go before that node, 1 to go after it, and 0 for the node itself.
+    - `original`: the node's own index before the pass.
     """
 
     place: int
@@ -75,7 +75,7 @@ class _Collective(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The places at which a collective is launched and awaited, inside a region."""
+    """The new places of a collective's launch and wait, and the region that contains them."""
 
     launch: _Key
     wait: _Key
@@ -83,7 +83,7 @@ class _Plan(NamedTuple):
 
 
 def dense_traffic(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
+    """Move the collectives of parameters into dense regions, as the top of this file explains."""
     by_object = collectives_by_object(module.graph, context.groups)
     traffic = _Traffic(module)
     if not traffic.exchanges:
@@ -138,11 +138,11 @@ class _Traffic:
         return _Key(self.place[node], 0, self.place[node])
 
     def has_compute(self, start: int, end: int) -> bool:
-        """Whether a dense product or attention is at a place from `start` up to `end`."""
+        """Return whether a matrix product or attention outside the experts' layers is in [start, end)."""
         return bisect.bisect_left(self._dense, end) > bisect.bisect_left(self._dense, start)
 
     def is_beside(self, x: _Collective) -> bool:
-        """Whether a collective is in flight while an all-to-all is."""
+        """Return whether a collective and an all-to-all are in flight at the same time."""
         launch, wait = self.place[x.launch], self.place[x.wait]
         return any(start < wait and launch < end for start, end in self.exchanges)
 
@@ -150,13 +150,13 @@ class _Traffic:
         return [x for x in (*self.gathers, *self.reductions) if self.is_beside(x)]
 
     def _launched(self, name: str) -> list[_Collective]:
-        """The collectives of an operator whose results only a wait reads."""
+        """Return the collectives of an operator, if a single wait is their only reader."""
         launches = [x for x in self.nodes if operators.is_collective(x) and operators.operator_name(x) == name]
         only_users = [(x, next(iter(x.users))) for x in launches if len(x.users) == 1]
         return [_Collective(x, user) for x, user in only_users if operators.is_wait(user)]
 
     def _find_regions(self) -> tuple[list[int], list[_Region]]:
-        """Step 1. Returns the half of each place, too."""
+        """Find the dense regions (step 1). Returns (the half of each index, the regions)."""
         opened = {start: end for start, end in self.exchanges}
         halves, half, name = [], 0, None
         gaps: list[tuple[int, int, int]] = []
@@ -182,12 +182,11 @@ class _Traffic:
 
 
 def _is_dense_compute(node: Node) -> bool:
-    """Whether a call is attention or a matrix product, and no part of a layer of experts."""
     return node.op == "call_function" and operators.is_compute_heavy(node) and origin_of(node).part is None
 
 
 def _reads_only(launch: Node, parameters: Container[Node]) -> bool:
-    """Whether a gather's input is computed from parameters alone: by casts, padding, or packing into a bucket."""
+    """Whether a gather's input is computed only from parameters: by casts, padding, or packing into a bucket."""
     return all(
         x in parameters or (x.op == "call_function" and not operators.is_collective(x))
         for x in _reached(launch, lambda node: node.all_input_nodes)
@@ -195,7 +194,7 @@ def _reads_only(launch: Node, parameters: Container[Node]) -> bool:
 
 
 def _is_of_gradient(wait: Node) -> bool:
-    """Whether a reduction leads to outputs alone, without another collective, product or attention in between."""
+    """Whether a reduction leads only to outputs, without another collective, product or attention in between."""
     last = wait
     for last in _reached(wait, lambda node: node.users):
         if last.op == "call_function" and (operators.is_collective(last) or operators.is_compute_heavy(last)):
@@ -204,7 +203,7 @@ def _is_of_gradient(wait: Node) -> bool:
 
 
 def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
-    """Yield the nodes that are reached by steps from a node, each once.
+    """Yield each node that can be reached from `node` by `step`, which returns a node's inputs or its readers.
 
     Readers stop early: from an activation that ranks of a tensor group gather, all of the graph may be reached.
     """
@@ -218,7 +217,7 @@ def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Nod
 
 
 def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
-    """Step 3."""
+    """Find the dense region for a gather (step 3). None if there is none."""
     launch, wait = traffic.own(gather.launch), traffic.own(gather.wait)
     read = min((traffic.place[x] for x in gather.wait.users), default=wait.place)
     for region in reversed(traffic.regions):
@@ -232,7 +231,7 @@ def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
 
 
 def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
-    """Step 4."""
+    """Find the dense region for a reduction (step 4). None if there is none."""
     launch, wait = traffic.own(reduction.launch), traffic.own(reduction.wait)
     for region in traffic.regions:
         start = max(region.start, launch.place)
@@ -249,7 +248,7 @@ def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
 
 
 def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
-    """Steps 2 to 5: the new places of the nodes that move."""
+    """Return the new places of the nodes that move (steps 2 to 5)."""
     keys: dict[Node, _Key] = {}
     gathers = {x.launch: x for x in traffic.gathers if traffic.is_beside(x)}
     reductions = {x.launch: x for x in traffic.reductions if traffic.is_beside(x)}
@@ -267,10 +266,10 @@ def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
 def _settle(
     traffic: _Traffic, keys: dict[Node, _Key], x: _Collective, plan: _Plan, neighbor: Node | None, side: int
 ) -> None:
-    """Step 5: add a plan to `keys`, as far as `neighbor` allows.
+    """Add a plan to `keys`, as far as `neighbor` allows (step 5).
 
-    `neighbor` is another launch of the same process group object; None if there is none. It must stay before the
-    planned launch if `side` is 1, and after the planned launch if `side` is -1.
+    `neighbor` is the previous (`side` 1) or next (`side` -1) launch of the same process-group object, or None. The
+    order of the two launches must not change.
     """
     launch, own = plan.launch, (traffic.own(x.launch), traffic.own(x.wait))
     if neighbor is not None:

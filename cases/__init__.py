@@ -102,7 +102,7 @@ def all_cases() -> tuple[Case, ...]:
 def _cases_of(entry: EntryPoint) -> Iterable[Case]:
     """Load an entry point, which names a list of cases or a function that returns such a list.
 
-    Otherwise raises UsageError.
+    Raises UsageError if it names something else.
     """
     found = plugins.load(entry)
     found = found() if callable(found) else found

@@ -30,7 +30,6 @@ def _regional(base: Case) -> Case:
 
 
 def _in_eager(base: Case) -> Case:
-    """Return a variant with an eager candidate whose attention torch.compile compiles."""
     case = variant(base, "eager_regional", FAMILY, **_SMALL)
     return replace(case, candidate=_EAGER, steps=2)
 

@@ -241,10 +241,6 @@ class _ChunkedForward:
             _running_chunk.reset(before)
 
     def _checked_extent(self, x: Any) -> int:
-        """Return the size of the activation `x` along the chunked dim.
-
-        Raises ChunkError if it is odd or `x` is no activation.
-        """
         if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
@@ -346,17 +342,16 @@ def _expected_activation(folded: bool) -> str:
 
 
 def _role(argument: str) -> str | None:
-    """Return the role of an argument by its name: "positions", "masks", or None for any other argument."""
     if argument.startswith("positions"):
         return "positions"
     return "masks" if argument.startswith("attention_mask") else None
 
 
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return both halves along `dim`, contiguous as the module's own input would be."""
     # Not `narrow`: its backward pads both gradients with zeros and adds them, so that -0.0 would become 0.0. The
     # backward of `split` concatenates them.
     first, second = x.split(x.shape[dim] // 2, dim)
+    # As the module's own input would be.
     return first.contiguous(), second.contiguous()
 
 

@@ -159,7 +159,7 @@ class StagedGradients:
 
 
 def mean_of_losses(losses: Sequence[Tensor]) -> Tensor:
-    """Return the mean of the micro-batches' losses, added in order."""
+    # Added in the order of micro-batches.
     total = losses[0]
     for loss in losses[1:]:
         total = total + loss

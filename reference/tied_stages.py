@@ -42,8 +42,9 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """Return name -> name in the earlier stage, for those of `names` that are the later stage's copy of a shared
-    parameter.
+    """Find the names of later copies of shared parameters.
+
+    Returns such a name -> the name of the copy in the earlier stage.
     """
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}

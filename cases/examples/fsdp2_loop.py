@@ -115,10 +115,8 @@ def checkpointed(case: Case, mesh: Mesh) -> Loop:
 
 
 def kept_gathered(case: Case, mesh: Mesh) -> Loop:
-    """Gathers parameters once per step, in place of twice."""
     return Loop(case, mesh, reshard_after_forward=False)
 
 
 def bf16_reduce(case: Case, mesh: Mesh) -> Loop:
-    """Sums gradients over ranks in bfloat16, which halves the bytes of backward's collectives."""
     return Loop(case, mesh, reduce=torch.bfloat16)

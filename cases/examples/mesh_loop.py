@@ -163,7 +163,6 @@ class MeshLoop:
             modules[name].register_forward_hook(lambda module, args, out, name=name: keep(name, out))
 
     def batch(self) -> Tensor:
-        """Return this rank's rows of the global batch."""
         return self.rows().chunk(self.readers)[self.rank]
 
     def rows(self) -> Tensor:
@@ -213,7 +212,6 @@ class MeshLoop:
         self.optimizer.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """Save the state from which a run resumes."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         own = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
         dcp.save({"model": model, "optimizer": optimizer, **own}, checkpoint_id=folder)
@@ -241,7 +239,6 @@ class UnevenLoop(MeshLoop):
         return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
 
     def count(self, rows: Tensor) -> Tensor:
-        """Return the number of tokens to predict in these rows."""
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
@@ -307,7 +304,6 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def ddp(case: Case, mesh: Mesh, micro: int = 1, loop: type[MeshLoop] = MeshLoop) -> MeshLoop:
-    """The whole model on every rank, trained by the class `loop` with `micro` micro-batches."""
     model: nn.Module = MixedModel(dim=_dim(case))
     return loop(case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro)
 
@@ -332,13 +328,11 @@ def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
 
 
 def fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters sharded over all ranks."""
     model = sharded(MixedModel(dim=_dim(case)), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return MeshLoop(case, mesh, model)
 
 
 def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
     return MeshLoop(case, mesh, sharded(MixedModel(dim=_dim(case)), grid))
 
@@ -356,10 +350,8 @@ def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Layers split over ranks that read the same rows, and parameters sharded over ranks that read different rows."""
     return MeshLoop(case, mesh, split_and_sharded(MixedModel(dim=_dim(case)), case), sharers=case.parallelism.tp)
 
 
 def ep(case: Case, mesh: Mesh) -> MeshLoop:
-    """Experts split over `ep` ranks."""
     return ExpertLoop(case, mesh)

@@ -107,7 +107,6 @@ def adamw_fused(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def muon(case: Case, mesh: Mesh, *, by_layer: bool = False) -> MeshLoop:
-    """Every rank orthogonalizes every matrix, unless `by_layer`."""
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, Muon(model, LR, by_layer=by_layer))
 
@@ -117,12 +116,10 @@ def muon_by_layer(case: Case, mesh: Mesh) -> MeshLoop:
 
 
 def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Parameters and momentum are sharded over all ranks."""
     model = sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return _loop(case, mesh, model, Muon(model, LR))
 
 
 def muon_fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Blocks are split over `tp` ranks; parameters and momentum are sharded over data ranks."""
     model = split_and_sharded(MixedModel(), case)
     return _loop(case, mesh, model, Muon(model, LR), sharers=case.parallelism.tp)

@@ -100,7 +100,6 @@ def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
 
 
 def gpipe(case: Case, mesh: Mesh) -> Any:
-    """Runs all micro-batches forward, then all backward."""
     return made(case, mesh, pipelining.ScheduleGPipe)
 
 
@@ -110,7 +109,6 @@ def one_f_one_b(case: Case, mesh: Mesh) -> Any:
 
 
 def interleaved(case: Case, mesh: Mesh) -> Any:
-    """Runs 1F1B with two stages on each rank."""
     return made(case, mesh, pipelining.ScheduleInterleaved1F1B, per_rank=2)
 
 
@@ -127,7 +125,6 @@ def zero_bubble(case: Case, mesh: Mesh) -> Any:
 
 
 def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
-    """Runs all layers on a single rank, with `parts` micro-batches one after another."""
     run = StagedRun(case, [*range(_layers(case))])
 
     def backward(x: Tensor, target: Tensor) -> Tensor:

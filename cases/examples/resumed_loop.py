@@ -65,7 +65,6 @@ class ResumedLoop(MeshLoop):
 
     @property
     def bare(self) -> ForgetfulModel:
-        """The model without DistributedDataParallel."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
 
     def batch(self) -> Tensor:
@@ -127,21 +126,17 @@ def _model(case: Case) -> ForgetfulModel:
 
 
 def ddp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """The whole model on every rank."""
     return ResumedLoop(case, mesh, DistributedDataParallel(_model(case), broadcast_buffers=False))
 
 
 def fsdp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Parameters sharded over all ranks."""
     return ResumedLoop(case, mesh, sharded(_model(case), init_device_mesh("cpu", (case.parallelism.world_size,))))
 
 
 def hsdp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Parameters sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
     return ResumedLoop(case, mesh, sharded(_model(case), grid))
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Layers split over ranks that read the same rows, and parameters sharded over ranks that read different rows."""
     return ResumedLoop(case, mesh, split_and_sharded(_model(case), case), sharers=case.parallelism.tp)

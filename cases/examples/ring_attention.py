@@ -156,7 +156,6 @@ class RingAttention(torch.autograd.Function):
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-    """Return softmax(q kᵀ) v, computed at once on a whole sequence."""
     return scores_of(q, k, 0, 0).softmax(-1) @ v
 
 

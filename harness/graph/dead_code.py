@@ -8,7 +8,6 @@ from bitproof.harness.graph import operators
 
 
 def drop_dead_code(module: GraphModule) -> None:
-    """Remove calls, and references to nested graphs, if they have no readers and no effects."""
     num_nodes = len(module.graph.nodes)
     # Last first: once a reader is erased, its inputs may have no reader left.
     for node in reversed(module.graph.nodes):

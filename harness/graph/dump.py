@@ -34,7 +34,7 @@ from bitproof.harness.torch_compile import trace_artifact
 
 
 class GraphDump:
-    """Writes each graph with which it is called into `folder`. Use it in a `with` block.
+    """Each call writes a graph into `folder`. Use it in a `with` block.
 
     `parameter_names` and `buffer_names` are in the order of the graph's inputs. The text shows them beside inputs and
     gradients.
@@ -74,7 +74,6 @@ class GraphDump:
         self._label, self._lines, self._count = label, lines, self._count + 1
 
     def _describe(self, module: GraphModule) -> Iterator[str]:
-        """Yield the lines of the graph and of its nested graphs. Each section starts with an empty line."""
         yield from _graph_lines(module, self._inputs, self._outputs)
         for name, nested in module.named_modules():
             if name and isinstance(nested, GraphModule):
@@ -136,9 +135,6 @@ def _value(node: Node) -> str:
 
 
 def _describe_value(value: Any) -> str:
-    """Return a value as text: a tensor's dtype and shape, its strides unless contiguous, and its
-    device unless the CPU.
-    """
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_describe_value, value))})"
     if not isinstance(value, torch.Tensor):

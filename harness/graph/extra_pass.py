@@ -140,12 +140,11 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """Return node's name -> its target and arguments as text."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 
 def _propagate(module: GraphModule, before: dict[str, str]) -> None:
-    """Compute fake values of calls that are not as in `before`, or that read a value whose layout changed.
+    """Compute fake values of calls that differ from `before`, or that read a value whose layout changed.
 
     `before` is the result of `_calls` before the user's pass.
     """

@@ -133,7 +133,6 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
 
 
 def hand_on_marks(node: Node, to: Node) -> None:
-    """Add the marks of `node` to its replacement `to`."""
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
 
@@ -141,7 +140,8 @@ def hand_on_marks(node: Node, to: Node) -> None:
 class Marked(NamedTuple):
     """A marked node and its readers.
 
-    `readers` maps a reader's name to indices into `_nodes_read(reader)`: those of the marked node.
+    `readers` maps the name of each reader to the positions of the marked node among the nodes that it reads. For
+    example, {"add_4": [0, 1]} if `add_4` adds the marked node to itself.
     """
 
     node: Node
@@ -182,7 +182,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
 
 
 def _nodes_read(node: Node) -> list[Node]:
-    """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
+    # Unlike `all_input_nodes`, in the order of the arguments, and with repetitions.
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
     return found

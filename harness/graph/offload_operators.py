@@ -42,7 +42,6 @@ def is_host_copy(node: Node) -> bool:
 
 @functools.cache
 def copy_stream(device: torch.device) -> Any:
-    """Return the stream for copies from and to a device. It is the same in each call."""
     return torch.cuda.Stream(device)
 
 

@@ -155,7 +155,6 @@ def attends(node: Node) -> bool:
 
 
 def attends_backward(node: Node) -> bool:
-    """Return whether a call is the backward of an attention operator."""
     name = operator_name(node)
     return name.endswith("_backward") and named(name.removesuffix("_backward")).attends
 
@@ -184,7 +183,6 @@ def reads_data(target: Any) -> bool:
 
 
 def makes_symbols(node: Node) -> bool:
-    """Return whether a call's result may contain new symbols."""
     return reads_data(node.target) or (is_collective(node) and operator_name(node) == "all_to_all_single")
 
 
@@ -211,7 +209,6 @@ def may_return_argument(target: OpOverload) -> bool:
 
 
 def is_view(target: Any) -> bool:
-    """Return whether an operator is a view: its result shares an argument's memory, and it writes nothing."""
     return bool(_aliased_names(target)) and not _aliased_names(target, True)
 
 

@@ -157,7 +157,7 @@ class OriginRecorder:
                 hook.remove()
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """State that backward from `loss` begins, so that later nodes are backward nodes."""
+        """Mark the beginning of backward from `loss`: later nodes are backward nodes."""
         self._in_backward = True
         # The hooks set the origin before the autograd node runs, and clear it afterwards.
         for autograd_node in _reachable(loss.grad_fn) if loss.grad_fn else ():
@@ -166,7 +166,7 @@ class OriginRecorder:
             autograd_node.register_hook(self._setter(None))
 
     def after_backward(self) -> None:
-        """State that backward has ended, so that later nodes are forward nodes again."""
+        """Mark the end of backward: later nodes are forward nodes again."""
         self._in_backward = False
 
     def module_of(self, error: BaseException) -> str | None:

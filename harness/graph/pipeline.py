@@ -77,7 +77,6 @@ class PassRow:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that determine the effect of the pass, by name."""
         return (dataclasses.asdict(self.follows) if self.follows else {}) | dict(self.bound)
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
@@ -143,8 +142,8 @@ def run_pipeline(
       before that is verified.
     - `enter`: gets a text such as "in pass chunk" before each pass.
 
-    If the case has pipeline stages, each pass runs on the graph of every stage. An error names its pass. A pass that
-    finds nothing to do in any of the graphs raises an error.
+    If the case has pipeline stages, each pass runs on the graph of every stage. It must find something to do in at
+    least one of them. An error names its pass.
     """
     reports: list[PassReport] = []
     stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)
@@ -182,7 +181,6 @@ class _StageRun:
         self._stage, self._facts = OPEN, Facts.of(graph.module)
 
     def run(self, run_pass: Pass) -> PassReport:
-        """Run a pass without verifying the graph, and return its report."""
         name, num_nodes = run_pass.__name__, len(self.graph.module.graph.nodes)
         self.context.facts.clear()
         self.idle = None
@@ -215,7 +213,7 @@ class _StageRun:
 
 
 def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
-    """Raise an error if the pass `name` found nothing to do in any pipeline stage."""
+    # The error of the first stage stands for all.
     idle = [run.idle for run in runs if run.idle is not None]
     if len(idle) == len(runs):
         with _naming_pass(name):

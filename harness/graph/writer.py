@@ -26,10 +26,12 @@ CHUNK_KEY = "chunk"
 
 
 class GraphWriter:
-    """Writes a new graph node by node, in which the number `extent` replaces the chunk symbol `symbol` in the inputs'
-    sizes.
+    """Writes a new graph node by node.
 
-    `source` is the graph that the pass reads. If it is partitioned, set `half` before writing the calls of a half.
+    - `source`: the graph that the pass reads.
+    - `symbol`, `extent`: the number `extent` replaces the chunk symbol in the sizes of the new graph's inputs.
+
+    If the graph is partitioned, set `half` before writing the calls of a half.
     """
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
@@ -95,11 +97,9 @@ class GraphWriter:
         return node
 
     def output(self, source: Node, args: Any) -> None:
-        """Write the graph's output. `args` are the arguments of the output node, with nodes of the new graph."""
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """Return the finished graph as a module, with the attributes that it reads."""
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in attributes:
@@ -178,10 +178,6 @@ class GraphWriter:
         return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
-        """Return a number that is equal for values with equal layouts.
-
-        Symbolic sizes are equal if their expressions are.
-        """
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 

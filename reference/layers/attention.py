@@ -56,12 +56,10 @@ class LatentAttentionConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """The whole dim of a query head and of a key head: with and without position."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def softmax_scale(self) -> float:
-        """1 / sqrt(head dim), times the factor of the frequencies' scaling."""
         scaling = self.rope.scaling
         return float(self.qk_head_dim**-0.5) * (scaling.attention_scale() if scaling else 1.0)
 
@@ -146,7 +144,6 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 
 
 def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, offsets_T: object | None) -> Tensor:
-    """Attend among folded tokens: each token sees itself and earlier tokens of its document. Returns (T, H, V)."""
     if not isinstance(offsets_T, Tensor):
         raise CaseError(
             "only the offsets of documents keep folded tokens apart",
@@ -164,9 +161,9 @@ def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, of
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
-    """Call FlexAttention's operator directly. In eager it runs its reference math; in a trace it is a single node."""
-    # The function `flex_attention` would compile with Dynamo on every eager call, warn about it, and refuse gradients
-    # on a CPU, which is a limit of the compiled kernel and not of the operator.
+    # The operator is called directly: in eager it runs its reference math, and in a trace it is a single node. The
+    # function `flex_attention` would compile with Dynamo on every eager call, warn about it, and refuse gradients on a
+    # CPU, which is a limit of the compiled kernel and not of the operator.
     mask_mod = mask_mod_of(mask)
     y_BHSV, _, _ = torch.ops.higher_order.flex_attention(
         q_BHSQ,

@@ -78,7 +78,7 @@ class GroupedQueryAttention(nn.Module):
         return x.unflatten(-1, (-1, self.config.head_dim))
 
     def _shared(self, x_BSKQ: Tensor) -> Tensor:
-        """Repeat each key/value head for every query head that reads it: (B, S, H, Q)."""
+        # Each key/value head is repeated for every query head that reads it.
         group = self.config.num_heads // self.config.num_kv_heads
         as_they_are = [-1] * (x_BSKQ.dim() - 1)
         return x_BSKQ.unsqueeze(-2).expand(*as_they_are, group, -1).flatten(-3, -2)

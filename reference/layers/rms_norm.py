@@ -21,7 +21,6 @@ class RMSNorm(nn.Module):
         self.wide = wides("x", "square", "mean", "inverse", "normed", "weight", "y")
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalize the last dim. There may be any number of dims before it."""
         wide_D = self.wide["x"](x_D.float())
         mean = self.wide["mean"](self.wide["square"](wide_D.square()).mean(-1, keepdim=True) + self.eps)
         normed_D = self.wide["normed"](wide_D * self.wide["inverse"](torch.rsqrt(mean)))

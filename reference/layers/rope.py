@@ -76,11 +76,10 @@ class Llama3Scaling:
     high_freq_factor: float = 4.0
 
     def attention_scale(self) -> float:
-        """Return the factor on the attention softmax's scale: 1, since Llama 3.1 does not change it."""
+        # Llama 3.1 does not change the softmax's scale.
         return 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return the scaled frequencies. `frequencies_P` are the unscaled frequencies, theta^(-2p / dim)."""
         turns_P = self.original_seq_len * frequencies_P / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         kept_share_P = ((turns_P - self.low_freq_factor) / width).clamp(0, 1)

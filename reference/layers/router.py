@@ -62,7 +62,6 @@ class RoutingConfig:
 
     @property
     def experts_per_group(self) -> int:
-        """The number of experts in a group (M)."""
         return self.num_experts // self.num_groups
 
 
@@ -137,7 +136,6 @@ def select_experts(
 
 @torch.no_grad()
 def count_rows(experts_TK: Tensor, num_experts: int) -> Tensor:
-    """Return how often each expert was chosen: counts_E, int64."""
     # Integers sum exactly in any order. `bincount` would need a host sync, and its size depends on the data. A
     # token's experts are distinct, so `scatter` writes no element twice.
     chosen_TE = experts_TK.new_zeros(experts_TK.shape[0], num_experts).scatter(1, experts_TK, 1)

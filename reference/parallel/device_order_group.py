@@ -46,7 +46,6 @@ class DeviceOrderGroup(RankOrderGroup):
         self._transport = transport
 
     def getBackendName(self) -> str:
-        """The name in `dist.get_backend` and in error messages."""
         return self._transport.name()
 
     def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
@@ -132,10 +131,6 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
 
 
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether a device sums tensors of this dtype with the Triton kernel.
-
-    Otherwise it adds them part by part.
-    """
     return why_no_kernel(device, dtype) is None
 
 

@@ -65,9 +65,8 @@ class Sharding:
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
-        """Return the rows of `whole`, the whole parameter, that the rank at `coordinate` of the group stores.
-
-        Without padding.
+        """Return the rows of the parameter `whole` that the rank at `coordinate` of the group
+        stores, without padding.
         """
         start = 0 if self.is_replicated else coordinate * self.rows_per_rank
         return whole.narrow(*self.part)[start : start + self.rows_per_rank]

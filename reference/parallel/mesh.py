@@ -95,7 +95,7 @@ class Mesh:
         return next(ranks for ranks in self.partition(group) if self.rank in ranks)
 
     def partition(self, group: str) -> list[list[int]]:
-        """Return the ranks of every instance of the group. Each rank is in exactly one of these lists."""
+        """Return a list for each instance of the group, with its ranks. Each rank is in exactly one of these lists."""
         world, ep, tp = self.parallelism.world_size, self.parallelism.ep, self.parallelism.tp
         ranks, size = range(world), self.parallelism.stage_ranks
         parts = [ranks[first : first + size] for first in range(0, world, size)]

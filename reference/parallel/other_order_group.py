@@ -1,4 +1,4 @@
-"""A process group that does not add in rank order, to find out whether a case detects that:
+"""A process group that adds in another order than rank order, to find out whether a case detects that. The orders:
 
     descending   ((r7 + r6) + r5) + ...
     pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds

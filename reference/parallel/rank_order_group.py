@@ -49,23 +49,19 @@ class RankOrderGroup(dist.ProcessGroup):
         self._gloo = gloo
 
     def getBackendName(self) -> str:  # the name torch calls
-        """The name in `dist.get_backend` and in error messages."""
         return "gloo"
 
     # torch 2.13 calls the "coalesced" methods for functional collectives, whatever the number of tensors; other
     # releases call other names of the same method, so each name is defined here.
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Gather each tensor of `inputs` in rank order. A tensor has the same shape on all ranks."""
         return _all_of([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Sum each tensor of `inputs` over ranks in rank order. This rank keeps its part of each sum."""
         _refuse_all_but_sum(opts)
         return _all_of([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        """Sum each tensor over ranks in rank order, in place."""
         _refuse_all_but_sum(opts)
         return _all_of([self._all_reduce(x) for x in tensors])
 
@@ -82,7 +78,6 @@ class RankOrderGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
-        """Send part i of `x` to rank i, and receive part i of `output` from it."""
         return self._all_to_all(output, x, output_splits, input_splits)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]

@@ -38,7 +38,6 @@ class ReportingGroup(dist.ProcessGroup):
         self._launched = 0
 
     def getBackendName(self) -> str:
-        """The name in `dist.get_backend` and in error messages."""
         return self.inner.name()
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:

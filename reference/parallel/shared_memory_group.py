@@ -361,7 +361,6 @@ def _host_target(output: Tensor) -> Tensor:
 
 
 def _bytes_of_parts(x: Tensor, splits: list[int], size: int) -> list[int]:
-    """Return the number of bytes of each rank's rows in `x`. Without `splits`, all ranks have equal parts."""
     if not splits:
         return [x.nbytes // size] * size
     row = x.nbytes // x.shape[0] if x.shape[0] else 0

@@ -57,9 +57,8 @@ class RuleCall:
     """A call and the rows of its arguments.
 
     - `symbol`: the size of the chunked dim.
-    - `rows`: maps each argument with rows to its rows.
-    - `permutations`: maps each known permutation to (the sort that returned it, whether it is the inverse of that
-      sort).
+    - `rows`: argument -> its `Rows`, for arguments with rows.
+    - `permutations`: permutation -> (the sort that returned it, whether it is the inverse of that sort).
     """
 
     node: Node
@@ -69,7 +68,6 @@ class RuleCall:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """All arguments by name, including defaults."""
         declared = schema_of(self.node.target).arguments
         defaults = {a.name: a.default_value for a in declared}
         return defaults | dict(zip(defaults, self.node.args, strict=False)) | self.node.kwargs
@@ -80,7 +78,6 @@ class RuleCall:
 
     @property
     def result_rank(self) -> int:
-        """The number of dims of the result. If there are several results, of the first."""
         value = self.node.meta["val"]
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 

@@ -36,7 +36,6 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """Return the `Rows` of all arguments if they are equal; otherwise None."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
@@ -262,7 +261,7 @@ def _gather(call: RuleCall) -> Answer:
 def _scatter(call: RuleCall) -> Answer:
     """Rule for a scatter: rows are mixed if it is along their dim, or if the index has no rows.
 
-    The target may have none.
+    The target need not have rows.
     """
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)

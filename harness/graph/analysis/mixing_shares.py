@@ -112,11 +112,10 @@ def whole(rows: Rows) -> Rows:
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """Return the `Rows` of a call that reads a summand, which has zeros for other ranks' rows; None if it may not read
-    one.
+    """Return the `Rows` of a call that reads a summand; None if it may not read a summand.
 
-    `rows` has the `Rows` of each argument. A sum over ranks makes the rows whole. An addition, a copy or a wait returns
-    a summand.
+    A summand has zeros for other ranks' rows. `rows` has the `Rows` of each argument. A sum over ranks makes the rows
+    whole. An addition, a copy or a wait returns a summand.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

@@ -26,10 +26,7 @@ def _is_no_call(node: Node) -> bool:
 
 
 def _call_of(node: Node) -> Node:
-    """Return the call that computed a value.
-
-    If `getitem` took the value from a tuple, this is the call that returned the tuple.
-    """
+    # `getitem` only takes a value from the tuple that a call returned.
     while node.op == "call_function" and node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node

@@ -91,7 +91,6 @@ class Compiled:
     facts: dict[str, Any]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the step, and return the graph's outputs."""
         return self.step(list(inputs))
 
 
@@ -180,7 +179,6 @@ class CompiledHalves:
 
     @property
     def facts(self) -> dict[str, object]:
-        """Facts for the report about both halves."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
         # Reports and precompiled steps state a single hash for a step.
         code = "".join(half["generated_hash"] for half in facts.values())
@@ -219,7 +217,6 @@ def _remove(folder: str, owner: int) -> None:
 
 
 def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
-    """Compile the whole graph. Returns (the compiled function, facts for the report)."""
     values = _input_values(module)
     lowered = _functional(module, values)
     with compiling(values[0].fake_mode):
@@ -267,7 +264,6 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """Return the name of the region of an attention operator or its backward; None for other nodes."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -278,12 +274,10 @@ def _attention_region(node: Node) -> str | None:
 
 
 def _flex_region(node: Node) -> str | None:
-    """Return the name of the region of a FlexAttention operator or a nested graph that it runs;
-    None for other nodes.
-    """
     if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":
+        # A nested graph belongs to the operator that runs it.
         return next((region for user in node.users if (region := _flex_region(user))), None)
     return None
 

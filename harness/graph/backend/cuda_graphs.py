@@ -67,7 +67,6 @@ class Obstacle:
 
 
 def obstacles(module: GraphModule) -> list[Obstacle]:
-    """Return an obstacle for each call that cannot be captured, in a finished graph and its nested graphs."""
     for_cuda = is_for_cuda(module)
     found = []
     # Nested graphs are submodules, so `modules` also yields them.
@@ -104,7 +103,6 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
 
 
 def _reads_a_number(node: Node) -> bool:
-    """Whether the host reads the value of a call, as for `item` or `equal`."""
     return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
 
 
@@ -114,7 +112,6 @@ def _is_mask(node: Node) -> bool:
 
 
 def _is_operator(target: Any) -> bool:
-    """Whether a call's target is an operator of torch or a function of Python's module `operator`."""
     return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
 
 

@@ -123,11 +123,8 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _selects(place: Any) -> bool:
-    """Whether indexing with `place` copies elements.
-
-    An index with a list or a tensor copies; numbers and slices make a view.
-    """
     places = place if isinstance(place, tuple) else (place,)
+    # Lists and tensors copy the elements that they select; numbers and slices make a view.
     return any(isinstance(x, (list, Tensor)) for x in places)
 
 
@@ -146,7 +143,7 @@ class _Plan:
       memory.
     - `reads_data`: True if the host reads the result, as for `item`.
 
-    The other fields are as in `Effects`, with argument names for nodes.
+    The other fields are as in `Effects`, but name the overload's arguments.
     """
 
     row: Operator
@@ -307,7 +304,7 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Add to the effects `found` of a call the messages that it exchanges with single ranks, and return the result.
+    """Return the effects `found` of a call, with the messages added that it exchanges with single ranks.
 
     `target` is the called operator, and `args` are its arguments by position.
     """

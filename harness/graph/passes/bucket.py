@@ -103,7 +103,7 @@ class _Bucket(NamedTuple):
 
 
 def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunks: bool = True) -> GraphModule:
-    """Join collectives of a block's parameters into buckets, as the top of this file explains.
+    """Join collectives of a block's parameters into buckets.
 
     - `blocks`: a pattern of modules, such as layers.*. Each match is a block.
     - `join_chunks`: True if reductions of both chunks share buckets.

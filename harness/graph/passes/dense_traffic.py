@@ -83,7 +83,6 @@ class _Plan(NamedTuple):
 
 
 def dense_traffic(module: GraphModule, context: PassContext) -> GraphModule:
-    """Move the collectives of parameters into dense regions, as the top of this file explains."""
     by_object = collectives_by_object(module.graph, context.groups)
     traffic = _Traffic(module)
     if not traffic.exchanges:
@@ -150,13 +149,16 @@ class _Traffic:
         return [x for x in (*self.gathers, *self.reductions) if self.is_beside(x)]
 
     def _launched(self, name: str) -> list[_Collective]:
-        """Return the collectives of an operator, if a single wait is their only reader."""
         launches = [x for x in self.nodes if operators.is_collective(x) and operators.operator_name(x) == name]
+        # Only collectives whose results a single wait reads.
         only_users = [(x, next(iter(x.users))) for x in launches if len(x.users) == 1]
         return [_Collective(x, user) for x, user in only_users if operators.is_wait(user)]
 
     def _find_regions(self) -> tuple[list[int], list[_Region]]:
-        """Find the dense regions (step 1). Returns (the half of each index, the regions)."""
+        """Find the dense regions (step 1 at the top of this file).
+
+        Returns the half of each node, too: see `_Region`.
+        """
         opened = {start: end for start, end in self.exchanges}
         halves, half, name = [], 0, None
         gaps: list[tuple[int, int, int]] = []
@@ -217,7 +219,7 @@ def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Nod
 
 
 def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
-    """Find the dense region for a gather (step 3). None if there is none."""
+    """Find the dense region for a gather (step 3 at the top of this file). None if there is none."""
     launch, wait = traffic.own(gather.launch), traffic.own(gather.wait)
     read = min((traffic.place[x] for x in gather.wait.users), default=wait.place)
     for region in reversed(traffic.regions):
@@ -231,7 +233,7 @@ def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
 
 
 def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
-    """Find the dense region for a reduction (step 4). None if there is none."""
+    """Find the dense region for a reduction (step 4 at the top of this file). None if there is none."""
     launch, wait = traffic.own(reduction.launch), traffic.own(reduction.wait)
     for region in traffic.regions:
         start = max(region.start, launch.place)
@@ -248,7 +250,7 @@ def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
 
 
 def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
-    """Return the new places of the nodes that move (steps 2 to 5)."""
+    """Return the new places of the nodes that move (steps 2 to 5 at the top of this file)."""
     keys: dict[Node, _Key] = {}
     gathers = {x.launch: x for x in traffic.gathers if traffic.is_beside(x)}
     reductions = {x.launch: x for x in traffic.reductions if traffic.is_beside(x)}
@@ -266,7 +268,7 @@ def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
 def _settle(
     traffic: _Traffic, keys: dict[Node, _Key], x: _Collective, plan: _Plan, neighbor: Node | None, side: int
 ) -> None:
-    """Add a plan to `keys`, as far as `neighbor` allows (step 5).
+    """Add a plan to `keys`, as far as `neighbor` allows (step 5 at the top of this file).
 
     `neighbor` is the previous (`side` 1) or next (`side` -1) launch of the same process-group object, or None. The
     order of the two launches must not change.

@@ -30,7 +30,6 @@ The operator in `_c10d_functional_autograd` is excluded, since its backward is n
 
 
 def isolate_process_groups(module: GraphModule, context: PassContext) -> GraphModule:
-    """Give expert all-to-alls their own process group, as the top of this file explains."""
     for collectives in collectives_by_object(module.graph, context.groups):
         exchanges = [node for node in collectives if node.target is ALL_TO_ALL]
         # All-to-alls that have an object to themselves need no other group.

@@ -53,7 +53,6 @@ class LiveMemory:
 
 
 def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
-    """Measure the bytes of live tensors at each call, as the top of this file explains."""
     found = live_memory(module.graph, context.chunk_symbol)
     context.facts.update(
         peak_mib=round(found.peak / MIB, 3),
@@ -66,7 +65,6 @@ def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
-    """Measure the bytes of live tensors while the graph's calls run in their order."""
     storages = _storages(graph)
     # In graph order, so that the last reader overwrites earlier ones.
     last_reader = {storage: node for node in graph.nodes for x in node.all_input_nodes for storage in storages[x]}

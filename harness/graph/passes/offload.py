@@ -43,7 +43,7 @@ from bitproof.harness.graph.origin import META_KEY, origin_of
 
 
 def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """Keep activations in host memory between forward and backward, as the top of this file explains.
+    """Keep activations in host memory between forward and backward.
 
     `blocks` is a pattern of modules, such as layers.*.
     """
@@ -114,7 +114,7 @@ def _refuse_too_deep(name: str, depth: int, starts: list[Node]) -> None:
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
-    """Return value of forward -> the last forward call that uses the value's storage.
+    """Return, for each value of forward, the last forward call that uses its storage.
 
     If no other call uses it, that is the call that computes the value.
     """

@@ -60,10 +60,7 @@ GIB = 2**30
 
 
 def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """Decide how each activation is kept for backward, as the top of this file explains.
-
-    `blocks` is a pattern of modules, such as layers.*.
-    """
+    """Decide how each activation is kept for backward. `blocks` is a pattern of modules, such as layers.*."""
     _read_sizes_in_forward(module)
     _Tagger(module, context, blocks, _listed(module, context, blocks)).tag()
     return module

@@ -179,11 +179,10 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """Return the input with a role; None if there is none, as the step does not read it."""
+        # Missing if the step does not read it, such as an unused buffer.
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """Return the output with a role. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(

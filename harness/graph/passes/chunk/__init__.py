@@ -72,7 +72,6 @@ class Pair:
 
 
 def chunk(module: GraphModule, context: PassContext) -> GraphModule:
-    """Run the forward and backward of the chosen modules in two chunks, as the top of this file explains."""
     assert context.chunking is not None
     refusals.refuse_idle_modules(context.chunking, context.module_calls)
     chunker = _Chunker(module, context)
@@ -121,10 +120,6 @@ class _Chunker:
         self._find_reductions()
 
     def run(self) -> GraphModule:
-        """Write the whole graph, and return it as a new module.
-
-        Raises ChunkError for anything that the pass refuses.
-        """
         if not any(self.roots.values()):
             raise refusals.refuse_no_match(self.chunking, self.graph.nodes)
         if missing := set(self.chunking.only) - set(self.roots.values()):

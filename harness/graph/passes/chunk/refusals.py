@@ -32,7 +32,6 @@ def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> 
 
 
 def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
-    """Return the error for a pattern that matches no module of the graph."""
     known = sorted({origin_of(node).module or "" for node in nodes} - {""})
     error = ChunkError(
         f"the chunking pattern {chunking.modules!r} matches no module of the graph",
@@ -112,7 +111,6 @@ def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> No
 
 
 def refuse_attention_over_sequence(node: Node, dim: str) -> None:
-    """Raise ChunkError for attention if the sequence would be split."""
     if dim == "seq" and operators.attends(node):
         raise ChunkError(
             f"cannot chunk attention `{node.name}` along the sequence: every position reads earlier ones",

@@ -67,7 +67,6 @@ class NodePosition(NamedTuple):
 
 
 def overlap(module: GraphModule, context: PassContext) -> GraphModule:
-    """Reorder the graph so that all-to-alls overlap with compute, as the top of this file explains."""
     nodes = list(module.graph.nodes)
     launches = [node for node in nodes if is_exchange(node)] if context.pipeline.overlap else []
     chunked = [launch for launch in launches if context.chunking and CHUNK_KEY in launch.meta]
@@ -112,7 +111,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _is_of_tensor_group(node: Node, context: PassContext) -> bool:
-    """Whether a node is a chunk's collective of a tensor group. The all-to-alls of experts are none."""
+    """Whether a node is a chunk's collective of a tensor group. All-to-alls do not count."""
     is_chunks_own = CHUNK_KEY in node.meta and operators.is_collective(node)
     return (
         context.chunking is not None
@@ -279,7 +278,8 @@ def schedule(
 def _next_hidden(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition], hidden: set[Node]
 ) -> dict[Node, int]:
-    """Return node -> position of the first launch to hide that needs the node, or the number of nodes if there is none.
+    """Return, for each node, the position of the first launch in `hidden` that needs it; the number of nodes if none
+    does.
 
     Only launches in the same part of the same region count.
     """
@@ -332,11 +332,6 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
-    """Return facts for the report: the model's file name, its machine, and the simulated times before and after the
-    pass.
-
-    Without a model, {"costs": None}.
-    """
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

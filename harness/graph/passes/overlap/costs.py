@@ -134,10 +134,6 @@ class CostModel:
 
 
 def _check_line(kind: str, line: CostLine) -> None:
-    """Raise TypeError if a field of a line is no number.
-
-    Raise ValueError if `kind` ends with a wrong number of ranks.
-    """
     _, slash, size = kind.partition("/")
     if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")
@@ -209,7 +205,6 @@ def node_costs(
 
 
 def launching(collective: NodeWork) -> NodeWork:
-    """Return the work of the call that launches a collective, until the call returns."""
     return NodeWork(f"launch {collective.kind}", collective.amount)
 
 
@@ -264,7 +259,6 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _group_size(node: Node) -> int:
-    """Return the number of ranks that a collective states; 0 if it does not state it."""
     name = operators.operator_name(node)
     if name == "all_to_all_single":
         return len(node.args[1])  # type: ignore[arg-type]
@@ -296,7 +290,6 @@ class Sizes:
         self._known |= remainder(expression(collective.meta["val"].shape[0]), self._known, sent)
 
     def number(self, size: Any) -> float:
-        """Return the number of a size. A symbol in it whose number is unknown counts as 0."""
         expr = expression(size)
         if isinstance(expr, int):
             return expr

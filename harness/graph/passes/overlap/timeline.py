@@ -50,7 +50,6 @@ class Timeline:
             self.arrival[node] = self._free[group] = start + self.costs[node].transfer
 
     def has_arrived(self, launch: Node) -> bool:
-        """Return whether a collective has arrived, so that a wait for it would return immediately."""
         return self.arrival.get(launch, 0.0) <= self.time
 
     def hidden(self, launch: Node) -> float:
@@ -109,7 +108,6 @@ class Timeline:
 
 
 def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
-    """Return the timeline after all nodes have run in the given order."""
     timeline = Timeline(costs)
     for node in nodes:
         timeline.run(node)

@@ -118,7 +118,7 @@ def _unsqueeze(call: RuleCall) -> Answer:
     return replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
 
 
-def _cut(call: RuleCall) -> Answer:
+def _slice(call: RuleCall) -> Answer:
     """Rule for a slice: rows are mixed if it takes only a part of their dim."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
@@ -140,7 +140,7 @@ def _split(call: RuleCall) -> Answer:
     return tuple(replace(rows, outer=None, inner=None, order=(*rows.order, token)) for token in tokens)
 
 
-def _take(call: RuleCall) -> Answer:
+def _select(call: RuleCall) -> Answer:
     """Rule for `select`, which removes a dim: rows are mixed if that dim holds them."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
@@ -228,7 +228,7 @@ def _normalized(call: RuleCall) -> Answer:
     return rows if rows and rows.dim < rank_of(call.first) - len(call.given["normalized_shape"]) else None
 
 
-def _of_batch(call: RuleCall) -> Answer:
+def _attention(call: RuleCall) -> Answer:
     """Rule for attention: rows are mixed unless they are in the batch or the heads."""
     rows = _common(call.rows.values())
     # Queries, keys and values have the shape (batch, heads, positions, features).
@@ -363,10 +363,10 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.PERMUTE: _permute,
     RowFlow.SQUEEZE: _squeeze,
     RowFlow.UNSQUEEZE: _unsqueeze,
-    RowFlow.CUT: _cut,
+    RowFlow.CUT: _slice,
     RowFlow.SPLIT: _split,
-    RowFlow.TAKE: _take,
-    RowFlow.EACH_TAKE: _all_results(_take),
+    RowFlow.TAKE: _select,
+    RowFlow.EACH_TAKE: _all_results(_select),
     RowFlow.JOIN: _join,
     RowFlow.STACK: _stack,
     RowFlow.REDUCE: _reduce,
@@ -391,7 +391,7 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.REDUCE_SCATTER: _reduce_scatter,
     RowFlow.SELECT: selected,
     RowFlow.COPY_INTO: copied_into,
-    RowFlow.EACH_OF_BATCH: _all_results(_of_batch),
+    RowFlow.EACH_OF_BATCH: _all_results(_attention),
 }
 
 

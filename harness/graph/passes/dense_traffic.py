@@ -88,7 +88,7 @@ def dense_traffic(module: GraphModule, context: PassContext) -> GraphModule:
     if not traffic.exchanges:
         raise _refuse_without_exchange()
     before = len(traffic.beside())
-    keys = _keys(traffic, by_object)
+    keys = _new_places(traffic, by_object)
     if keys:
         reorder(module, lambda node: keys.get(node, traffic.own(node)))
         after = collectives_by_object(module.graph, context.groups)
@@ -249,7 +249,7 @@ def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
     return None
 
 
-def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
+def _new_places(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
     """Return the new places of the nodes that move (steps 2 to 5 at the top of this file)."""
     keys: dict[Node, _Key] = {}
     gathers = {x.launch: x for x in traffic.gathers if traffic.is_beside(x)}
@@ -257,15 +257,15 @@ def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
     for launches in by_object:
         for earlier, launch in itertools.pairwise([None, *launches]):
             if launch in gathers and (plan := _plan_gather(traffic, gathers[launch])):
-                _settle(traffic, keys, gathers[launch], plan, earlier, 1)
+                _add_plan(traffic, keys, gathers[launch], plan, earlier, 1)
         # From the last to the first: a reduction may follow another that moves back.
         for later, launch in itertools.pairwise([None, *reversed(launches)]):
             if launch in reductions and (plan := _plan_reduction(traffic, reductions[launch])):
-                _settle(traffic, keys, reductions[launch], plan, later, -1)
+                _add_plan(traffic, keys, reductions[launch], plan, later, -1)
     return keys
 
 
-def _settle(
+def _add_plan(
     traffic: _Traffic, keys: dict[Node, _Key], x: _Collective, plan: _Plan, neighbor: Node | None, side: int
 ) -> None:
     """Add a plan to `keys`, as far as `neighbor` allows (step 5 at the top of this file).

@@ -82,7 +82,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     before = dependencies(module.graph)
     after = _reversed(before)
     order = schedule(nodes, before, after, find_places(nodes, context.chunking), costs, set(hidden))
-    key = _sunk(order, waits, after)
+    key = _sort_keys(order, waits, after)
     order.sort(key=key.__getitem__)
     simulated = [simulate(x, costs) for x in (nodes, order)]
     is_better = model is None or simulated[1].time < simulated[0].time
@@ -292,7 +292,7 @@ def _next_hidden(
     return found
 
 
-def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
+def _sort_keys(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
     """Return each node's sort key for step 3 at the top of this file: (index in `order`, 1).
 
     A wait has (index of its first reader, 0), and so moves directly before that reader.

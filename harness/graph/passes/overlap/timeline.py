@@ -58,7 +58,7 @@ class Timeline:
         While the rank is blocked in a wait, for this collective or another, nothing overlaps.
         """
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
-        return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
+        return transfer - (self._blocked_until(arrival) - self._blocked_until(arrival - transfer))
 
     def hidden_fraction(self, launches: Iterable[Node]) -> float:
         """Return the fraction of the collectives' transfer time that overlapped with compute; 0 without any transfer
@@ -100,7 +100,7 @@ class Timeline:
             self.blocked[launch] = self.blocked.get(launch, 0.0) + seconds
             self.time += seconds
 
-    def _stood_until(self, time: float) -> float:
+    def _blocked_until(self, time: float) -> float:
         """Return the time for which waits had blocked the rank, in total, until the earlier time `time`."""
         # `time` may be within the last wait before it: then only the part of that wait up to `time` counts.
         last = bisect.bisect_right(self._stops, time) - 1

@@ -39,7 +39,7 @@ from bitproof.harness.case import observed_modules
 from bitproof.harness.torch_distributed import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
-"""Default sizes, of which a case's options may override `dim`, `rows` and `length`.
+"""Default sizes. A case's options may override `dim`, `rows` and `length`.
 
 No number of ranks divides the size of the vocabulary, so its rows are sharded unevenly.
 """

@@ -4,7 +4,7 @@ For example, `graph_of(plain_of(module))` has the same nodes and the same genera
 code. Operators are stored as names, and looked up among torch's operators and a few Python functions. For an untrusted
 graph, state the allowed operators (`graph.backend.allowed`).
 
-Of a node's metadata, only its module, direction, source line, part of a mixture of experts and chunk are kept.
+A node keeps its module, direction, source line, part of a mixture of experts and chunk, but no other metadata.
 """
 
 from __future__ import annotations

@@ -49,9 +49,7 @@ def is_recomputed(node: Node) -> bool:
 
 
 def names_to_save(node: Node) -> tuple[str, ...]:
-    """Return the names by which `Memory.save` may choose a call: its operator's name, and "attention" if it is
-    attention.
-    """
+    """Return the names that may choose a call in `Memory.save`: its operator's name and, for attention, "attention"."""
     if node.op != "call_function":
         return ()
     return (operator_name(node), "attention") if attends(node) else (operator_name(node),)

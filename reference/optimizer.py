@@ -30,7 +30,6 @@ class ShardedAdamW:
         )
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update every parameter from its gradient, which has the same shape and is float32."""
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
         self._adamw.step()
@@ -49,7 +48,6 @@ class ShardedAdamW:
 
 
 def layers_with_experts(model: nn.Module) -> list[Any]:
-    """Return the modules of a model that have expert biases and token counts."""
     return [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
 
 

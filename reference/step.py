@@ -140,8 +140,6 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Mode in which modules do not initialize their parameters."""
-
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:

@@ -57,7 +57,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters by their momentum, which is orthogonalized for the matrices of hidden layers."""
         turn = {matrix: index for index, matrix in enumerate(self.matrices)}
         for group in self.param_groups:
             for parameter in group["params"]:

@@ -226,7 +226,6 @@ class RingLoop:
                 module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
 
     def note(self, name: str, out: Tensor) -> None:
-        """Store a module's output now, and the output's gradient when backward computes it."""
         self.shown[f"{name}@forward"] = out.detach()
         out.register_hook(lambda grad: self.shown.update({f"{name}@backward": grad.detach()}))
 

@@ -78,7 +78,7 @@ def derived_name(source: str, purpose: str) -> str:
 
 
 EXPERT_ONLY = "expert_only"
-"""The purpose of a group only for the all-to-alls of experts."""
+"""The purpose of a group that runs only the all-to-alls of experts."""
 
 GATHERS = "gathers"
-"""The purpose of a group only for all-gathers of parameters."""
+"""The purpose of a group that runs only all-gathers of parameters."""

@@ -83,7 +83,6 @@ Rule = Callable[[PassEffect], None]
 
 
 def in_order(change: PassEffect) -> None:
-    """Raise PassError unless nodes are in topological order, and of supported kinds."""
     for of, graph in change.graphs:
         verify_order(graph, of)
 

@@ -26,7 +26,7 @@ ORDERS = ("descending", "pairwise", "position")
 FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
 """For each order, the fewest ranks for which it differs from ascending order.
 
-For example, two ranks have a single order.
+For example, a sum of two ranks has a single order.
 """
 
 

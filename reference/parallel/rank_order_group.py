@@ -148,8 +148,6 @@ def _all_of(works: list[Work]) -> Work:
 
 
 class _AllOf(Work):
-    """An async handle of several collectives, which waits for all of them."""
-
     def __init__(self, works: list[Work]) -> None:
         super().__init__()
         self._works = works

@@ -89,8 +89,6 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 class _ReportedWork(Work):
-    """An async handle that reports before and after its wait."""
-
     def __init__(self, work: Work, what: str, tell: Tell) -> None:
         super().__init__()
         self._work = work

@@ -103,9 +103,9 @@ class _Follower:
         # By permutation: the sort that computed it, and whether it is that sort's inverse.
         self.permutations: dict[Node, tuple[Node, bool]] = {}
         self.given: dict[Any, dict[Node, Rows]] = {}
-        """For each call of code that declares that it keeps rows: the inputs that have rows.
+        """The inputs with rows of code that declares that it keeps rows.
 
-        The keys are `calls_of` its nodes.
+        The keys are the module calls around the code.
         """
 
     def follow(self, node: Node) -> None:

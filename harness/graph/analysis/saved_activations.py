@@ -34,7 +34,6 @@ def is_backward(node: Node) -> bool:
 
 
 def is_forward_value(node: Node) -> bool:
-    """Return whether a node is a call in the forward half that returns a tensor, a tuple or a list."""
     value = node.meta.get("val")
     is_tensors = isinstance(value, (torch.Tensor, tuple, list))
     return node.op == "call_function" and is_tensors and half_of(node) == "forward"

@@ -48,7 +48,7 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 REDUCTIONS = "reduce"
-"""The purpose of a group only for reductions of gradients."""
+"""The purpose of a group that runs only reductions of gradients."""
 
 _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
 

@@ -36,8 +36,8 @@ class Timeline:
         self.blocked: dict[Node, float] = {}
         self._free: dict[str, float] = {}
         self._stops = [0.0]
-        self._stood = [0.0]
-        """`_stops`: the times at which waits began to block. `_stood`: the total blocked time after each such wait."""
+        self._blocked_totals = [0.0]
+        """`_stops`: the times at which waits began to block. `_blocked_totals`: the total blocked time after each such wait."""
 
     def run(self, node: Node) -> None:
         """Advance the clock by a node. The nodes that it reads must have run before."""
@@ -96,7 +96,7 @@ class Timeline:
         seconds = self.arrival.get(launch, 0.0) - self.time
         if seconds > 0:
             self._stops.append(self.time)
-            self._stood.append(self._stood[-1] + seconds)
+            self._blocked_totals.append(self._blocked_totals[-1] + seconds)
             self.blocked[launch] = self.blocked.get(launch, 0.0) + seconds
             self.time += seconds
 
@@ -104,7 +104,7 @@ class Timeline:
         """Return the time for which waits had blocked the rank, in total, until the earlier time `time`."""
         # `time` may be within the last wait before it: then only the part of that wait up to `time` counts.
         last = bisect.bisect_right(self._stops, time) - 1
-        return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])
+        return min(self._blocked_totals[last], self._blocked_totals[max(last - 1, 0)] + time - self._stops[last])
 
 
 def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:

@@ -38,7 +38,7 @@ class AllToAll(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient of `rows` (sum(sent), D) from that of the received rows (sum(received), D)."""
+        """Send the gradient of the received rows back. Returns the gradient of `rows`, (sum(sent), D)."""
         return all_to_all(grad.contiguous(), ctx.sent, ctx.received, ctx.group), None, None, None
 
 

@@ -91,7 +91,7 @@ class _Kind(NamedTuple):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The metadata of the calls that are written for the bucket, without their values."""
+        """The metadata for the bucket's calls, except for their fake values."""
         origin = Origin(self.block, self.direction)
         marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk, HALF_KEY: self.half}
         return {key: mark for key, mark in marks.items() if mark is not None}

@@ -37,7 +37,7 @@ class Timeline:
         self._free: dict[str, float] = {}
         self._stops = [0.0]
         self._blocked_totals = [0.0]
-        """`_stops`: the times at which waits began to block. `_blocked_totals`: the total blocked time after each such wait."""
+        """`_stops`: the times at which waits began to block. `_blocked_totals`: the total blocked time after each."""
 
     def run(self, node: Node) -> None:
         """Advance the clock by a node. The nodes that it reads must have run before."""

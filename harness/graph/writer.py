@@ -193,9 +193,9 @@ def _without_memory(node: Node) -> Any:
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:
-    """Return a new ShapeEnv in which no data-dependent size gets the name of the chunk symbol."""
     shape_env = ShapeEnv()
-    # Symbols are numbered in order, so all up to the chunk symbol's number are used up.
+    # A data-dependent size must not get the name of the chunk symbol. Symbols are numbered in order, so all up to the
+    # chunk symbol's number are used up.
     while shape_env.create_unbacked_symint().node.expr != symbol:
         pass
     shape_env.pending_fresh_unbacked_symbols.clear()

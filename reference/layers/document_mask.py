@@ -32,7 +32,6 @@ class MaskMod:
     captured: tuple[Tensor, ...] = ()
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return whether query q of row b and head h sees key kv."""
         return self.function(b, h, q, kv, *self.captured)
 
     def from_row(self, first: int) -> MaskMod:

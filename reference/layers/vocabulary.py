@@ -37,8 +37,6 @@ class Output(nn.Linear):
 
 
 class _LossInPieces(torch.autograd.Function):
-    """Mean cross entropy over all tokens, piece by piece. Its forward computes the gradients, too."""
-
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, pieces: int) -> Tensor:
         x_PtD, labels_Pt = (x.unflatten(0, (pieces, -1)).unbind(0) for x in (x_TD, labels_T))

@@ -104,7 +104,7 @@ def _many_experts() -> DeepSeekV3Config:
 
 
 def _debugmodel() -> DeepSeekV3Config:
-    """A narrow model whose latents and heads have published sizes; softmax scores, no groups, no query latent."""
+    # Narrow, but with published sizes of latents and heads.
     return DeepSeekV3Config(
         dim=256,
         num_layers=6,
@@ -119,7 +119,7 @@ def _debugmodel() -> DeepSeekV3Config:
 
 
 def _16b() -> DeepSeekV3Config:
-    """DeepSeek-V2-Lite's published dimensions."""
+    # DeepSeek-V2-Lite.
     return DeepSeekV3Config(
         dim=2048,
         num_layers=27,
@@ -134,7 +134,7 @@ def _16b() -> DeepSeekV3Config:
 
 
 def _671b() -> DeepSeekV3Config:
-    """DeepSeek-V3's published dimensions."""
+    # DeepSeek-V3 as published.
     return DeepSeekV3Config(
         dim=7168,
         num_layers=61,

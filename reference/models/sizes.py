@@ -59,9 +59,9 @@ def resize(config: Any, model: Model) -> Any:
 
 
 def _with_heads(attention: Any, heads: int) -> Any:
-    """Set the number of query heads. Key/value heads are scaled in proportion, rounded down, but stay at least 1."""
     if not hasattr(attention, "num_kv_heads"):
         return replace(attention, num_heads=heads)
+    # Key/value heads are scaled in proportion.
     num_kv_heads = max(1, heads * attention.num_kv_heads // attention.num_heads)
     return replace(attention, num_heads=heads, num_kv_heads=num_kv_heads)
 

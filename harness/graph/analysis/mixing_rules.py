@@ -119,7 +119,6 @@ def _unsqueeze(call: RuleCall) -> Answer:
 
 
 def _slice(call: RuleCall) -> Answer:
-    """Rule for a slice: rows are mixed if it takes only a part of their dim."""
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
@@ -141,7 +140,6 @@ def _split(call: RuleCall) -> Answer:
 
 
 def _select(call: RuleCall) -> Answer:
-    """Rule for `select`, which removes a dim: rows are mixed if that dim holds them."""
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
@@ -171,7 +169,6 @@ def _stack(call: RuleCall) -> Answer:
 
 
 def _reduce(call: RuleCall) -> Answer:
-    """Rule for a sum, a mean or a maximum: rows are mixed if their dim is reduced."""
     rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:

@@ -317,7 +317,6 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
-        """Return the stream on which a call runs. `places` is a bit mask of the devices of the call's values."""
         current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
         # Launches of collectives, and waits for them, run on the current stream on every device.
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:

@@ -120,8 +120,6 @@ def _as_names(by_object: list[list[Node]]) -> set[tuple[str, ...]]:
 
 
 class _Traffic:
-    """The all-to-alls, dense regions and parameters' collectives of a graph, in its order."""
-
     def __init__(self, module: GraphModule) -> None:
         self.nodes = list(module.graph.nodes)
         self.place = {node: place for place, node in enumerate(self.nodes)}
@@ -219,8 +217,8 @@ def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Nod
 
 
 def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
-    """Find the dense region for a gather (step 3 at the top of this file). None if there is none."""
     launch, wait = traffic.own(gather.launch), traffic.own(gather.wait)
+    # Step 3 at the top of this file.
     read = min((traffic.place[x] for x in gather.wait.users), default=wait.place)
     for region in reversed(traffic.regions):
         end = min(region.end, read)
@@ -233,8 +231,8 @@ def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
 
 
 def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
-    """Find the dense region for a reduction (step 4 at the top of this file). None if there is none."""
     launch, wait = traffic.own(reduction.launch), traffic.own(reduction.wait)
+    # Step 4 at the top of this file.
     for region in traffic.regions:
         start = max(region.start, launch.place)
         is_same_half = region.half == traffic.half_of_place[launch.place]
@@ -250,7 +248,7 @@ def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
 
 
 def _new_places(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
-    """Return the new places of the nodes that move (steps 2 to 5 at the top of this file)."""
+    # Steps 2 to 5 at the top of this file.
     keys: dict[Node, _Key] = {}
     gathers = {x.launch: x for x in traffic.gathers if traffic.is_beside(x)}
     reductions = {x.launch: x for x in traffic.reductions if traffic.is_beside(x)}

@@ -67,7 +67,6 @@ def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> Gra
 
 
 def _listed(module: GraphModule, context: PassContext, blocks: str) -> set[Node] | None:
-    """Return the calls that the case's list of operators saves; None if the case has no list."""
     if context.memory.save is None:
         return None
     chosen = calls_to_save(module.graph, context.memory.save, blocks)

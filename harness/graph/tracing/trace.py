@@ -376,10 +376,6 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Raise TraceError if tracing has fixed the size of the dim `dim`.
-
-    The error names the user's line if `guards` has it.
-    """
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:
@@ -417,7 +413,6 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """Return the conditions that torch deferred until run time, if the chunk symbol is their only symbol."""
     assert shape_env is not None
     return [
         Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))

@@ -230,8 +230,8 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _end_half(self) -> None:
-        """Write chunk 1 of all values, and join the graph's outputs, before backward begins."""
         self._write_held_back()
+        # Before backward begins: other pipeline stages get forward's outputs then.
         for node in self.graph.output_node().all_input_nodes:
             if isinstance(pair := self.env.get(node), Pair):
                 self._join(node, pair)

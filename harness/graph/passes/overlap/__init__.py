@@ -111,7 +111,6 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _is_of_tensor_group(node: Node, context: PassContext) -> bool:
-    """Whether a node is a chunk's collective of a tensor group. All-to-alls do not count."""
     is_chunks_own = CHUNK_KEY in node.meta and operators.is_collective(node)
     return (
         context.chunking is not None

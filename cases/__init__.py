@@ -1,6 +1,6 @@
-"""The built-in cases by name. Each module holds a family: cases that test the same feature.
+"""The built-in cases by name. Each module has a family: cases that test the same feature.
 
-Lists and runs have the built-in cases first, then those of installed distributions.
+Lists and runs begin with the built-in cases, and continue with those of installed distributions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def collect(*families: Iterable[Case]) -> dict[str, Case]:
-    """Map names to cases, in the order of the families. Raises CaseError if two cases share a name."""
+    """Return name -> case, in the order of the families. Raises CaseError if two cases share a name."""
     by_name: dict[str, Case] = {}
     for case in (case for family in families for case in family):
         if case.name in by_name:
@@ -90,9 +90,9 @@ CASES = collect(*(family.CASES for family in FAMILIES))
 
 
 def all_cases() -> tuple[Case, ...]:
-    """Return every case: the built-in ones, then those of installed distributions (entry points `bitproof.cases`).
+    """Return every case: the built-in cases, then those of installed distributions (entry points `bitproof.cases`).
 
-    Raises UsageError for an entry point that cannot be loaded or gives no cases, and CaseError if two cases share a
+    Raises UsageError for an entry point that cannot be loaded or returns no cases, and CaseError if two cases share a
     name.
     """
     own = [_cases_of(entry) for entry in plugins.entry_points(plugins.CASES).values()]
@@ -100,8 +100,10 @@ def all_cases() -> tuple[Case, ...]:
 
 
 def _cases_of(entry: EntryPoint) -> Iterable[Case]:
-    """Load an entry point, which names a list of cases or a function that returns one. Raises UsageError if it names
-    something else."""
+    """Load an entry point, which names a list of cases or a function that returns such a list.
+
+    Raises UsageError if it names something else.
+    """
     found = plugins.load(entry)
     found = found() if callable(found) else found
     if not isinstance(found, (list, tuple)) or not all(isinstance(case, Case) for case in found):

@@ -1,7 +1,4 @@
-"""Cases with FlexAttention and a document mask.
-
-FlexAttention is a higher-order operator, so the graph of a layer contains nested graphs.
-"""
+"""Cases with FlexAttention and a document mask. Its operator runs nested graphs, which passes must handle."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ FAMILY = "attention"
 
 
 def _flex(case: Case) -> Case:
-    """Return a variant of the case with FlexAttention, in which each line of text is a document.
+    """Return a variant with FlexAttention, in which each line of text is a document.
 
-    Documents begin and end within rows: for example, a row has 9, 15 and 8 tokens of three documents.
+    Documents begin and end within rows. For example, a row has 9, 15 and 8 tokens of three documents.
     """
     batch = Batch(data="pydoc_lines")
     return variant(case, "flex", FAMILY, model=Model(attention="flex"), batch=batch)

@@ -1,7 +1,7 @@
-"""Cases that compare autoplace with eager. autoplace chooses each parameter's placement under a bound on a rank's
+"""Cases that compare autoplace with eager. autoplace chooses each parameter's placement under a limit on a rank's
 memory.
 
-Eager uses the same placements, so all bits are equal. FSDP of all parameters would exceed the bound. See
+Eager uses the same placements, so all bits are equal. FSDP of all parameters would exceed the limit. See
 docs/explanation/placement.md.
 """
 

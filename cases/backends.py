@@ -1,6 +1,6 @@
 """Cases whose graph Inductor compiles. It fuses operators and adds in another order than eager, so CLOSE is expected.
 
-Bounds are above the largest errors measured with 8 ranks on a CPU. `regional_inductor` runs on CUDA only.
+The bounds are above the largest errors that were measured with 8 ranks on a CPU. `regional_inductor` runs only on CUDA.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Cases whose step is captured as a CUDA graph: Llama 3 in chunks, and experts of fixed capacity, whole and in chunks.
+"""Cases whose step is captured as a CUDA graph: Llama 3 in chunks, and experts of fixed capacity.
 
-No size may depend on data. Without CUDA the same code runs on the CPU.
+No size may depend on data. Without CUDA, the same code runs on the CPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cases with a chunked training step: the graph pass that splits the batch must give the bits of the eager wrapper.
+"""Cases with a chunked training step. A graph that is split into chunks must have the bits of the chunked eager model.
 
 - transformer_batch: transformer blocks split along the batch
 - moe_batch: MoE blocks split along the batch
@@ -37,10 +37,10 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 
 
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
-    """Return a case derived from a case of PLAIN, with 5 steps and with `changes`.
+    """Return a case derived from a case of PLAIN, with 5 steps and with `changes`. Raises KeyError for other cases.
 
-    The name begins differently, so that `-k moe_seq` selects only moe_seq: with suffix `world2`, moe_seq becomes
-    experts_seq_world2. Raises KeyError for other cases.
+    The name begins differently, so that `-k moe_seq` selects only moe_seq. For example, with the suffix `world2`,
+    moe_seq becomes experts_seq_world2.
     """
     stem = {
         "transformer_batch": "blocks_batch",
@@ -59,7 +59,7 @@ def made_to_see(base: Case, parallelism: Parallelism) -> Case:
     - Of twelve experts, expert 1 gets no token, and some get more than 256.
     - Weights span seven powers of two.
     - The step computes in float32, so no later rounding hides a difference.
-    - The output of every module, and its gradient, are compared too.
+    - The output of every module, and its gradient, are compared, too.
     """
     return replace(
         variant(base, "sight", FAMILY),

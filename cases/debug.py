@@ -1,6 +1,6 @@
 """The three chunkings of `chunking` with DeepSeek-V3's debug model: 6 layers, 33 million parameters, realistic heads.
 
-A step is ten times as slow as with `tiny`, so there are only two.
+A step is ten times as slow as with the flavor `tiny`, so each case has only two steps.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The three chunkings of `chunking` with folded models: the tokens of all sequences are in one dim.
+"""The three chunkings of `chunking` with folded models: the tokens of all sequences are in a single dim.
 
-Both kinds of chunking split this dim: "batch" between two sequences, "seq" within a sequence.
+Both kinds of chunking split this dim: "batch" between two sequences, and "seq" within a sequence.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ FAMILY = "folded"
 
 
 def _folded(base: Case, suffix: str = "folded", sequences: int = 4) -> Case:
-    """Return a variant of the case with folded tokens, in which each line of text is a document: 4 sequences of 32
-    tokens have 8 documents or more."""
+    """Return a variant with folded tokens, in which each line of text is a document.
+
+    For example, 4 sequences of 32 tokens have 8 documents or more.
+    """
     batch = Batch(sequences=sequences, data="pydoc_lines")
     return variant(base, suffix, FAMILY, model=Model(attention="flex", folded=True), batch=batch)
 

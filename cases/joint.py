@@ -1,5 +1,4 @@
-"""Cases that compare torch's joint graph with eager. torch's partitioner divides the joint graph into forward and
-backward.
+"""Cases that compare torch's joint graph with eager. torch's partitioner divides this graph into forward and backward.
 
 FSDP is combined with tensor parallelism (Llama 3) and with expert parallelism (DeepSeek-V3).
 """

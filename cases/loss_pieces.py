@@ -1,5 +1,7 @@
-"""The three chunkings of `chunking` with the loss in pieces: projection, cross entropy and their gradients are computed
-for 16 or 32 tokens at a time."""
+"""The three chunkings of `chunking` with the loss in pieces, for 16 or 32 tokens at a time.
+
+Each piece goes through projection, cross entropy and their gradients before the next piece begins.
+"""
 
 from __future__ import annotations
 

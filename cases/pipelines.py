@@ -1,7 +1,7 @@
 """Cases with pipeline parallelism.
 
-- `pipeline_*`: the graph of a micro-batch in stages, against the eager model, whole or in torch's stages
-- `schedules_*`: torch's own schedules against each other, or against a model without a pipeline
+- `pipeline_*`: the graph of a micro-batch in stages, compared with the eager model, whole or in torch's stages.
+- `schedules_*`: torch's own schedules, compared with each other or with a model without a pipeline.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Cases that compare two forms of a step: compiled before any rank starts, and traced at the start of the run.
+"""Cases that compare a step compiled before any rank starts with the same step traced at the start of the run.
 
-The compiled step is read from a file, and must equal the traced graph.
+The compiled step is read from a file, and must have the same bits.
 """
 
 from __future__ import annotations

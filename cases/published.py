@@ -1,6 +1,6 @@
 """Cases with DeepSeek-V2-Lite in its published size: 16 billion parameters, 29 GiB of state per rank.
 
-They have chunks, or placements chosen by autoplace. `make published` does all that needs no values, on smaller
+They have chunks, or placements that autoplace chooses. `make published` runs all parts that need no values, on smaller
 machines.
 """
 

@@ -1,9 +1,9 @@
-"""Cases with regional compilation: Inductor compiles some parts of the step, the regions, and the rest runs in eager.
+"""Cases in which Inductor compiles some parts of the step, the regions, and the rest runs in eager.
 
-- SDPA: the regions are its operators. Inductor calls eager's kernels for them, so bits are equal. There are cases in
-  the graph (whole steps and chunks), and in eager, where torch.compile compiles the attention function.
-- FlexAttention: its kernels need CUDA.
-- Other modules, such as norms: their cases also run on a CPU.
+- Regions of SDPA: Inductor calls eager's kernels for them, so bits are equal. Graphs have such regions, and so has
+  eager, where torch.compile compiles the attention function.
+- Regions of FlexAttention: they need CUDA.
+- Regions of other modules, such as norms: their cases also run on a CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _BASES = (transformer_batch, moe_batch, moe_seq)
 
 
 def _regional(base: Case) -> Case:
-    """Return a variant of the case whose candidate is a graph with a region for each call of SDPA, and of its
-    backward."""
+    """Return a variant whose candidate is a graph with a region for each call of SDPA, and for each of its backward
+    calls.
+    """
     case = variant(base, "regional", FAMILY, pipeline=Pipeline(backend="regional_inductor"), **_SMALL)
     return replace(case, steps=2)
 
 
 def _in_eager(base: Case) -> Case:
-    """Return a variant of the case with an eager candidate, whose attention function torch.compile compiles."""
     case = variant(base, "eager_regional", FAMILY, **_SMALL)
     return replace(case, candidate=_EAGER, steps=2)
 

@@ -1,5 +1,6 @@
-"""Edge cases of the three chunkings of `chunking`: few ranks, few or many rows, padded shards, experts without tokens,
-other dtypes.
+"""Edge cases of the three chunkings of `chunking`.
+
+They have few ranks, few or many rows, padded shards, experts without tokens, or other dtypes.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "float32": {"precision": Precision(compute="float32")},
     "bf16_reduce": {"precision": Precision(reduce="bfloat16")},
 }
-"""The changes that make each variant. Its key is the suffix of the case's name: `world2` in blocks_batch_world2."""
+"""Suffix of a case's name -> the changes of its variants. For example, `world2` makes blocks_batch_world2."""
 
 CASES = tuple(
     variant(base, suffix, FAMILY, **changes)

@@ -1,5 +1,4 @@
-"""The cases of `tp_ep` in chunks. Each sum over tensor ranks, and each exchange of tokens between experts, runs once
-per chunk.
+"""The cases of `tp_ep` in chunks. Each sum over tensor ranks, and each exchange of tokens, runs once per chunk.
 
 The ranks that read the same text divide the tokens of each chunk.
 """

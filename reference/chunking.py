@@ -1,20 +1,18 @@
-"""The eager chunked reference: it splits a module's input in two and calls the module's own forward on each half.
-
-The graph pass must return exactly these numbers, so this code does as little as possible:
+"""Runs chosen modules of an eager model in two chunks. Graphs that are split into chunks must return the same bits.
 
 1. Split the activation along batch or sequence. Split positions and attention masks likewise.
 2. Call the module's own forward on the first half, then on the second.
 3. Concatenate the two outputs along the same dim.
 
-For example, a batch of 4 sequences becomes two calls with sequences 0, 1 and 2, 3.
+For example, a batch of 4 sequences becomes two calls, with sequences 0 and 1, and with 2 and 3.
 
-Folded activations (T, D) have the tokens of all sequences in dim 0, which both kinds of chunking split:
+Folded activations (T, D) have the tokens of all sequences in dim 0, which is split:
 
 - "batch" splits between two sequences, so that each chunk has whole documents.
 - "seq" may split within a document, but only in modules that treat each token alone.
 
-An input that cannot be split raises ChunkError. So does a chosen module that never runs, for example because the
-trainer calls only its children: otherwise the step would silently run unchunked.
+ChunkError is raised for an input that cannot be split, and for a chosen module that never runs. Without that error, the
+step would silently run without chunks.
 """
 
 # B batch, S sequence, T folded tokens, D model dim
@@ -44,12 +42,14 @@ _running_chunk: ContextVar[int | None] = ContextVar("running_chunk", default=Non
 
 
 def running_chunk() -> int | None:
-    """The index of the chunk whose forward runs now, 0 or 1; None outside chunks."""
+    """Return the index of the chunk whose forward runs now, 0 or 1; None outside chunks."""
     return _running_chunk.get()
 
 
 class ChunkedModules:
-    """Runs the modules `names` of a model in two chunks, and checks that every step runs each as often as the first."""
+    """Runs the modules `names` of a model in two chunks, and checks that every step runs each as often as the first
+    step.
+    """
 
     def __init__(
         self, model: nn.Module, chunking: Chunking, names: list[str], inspect_module: Inspect | None, folded: bool
@@ -66,7 +66,7 @@ class ChunkedModules:
             for name, module in model.named_modules()
             if name
         ]
-        """Note which modules run in the first step, so that an error can list them. `end_step` removes them."""
+        """Hooks that note which modules run in the first step, for an error to list them. `end_step` removes them."""
         for name in names:
             module = model.get_submodule(name)
             # As an attribute of the object it hides the class's `forward`. Hooks run around both chunks together.
@@ -75,7 +75,7 @@ class ChunkedModules:
                 module.forward.inspect = partial(inspect_module, name, module)
 
     def end_step(self, index: int) -> dict[str, int]:
-        """Return how often each module ran in step `index`; a run of both chunks counts once.
+        """Return module name -> how often the module ran in step `index`. A run of both chunks counts once.
 
         Raises ChunkError if a module did not run, or not as often as in the first step.
         """
@@ -141,8 +141,10 @@ _INSTANCE_NORMS = (
 
 
 def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None:
-    """Raise ChunkError if `module` has a norm that mixes the rows of a batch, or that updates running statistics: a
-    chunk has only half of the rows, and each of the two chunks would update the statistics."""
+    """Raise ChunkError if a module has a norm that mixes the rows of a batch, or that updates running statistics.
+
+    A chunk has only half of the rows, and each of the two chunks would update the statistics.
+    """
     for below, part in module.named_modules(prefix=name):
         # A batch norm mixes rows when it computes statistics: in training, or if it keeps none. An instance norm never
         # mixes rows, but may update running statistics.
@@ -162,11 +164,11 @@ def chunk_modules(
 ) -> ChunkedModules:
     """Make every module of `model` that matches `chunking.modules` run in two chunks.
 
-    - `folded`: activations are (T, D), with the tokens of all sequences in one dim.
-    - `inspect_module`: called before a module's first chunk runs, with the module's name, the module, its own forward
+    - `inspect_module`: called before a module's first chunk runs, with the module's name, the module, its own forward,
       and the arguments by name. It may raise.
+    - `folded`: True if activations are (T, D), with the tokens of all sequences in dim 0.
 
-    Raises ChunkError if no module matches, and if `chunking` would split sequences in a module that mixes positions.
+    Raises ChunkError if no module matches, or if `chunking` would split sequences in a module that mixes positions.
     """
     names = [name for name, _ in model.named_modules() if name and chunking.root_of(name) == name]
     if not names:
@@ -188,7 +190,7 @@ def chunk_modules(
 
 
 class _ChunkedForward:
-    """A module's forward, run once per chunk. Calls `on_call` with the module's name after both chunks."""
+    """A module's forward, which runs once per chunk. After both chunks, it calls `on_call` with the module's name."""
 
     def __init__(
         self, name: str, forward: Callable[..., Any], dim: str, on_call: Callable[[str], None], folded: bool
@@ -239,7 +241,6 @@ class _ChunkedForward:
             _running_chunk.reset(before)
 
     def _checked_extent(self, x: Any) -> int:
-        """The activation's size along the chunked dim. Raises ChunkError if it is odd, or if `x` is no activation."""
         if not isinstance(x, Tensor) or x.dim() != (2 if self.folded else 3) or not x.is_floating_point():
             raise ChunkError(
                 f"cannot split `{self.activation}` of {self.name}",
@@ -292,8 +293,10 @@ class _ChunkedForward:
         )
 
     def _offset_halves(self, name: str, offsets: Any, extent: int) -> tuple[Tensor, Tensor]:
-        """Split the offsets of folded tokens in two. An offset is the index of the first token of a token's document.
-        Raises ChunkError if a document has tokens in both halves."""
+        """Split the offsets of folded tokens in two. A token's offset is the index of the first token of its document.
+
+        Raises ChunkError if a document has tokens in both halves.
+        """
         if not isinstance(offsets, Tensor) or offsets.shape != (extent,) or offsets.is_floating_point():
             raise ChunkError(
                 f"cannot split attention mask `{name}` of {self.name}",
@@ -333,30 +336,30 @@ class _ChunkedForward:
 
 
 def _expected_activation(folded: bool) -> str:
-    """The input that a chunked module must take, in words for an error."""
     return "a floating-point tensor of rank " + (
         "2 (tokens, model dim)" if folded else "3 (batch, sequence, model dim)"
     )
 
 
 def _role(argument: str) -> str | None:
-    """The role of an argument by its name: "positions", "masks", or None for any other argument."""
     if argument.startswith("positions"):
         return "positions"
     return "masks" if argument.startswith("attention_mask") else None
 
 
 def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Both halves along `dim`, contiguous as the module's own input would be."""
     # Not `narrow`: its backward pads both gradients with zeros and adds them, so that -0.0 would become 0.0. The
     # backward of `split` concatenates them.
     first, second = x.split(x.shape[dim] // 2, dim)
+    # As the module's own input would be.
     return first.contiguous(), second.contiguous()
 
 
 def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
-    """The rows from `first` to `first + extent / 2` of a BlockMask for `extent` rows. Its mask_mod still reads tensors
-    of the whole batch."""
+    """Return a BlockMask for rows `first` to `first + extent / 2` of a batch with `extent` rows.
+
+    Its mask_mod still reads tensors of the whole batch.
+    """
 
     def rows(blocks: Tensor) -> Tensor:
         # A mask of batch 1 applies to every row.

@@ -1,10 +1,10 @@
-"""The eager step with only its attention compiled by torch.compile.
+"""Systems that run in eager, except that torch.compile compiles the attention.
 
-    bitproof.reference.compiled_attention:eager            like the system eager, with each layer's attention compiled
+    bitproof.reference.compiled_attention:eager            like the system eager
     bitproof.reference.compiled_attention:eager_chunked    like eager_chunked; the compiled function runs once per chunk
 
-Only `attend` is compiled: from queries, keys and values to the heads' outputs, forward and backward. Inductor calls
-SDPA's own kernels for it, so the bits equal those of eager.
+The compiled function computes the heads' outputs from queries, keys and values. Inductor calls SDPA's own kernels for
+it, so the bits equal those of eager.
 """
 
 from __future__ import annotations
@@ -26,19 +26,14 @@ SETTINGS: dict[str, str | int | bool | Callable[..., Any]] = {
     "emulate_precision_casts": True,
     "max_autotune": False,
 }
-"""Inductor's settings: no autotuning, no cache, and rounding at the same places as eager."""
+"""Inductor's settings: no autotuning, no cache, and casts at the same places as in eager."""
 
 
 def eager(case: Case, mesh: Mesh) -> Trainer:
-    """Build the eager trainer with compiled attention. Raises the errors of `compile_attention`."""
     return _make_trainer(case, mesh, chunked=False)
 
 
 def eager_chunked(case: Case, mesh: Mesh) -> Trainer:
-    """Build the eager chunked trainer with compiled attention.
-
-    Raises the errors of `compile_attention`, and CaseError for a case without chunks.
-    """
     if case.chunking is None:
         raise CaseError(f"case {case.name} runs eager_chunked but does not say how to chunk", found="chunking=None")
     return _make_trainer(case, mesh, chunked=True)
@@ -51,7 +46,9 @@ def _make_trainer(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
 
 
 def compile_attention(model: nn.Module) -> int:
-    """Make all attention layers of a model share one compiled function `attend`. Returns the number of layers.
+    """Compile `attend` for all attention layers of a model, which then share the compiled function.
+
+    Returns their number.
 
     The first call compiles it, for static sizes. Raises CaseError if no layer has a function `attend`.
     """

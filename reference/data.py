@@ -1,4 +1,4 @@
-"""Real text, as bytes: each rank reads its own documents in order and starts over at the end.
+"""Training data from real text, as bytes. Each rank reads its own documents in order, and begins again at the end.
 
 B batch, S sequence, T tokens of a step (B * S), N tokens in a rank's stream
 """
@@ -22,12 +22,14 @@ DOCUMENT_START = 256
 
 FILE_DOCUMENT_BYTES = 512
 LARGEST_TEXT = 1 << 32
-"""The largest data file in bytes. It has no document boundaries, so it is cut into pieces of FILE_DOCUMENT_BYTES."""
+"""The largest data file, in bytes. A file is cut into documents of FILE_DOCUMENT_BYTES."""
 
 
 class Step(NamedTuple):
-    """A rank's input for a step: int64 tensors of shape (B, S), or (T,) for a folded model. Each label is the next
-    token."""
+    """A rank's input for a step: int64 tensors of shape (B, S), or (T,) for a folded model.
+
+    Each label is the next token.
+    """
 
     tokens_BS: Tensor
     labels_BS: Tensor
@@ -35,14 +37,14 @@ class Step(NamedTuple):
 
 
 def text_source(data: str) -> tuple[list[bytes], str]:
-    """Return the documents that `data` names, and the text's sha256 in hexadecimal.
+    """Return the documents that `data` names, and the text's SHA-256 in hexadecimal.
 
-    - "pydoc": the documentation of the Python language, a document per topic. It changes with the Python version.
-    - "pydoc_lines": the same text with a document per non-blank line.
+    - "pydoc": the documentation of the Python language, with a document per topic. It depends on the Python version.
+    - "pydoc_lines": the same text, with a document per line that is not blank.
     - "adversarial": the result of `adversarial_documents`.
-    - Anything else is the path of a file, read as bytes. For a file named pydoc, pass ./pydoc.
+    - Any other text is the path of a file. For a file named pydoc, pass ./pydoc.
 
-    Raises UsageError when the file cannot be read.
+    Raises UsageError if the file cannot be read.
     """
     if data == ADVERSARIAL:
         documents = adversarial_documents()
@@ -68,9 +70,9 @@ def text_source(data: str) -> tuple[list[bytes], str]:
 
 
 def adversarial_documents() -> list[bytes]:
-    """Make documents of 1 to 200 bytes, most of them short, in which few bytes are frequent and most are rare.
+    """Make documents of 1 to 200 bytes, most of them short. A few bytes are frequent, and most are rare.
 
-    So an expert gets one token or hundreds. All machines get the same documents.
+    So an expert may get a single token or hundreds. All machines make the same documents.
     """
     chance = random.Random("bitproof adversarial")  # seeded by text: Python uses its sha512, not its randomized hash
 
@@ -83,13 +85,13 @@ def adversarial_documents() -> list[bytes]:
 
 
 class TextStream:
-    """A rank's tokens: documents rank, rank + world_size, ... in sequence, with a DOCUMENT_START before each document.
+    """A rank's tokens: documents rank, rank + world_size, and so on, with a DOCUMENT_START before each document.
 
-    - Step n reads the B * S tokens after those of step n - 1. At the end it begins again.
-    - Each row of a batch continues the row before.
+    - Step n reads the B * S tokens that follow those of step n - 1. At the end, the tokens begin again.
+    - Each row of a batch continues the row before it.
     - Positions start at 0 in every row. In adversarial text they start at 0 in every document.
-    - With `folded`, the rows of a batch are a single row of B * S tokens. Positions then start at 0 in every document,
-      and at every S tokens.
+    - With `folded`, the rows of a batch become a single row of B * S tokens. Positions then start at 0 in every
+      document, and after every S tokens.
 
     Raises UsageError if the rank's documents do not fill a step.
     """
@@ -132,7 +134,6 @@ class TextStream:
 
 
 def _tokens_of(documents: Sequence[bytes]) -> Tensor:
-    """The bytes of all documents as tokens, with a DOCUMENT_START before each document: int64, (N,)."""
     # A zero byte before each document makes room for its DOCUMENT_START, which is no byte.
     tokens_N = torch.frombuffer(
         bytearray(b"".join(b"\0" + document for document in documents)), dtype=torch.uint8
@@ -143,8 +144,7 @@ def _tokens_of(documents: Sequence[bytes]) -> Tensor:
 
 
 def _folded_positions(tokens_T: Tensor, seq_len: int) -> Tensor:
-    """The position of each folded token: its distance from the last DOCUMENT_START or the start of its sequence,
-    whichever is nearer. Shape (T,)."""
+    """Return the position of each folded token. It counts from the last DOCUMENT_START or start of a sequence."""
     index_T = torch.arange(len(tokens_T))
     is_first_T = (tokens_T == DOCUMENT_START) | (index_T % seq_len == 0)
     # `cummax` carries the index of the latest first token on to the tokens after it.
@@ -152,5 +152,5 @@ def _folded_positions(tokens_T: Tensor, seq_len: int) -> Tensor:
 
 
 def _positions_within(documents: Sequence[bytes]) -> Tensor:
-    """Each token's index in its own document, 0 at the document's start: int64, (N,)."""
+    # One more than the document's bytes, for its DOCUMENT_START.
     return torch.cat([torch.arange(len(document) + 1, dtype=torch.int64) for document in documents])

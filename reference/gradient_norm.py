@@ -1,4 +1,4 @@
-"""The norm of all gradients of a step, over all ranks: clipping uses it, and training loops print it."""
+"""The norm of all gradients of a step over all ranks, as training loops use it for clipping."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bitproof.reference.parallel.mesh import FSDP, TENSOR, Mesh
 
 @torch.no_grad()
 def gradient_norm(gradients: Mapping[str, Tensor], shardings: Mapping[str, Sharding], mesh: Mesh) -> Tensor:
-    """The norm of all gradients: the square root of the sum of all elements' squares, as a float32 scalar on all ranks.
+    """Return the square root of the sum of squares of all gradients, as a float32 scalar that is equal on all ranks.
 
     The sum has a fixed order. A gradient that several ranks have in full counts once.
     """

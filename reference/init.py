@@ -1,6 +1,6 @@
 """Initial values by name: every parameter has its own random stream, so the order of initialization does not matter.
 
-A rank with a shard slices the whole tensor, so values do not depend on the parameters' layout.
+A rank with a shard takes a slice of the whole tensor, so values do not depend on how parameters are sharded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from bitproof.reference.layers.rope import RotaryEmbedding
 ZERO_BUFFERS = ("expert_bias", "tokens_per_expert")
 
 EXPONENTS = 7
-"""The rows of a spread tensor are scaled by this many powers of two: from 2^-3 to 2^3."""
+"""With `spread`, the rows of a tensor are scaled by this many powers of two: from 2^-3 to 2^3."""
 
 LARGEST = 511
-"""The largest element of a spread embedding before scaling: float32 adds 64 squares of nine bits without rounding."""
+"""With `spread`, the largest element of an embedding before scaling. float32 adds 64 squares of nine bits without
+rounding.
+"""
 UNCHOSEN, TIED = 1, (3, 4)
-"""Among spread experts: the expert that no token chooses, and two with equal router weights and biases."""
+"""With `spread`, the expert that no token chooses, and two experts with equal router weights and biases."""
 RARELY = -0.6
-"""The bias of the last spread expert, which then gets few tokens."""
+"""With `spread`, the bias of the last expert, which then gets few tokens."""
 
 
 def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool = False) -> Tensor:
@@ -39,16 +41,15 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
     | `*embeddings.weight`                | uniform, standard deviation 1                     |
     | two or more dims, (..., out, in)    | uniform, standard deviation 1 / sqrt(in)          |
 
-    With `spread`, other values expose rounding errors that these hide:
+    With `spread`, other values show rounding errors that these values hide:
 
     - Rows are scaled by different powers of two, so that sums have terms of different size.
-    - Weights of norms are between 0.5 and 1.5, as multiplying by 1 would be exact.
-    - Embeddings are rows of `near_midpoints`.
-    - The biases of experts are between -0.05 and 0.05, except for two. Expert 1 is never chosen, the last expert
-      rarely.
-    - Experts 3 and 4 begin with equal scores and biases.
+    - Weights of norms are between 0.5 and 1.5, since a multiplication by 1 is exact.
+    - Embeddings are the result of `near_midpoints`.
+    - The biases of most experts are between -0.05 and 0.05. No token chooses expert 1, and few choose the last expert.
+    - At the start, experts 3 and 4 have equal scores and biases.
 
-    Raises CaseError for a name and shape that no rule covers.
+    Raises CaseError for a name and shape without a rule.
     """
     if spread:
         return _spread(name, shape, seed)
@@ -72,7 +73,6 @@ def initial_values(name: str, shape: Sequence[int], seed: int, *, spread: bool =
 
 
 def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
-    """The values of `initial_values` with `spread=True`."""
     if len(shape) == 1:
         generator = torch.Generator(device="cpu").manual_seed(stream_seed(name, seed))
         unit = torch.rand(*shape, generator=generator, dtype=torch.float32, device="cpu").sub_(0.5)
@@ -123,9 +123,8 @@ def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
 
 
 def _spread_bias(unit_E: Tensor) -> Tensor:
-    """Turn draws between -0.5 and 0.5 into expert biases between -0.05 and 0.05.
-
-    With enough experts, no token chooses one of them, few tokens choose the last, and two have equal biases.
+    """Turn draws between -0.5 and 0.5 into expert biases between -0.05 and 0.05, with the exceptions of
+    `initial_values`.
     """
     bias_E = unit_E.mul_(0.1)
     if len(bias_E) > max(TIED) + 1:
@@ -137,14 +136,17 @@ def _spread_bias(unit_E: Tensor) -> Tensor:
 
 @torch.no_grad()
 def spread_biases(module: nn.Module, seed: int) -> None:
-    """Write the initial values with `spread=True` into all buffers `expert_bias`, which every rank has whole."""
+    """Write the initial values with `spread=True` into all buffers `expert_bias`.
+
+    Every rank has these buffers whole.
+    """
     for name, buffer in module.named_buffers():
         if name.endswith("expert_bias") and not buffer.is_meta:
             buffer.copy_(initial_values(name, tuple(buffer.shape), seed, spread=True))
 
 
 def stream_seed(name: str, seed: int) -> int:
-    """The seed of a tensor's random stream: the first 64 bits of blake2b over seed and name."""
+    """Return the seed of a tensor's random stream: the first 64 bits of blake2b over seed and name."""
     digest = hashlib.blake2b(f"{seed}\0{name}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
@@ -153,7 +155,7 @@ def stream_seed(name: str, seed: int) -> int:
 def initialize(module: nn.Module, seed: int, prefix: str = "") -> None:
     """Write initial values into all parameters and buffers of an unsharded module, on any device.
 
-    `prefix` is the module's own name with a trailing dot, when it is part of a larger module.
+    `prefix` is the module's own name with a trailing dot, if it is part of a larger module.
     """
     for name, parameter in module.named_parameters():
         parameter.copy_(initial_values(prefix + name, parameter.shape, seed))
@@ -162,7 +164,10 @@ def initialize(module: nn.Module, seed: int, prefix: str = "") -> None:
 
 @torch.no_grad()
 def initialize_buffers(module: nn.Module) -> None:
-    """Zero the expert buffers and write the rotary tables, which are uninitialized after `to_empty`."""
+    """Zero the experts' buffers, and write the tables of rotary embeddings.
+
+    After `to_empty`, both are uninitialized.
+    """
     for part in module.modules():
         if isinstance(part, RotaryEmbedding):
             part.reset_tables()

@@ -17,8 +17,7 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 
 class Activations:
-    """The modules of a model that match a case's patterns for observed activations. Raises CaseError for a pattern that
-    matches no module."""
+    """The modules of a model that a case observes. Raises CaseError for a pattern that matches no module."""
 
     def __init__(self, model: nn.Module, patterns: Sequence[str]) -> None:
         names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
@@ -26,10 +25,9 @@ class Activations:
 
     @contextmanager
     def shown_to(self, observe: Observe) -> Iterator[None]:
-        """Context in which `observe` is called with each activation, and with its gradient, as soon as it is computed.
+        """Context in which `observe` gets each activation and its gradient, as soon as they are computed.
 
-        An activation that requires no gradient has none to observe. The hooks only read; the computation stays the
-        same.
+        An activation that requires no gradient has none. The hooks only read, so the computation stays the same.
         """
         calls: Counter[tuple[str, int | None]] = Counter()
         hooks = [module.register_forward_hook(_hook(name, calls, observe)) for name, module in self._modules.items()]

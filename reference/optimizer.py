@@ -1,4 +1,4 @@
-"""The step's last part: expert biases move toward balance, then AdamW updates this rank's shards."""
+"""The last part of a step: experts are balanced, and AdamW updates this rank's shards."""
 
 # E experts, M MoE layers
 
@@ -16,7 +16,7 @@ from bitproof.reference.parallel.mesh import FSDP
 
 
 class ShardedAdamW:
-    """torch's AdamW over this rank's float32 shards; it is elementwise, so sharding changes no bit."""
+    """torch's AdamW on this rank's float32 shards. It computes elementwise, so sharding changes no bit."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], settings: AdamW) -> None:
         self._parameters = dict(parameters)
@@ -30,27 +30,24 @@ class ShardedAdamW:
         )
 
     def step(self, gradients: Mapping[str, Tensor]) -> None:
-        """Update every parameter from its gradient (same shape, float32)."""
         for name, parameter in self._parameters.items():
             parameter.grad = gradients[name]
         self._adamw.step()
         self._adamw.zero_grad()
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield moments and step counts with their names, `<parameter>.<state>`."""
+        """Yield (name, value) for moments and step counts. The name is `<parameter>.<state>`."""
         for name, parameter in self._parameters.items():
             for state, value in self._adamw.state[parameter].items():
                 yield f"{name}.{state}", value
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Load moments and step counts, by the names of `state`."""
         for name, value in state.items():
             parameter, _, key = name.rpartition(".")
             self._adamw.state[self._parameters[parameter]][key] = value
 
 
 def layers_with_experts(model: nn.Module) -> list[Any]:
-    """The modules of a model that have expert biases and token counts."""
     return [m for m in model.modules() if hasattr(m, "tokens_per_expert") and hasattr(m, "expert_bias")]
 
 
@@ -58,7 +55,7 @@ def layers_with_experts(model: nn.Module) -> list[Any]:
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    An expert with fewer tokens than the mean over all experts gains `rate`, an expert with more loses it
+    An expert with fewer tokens than the mean over all experts gains `rate`, and an expert with more loses it
     (https://arxiv.org/abs/2408.15664).
     """
     if not layers:

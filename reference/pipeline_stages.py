@@ -1,7 +1,7 @@
 """Runs an eager model in pipeline stages, by torch.distributed.pipelining.
 
-A rank keeps the layers of its own stages, under their names in the whole model. For each micro-batch a stage computes
-the same values as the whole model would. Each parameter's gradients are reduced over ranks, then added in the order of
+A rank keeps the layers of its own stages, under their names in the whole model. For each micro-batch, a stage computes
+the same values as the whole model. Each parameter's gradients are reduced over ranks, and then added in the order of
 micro-batches.
 
 B batch of a micro-batch, S sequence, D model dim, V vocabulary
@@ -24,12 +24,15 @@ from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 
 
 def stages_of(case: Case, mesh: Mesh) -> range:
-    """The indices of this rank's stages. With 2 pipeline ranks and 4 stages, the second rank has stages 1 and 3."""
+    """Return the indices of this rank's stages.
+
+    For example, of 4 stages on 2 ranks, the second rank has stages 1 and 3.
+    """
     return range(mesh.coordinate(PIPELINE), case.stages, case.parallelism.pp)
 
 
 def stage_of(name: str, num_layers: int, num_stages: int) -> int:
-    """The index of the stage that has a decoder's module or parameter `name`."""
+    """Return the index of the stage with the module or parameter `name` of a decoder."""
     root, _, below = name.partition(".")
     if root == "layers":
         return stage_of_layer(int(below.partition(".")[0]), num_layers, num_stages)
@@ -37,10 +40,10 @@ def stage_of(name: str, num_layers: int, num_stages: int) -> int:
 
 
 def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
-    """Remove from a model, in place, all modules that do not belong to the given stages.
+    """Remove from a model, in place, all modules that are not in the stages `kept`.
 
-    The first stage has the embeddings, the last the final norm and the projection. Raises CaseError for too many
-    stages.
+    The first stage has the embeddings, the last the final norm and the projection. Raises CaseError if there are more
+    stages than layers.
     """
     if num_stages > model.num_layers:
         raise CaseError(
@@ -62,10 +65,9 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """The modules of one stage. Its forward takes tokens in the first stage, else the previous stage's activation, and
-    returns logits in the last stage, else an activation.
+    """The modules of a pipeline stage, which `keep_stages` has left in the model.
 
-    The modules are those that `keep_stages` left in the model.
+    The first stage takes tokens, and the last returns logits. Other inputs and outputs are activations.
     """
 
     def __init__(self, model: Any, stage: int, num_stages: int) -> None:
@@ -80,7 +82,7 @@ class StageModule(nn.Module):
         self.output = model.output if is_last else None
 
     def forward(self, x: Tensor, positions_BS: Tensor) -> Tensor:
-        """Map tokens_BS (first stage) or x_BSD to logits_BSV (last stage) or x_BSD."""
+        # `x` has tokens (B, S) in the first stage, and otherwise an activation (B, S, D).
         x_BSD = x if self.embeddings is None else self.embeddings(x)
         for block in self.blocks:
             x_BSD = block(x_BSD, positions_BS, None)
@@ -106,7 +108,6 @@ class StagedGradients:
         compute = getattr(torch, case.precision.compute)
 
         def example(stage: int) -> Tensor:
-            """The input of a stage, as an empty tensor on the meta device."""
             if stage == 0:
                 return torch.empty(rows, case.batch.seq_len, dtype=torch.int64, device="meta")
             # The last stage's output is described as the input of a stage behind it: logits.
@@ -135,7 +136,10 @@ class StagedGradients:
             self._schedule = schedules[case.schedule.order](*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return this rank's mean loss (None except in the last stage), and the gradients of its shards by name."""
+        """Return this rank's mean loss, and parameter name -> gradient.
+
+        The loss is None except on the last stage's rank.
+        """
         self._losses.clear()
         # torch expects tokens only on the rank of the first stage, and labels only on that of the last.
         tokens = (inputs.tokens_BS,) if 0 in self._own else ()
@@ -148,7 +152,6 @@ class StagedGradients:
         return mean_of_losses(self._losses) if self._losses else None, gradients
 
     def _loss(self, logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
-        """The loss times its weight in the step."""
         # torch starts backward from a gradient of 1, so the weight is put into the loss.
         loss = cross_entropy(logits_BSV, labels_BS)
         self._losses.append(loss.detach())
@@ -156,7 +159,7 @@ class StagedGradients:
 
 
 def mean_of_losses(losses: Sequence[Tensor]) -> Tensor:
-    """The mean of the micro-batches' losses, added in order."""
+    # Added in the order of micro-batches.
     total = losses[0]
     for loss in losses[1:]:
         total = total + loss
@@ -164,5 +167,4 @@ def mean_of_losses(losses: Sequence[Tensor]) -> Tensor:
 
 
 def micro_batches_of(inputs: StepInputs, number: int) -> list[StepInputs]:
-    """Split a step's input into equal parts of consecutive rows."""
     return [StepInputs(*parts) for parts in zip(*(x.chunk(number) for x in inputs), strict=True)]

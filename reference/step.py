@@ -1,7 +1,7 @@
 """An eager training step: loss and gradients, then the balancing of experts, then the optimizer.
 
-`Trainer` owns a rank's shards, optimizer and data. The computation of loss and gradients can be replaced, for example
-by a compiled graph.
+`Trainer` has a rank's shards, optimizer and data. Another system may replace its computation of loss and gradients, for
+example by a compiled graph.
 """
 
 from __future__ import annotations
@@ -40,13 +40,16 @@ Observe = Callable[[Kind, str, Tensor], None]
 
 
 GradientFunction = Callable[[StepInputs], tuple[Tensor | None, dict[str, Tensor]]]
-"""Returns the loss, None on a rank without the last stage, and gradients."""
+"""Computes (loss, gradients by name) from a rank's input.
+
+The loss is None on a rank without the last pipeline stage.
+"""
 WrapGradients = Callable[[GradientFunction], GradientFunction]
 ShownTo = Callable[[Observe], AbstractContextManager[None]]
 
 
 def mean_loss(model: nn.Module, form: Model, inputs: StepInputs) -> Tensor:
-    """Run the model on this rank's input, with the attention mask that the case needs, and return the mean loss.
+    """Run the model on this rank's input, with the attention mask that `form` needs, and return the mean loss.
 
     `form` is the case's description of the model. Eager runs this function, and graphs trace it.
     """
@@ -69,10 +72,10 @@ def loss_and_gradients(
     gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return this rank's mean loss (float32, scalar), and the gradients of its shards by parameter name.
+    """Return this rank's mean loss (float32, scalar), and parameter name -> gradient of this rank's shard.
 
-    - `parameters`: the model's, by name. Passing them saves a walk over all modules.
     - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D ranks.
+    - `parameters`: the model's parameters by name, if the caller has them: that saves a walk over all modules.
     """
     parameters = dict(model.named_parameters()) if parameters is None else parameters
     loss = mean_loss(model, form, inputs)
@@ -84,12 +87,12 @@ def loss_and_gradients(
 def build_sharded_model(
     case: Case, mesh: Mesh, device: torch.device, stages: Sequence[int] | None = None, *, shares: bool = False
 ) -> nn.Module:
-    """Build this rank's part of the case's model: sharded parameters, local experts, initial buffers.
+    """Build this rank's part of the case's model, with its initial values.
 
-    - `stages`: only the modules of these pipeline stages are kept.
-    - `shares`: the case's shared modules use the same parameters, not a copy each.
+    - `stages`: the pipeline stages whose modules are kept; None for the whole model.
+    - `shares`: True if the case's shared modules use the same parameters. Otherwise each has a copy.
 
-    Raises CaseError if the case's placements are not solved yet, and for sizes that the ranks cannot divide.
+    Raises CaseError if autoplace has not yet chosen the placements, and for sizes that the ranks cannot divide.
     """
     with torch.device(device):
         model: Any = build_model(case.model)
@@ -137,8 +140,6 @@ def build_sharded_model(
 
 
 class _NoInitialValues(TorchFunctionMode):
-    """Mode in which modules do not initialize their parameters."""
-
     def __torch_function__(
         self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -150,8 +151,10 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def recorded_a_step(case: Case) -> dict[Kind, int]:
-    """The number of records of each kind that all ranks together make in a step of a built-in system; activations are
-    not counted."""
+    """Return kind -> number of records that all ranks together make in a step of a built-in system.
+
+    Activations are not counted.
+    """
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
     state = model.state_dict()
@@ -166,19 +169,19 @@ def recorded_a_step(case: Case) -> dict[Kind, int]:
 
 
 class Trainer:
-    """A rank of a training run. `step` computes a step, observes its values and updates the parameters.
+    """A rank of a training run. `step` computes a training step, and passes these values to `observe`, in this order:
 
-    Values are observed in this order, under the names documented at `Observe`:
+    1. If the case observes activations: each activation, as soon as it is computed.
+    2. The loss.
+    3. Every local gradient, and, if the case asks for it, the norm of all gradients.
+    4. Every buffer that training changes, as `<name>@before_optimizer`.
+    5. After the update: every local parameter, the optimizer's state, and the buffers again, as
+       `<name>@after_optimizer`.
 
-    1. activations, in the order of their computation, if the case asks for them
-    2. the loss
-    3. every local gradient, and their norm, if the case asks for it
-    4. buffers `<name>@before_optimizer`
-    5. after the update: every local parameter, optimizer state, and buffers `<name>@after_optimizer`
+    With `is_whole`, a rank has the whole model, even if the case has pipeline stages.
     """
 
     def __init__(self, case: Case, mesh: Mesh, device: torch.device, *, is_whole: bool = False) -> None:
-        """With `is_whole` a rank has the whole model, even if the case has pipeline stages."""
         self.case = case
         self.mesh = mesh
         self.device = device
@@ -202,15 +205,17 @@ class Trainer:
         self.graph: Any = None  # the graph that `gradients` runs, if any
         self.chunks: ChunkedModules | None = None  # the modules that eager runs in chunks
         self.chunked: dict[str, int] | None = None
-        """How often a step runs each module in chunks; None before the first step and without such modules."""
+        """Module name -> how often a step runs it in chunks.
+
+        None before the first step, and without chunked modules.
+        """
 
     @staticmethod
     def running_chunk() -> int | None:
-        """The index of the chunk whose forward runs now, 0 or 1; None outside chunks."""
         return running_chunk()
 
     def running_half(self) -> tuple[str, int] | None:
-        """Which pipeline graph runs now, as (half, micro-batch), such as ("forward", 0); None if none runs."""
+        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0). None if none runs."""
         action = getattr(self.graph, "running", None)
         return None if action is None else (action.half, action.micro_batch)
 
@@ -227,7 +232,7 @@ class Trainer:
         return mean_of_losses(losses), totals
 
     def step(self, index: int, observe: Observe) -> None:
-        """Take training step `index` (from 0), and call `observe` with every value as soon as it is computed."""
+        """Take training step `index`, counted from 0. `observe` gets every value as soon as it is computed."""
         inputs = StepInputs(*(x.to(self.device) for x in self.data.step(index)))
         with self.activations_shown_to(observe):
             loss, gradients = self.gradients(inputs)
@@ -247,7 +252,6 @@ class Trainer:
         self._observe_buffers(observe, "after_optimizer")
 
     def update(self, gradients: Mapping[str, Tensor]) -> None:
-        """Balance experts, then update every parameter from its gradient."""
         balance_experts(self.layers_with_experts, self.case.optimizer.expert_bias_lr)
         self.optimizer.step(gradients)
 
@@ -255,8 +259,10 @@ class Trainer:
         _observe_all(observe, "buffer", {f"{name}@{moment}": x for name, x in self.state_buffers.items()})
 
     def manifest(self) -> dict[str, Any]:
-        """The facts that determine this rank's numbers, apart from the case: the hash of the data and, if autoplace
-        chose the placements, the hash of the placements."""
+        """Return the hash of the data and, if autoplace chose the placements, the hash of the placements.
+
+        With the case, these facts determine this rank's numbers.
+        """
         placed = {"placement_sha256": placement_hash(self.model)} if self.case.autoplace else {}
         return {"data_sha256": self.data_sha256, **placed}
 
@@ -276,7 +282,7 @@ def make_eager(
 ) -> Trainer:
     """Make the trainer of the system `eager` or, with `chunked`, of `eager_chunked`.
 
-    - `wrap`: takes the function for loss and gradients, and returns the function to call in its place.
+    - `wrap`: takes the function that computes loss and gradients, and returns the function that replaces it.
     - `inspect_module`: as for `chunk_modules`.
     """
     trainer = Trainer(case, mesh, device)

@@ -1,7 +1,7 @@
 """Adds the gradients of a parameter that two pipeline stages share.
 
-Each stage has a copy and its own gradient. Once a step the stages exchange them, and both add the second to the first.
-So the copies stay equal.
+Each stage has a copy of the parameter, and its own gradient. Once a step, the two stages exchange their gradients and
+add them, so that the copies stay equal.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 from bitproof.reference.pipeline_stages import stage_of
 
 Join = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
-"""Takes gradients by the names of parameters; returns them with the joined gradient for each parameter that has a
-copy."""
+"""Takes parameter name -> gradient, and returns the same dict with the summed gradient for each shared parameter."""
 
 EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
 def pair_of(case: Case, name: str) -> tuple[str, str] | None:
-    """The names of a shared parameter in its two stages, the first stage's first; None if parameter `name` is not
-    shared."""
+    """Return the names of a shared parameter in its two stages, the earlier stage first.
+
+    None if `name` is not shared.
+    """
     if (schedule := case.schedule) is None:
         return None
     if schedule.tied and name in (EMBEDDINGS, PROJECTION):
@@ -41,16 +42,19 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """Map each of the `names` that is the second stage's copy of a shared parameter to the name of the first stage's
-    copy."""
+    """Find the names of later copies of shared parameters.
+
+    Returns such a name -> the name of the copy in the earlier stage.
+    """
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
-    """Let the second of a case's two shared modules use the parameters of the first, in place.
+    """Let the second of a case's two shared modules use the parameters of the first. Changes `model` in place.
 
-    Raises CaseError if a module is missing or not in the right stage, or if parameters differ in name or shape.
+    Raises CaseError if a module is missing or in the wrong stage, or if the modules' parameters differ in name or
+    shape.
     """
     if case.schedule is None or case.schedule.shared is None:
         return
@@ -80,17 +84,19 @@ def _sharing_error(case: Case, what: str, found: str) -> CaseError:
 
 
 class _Copies(NamedTuple):
-    """The names of a shared parameter in its two stages, and the pipeline coordinates of the ranks that have them."""
+    """The names of a shared parameter in its two stages, and the pipeline coordinates of the ranks
+    with these stages.
+    """
 
     names: tuple[str, str]
     coordinates: tuple[int, int]
 
 
 class JoinTied:
-    """Adds the gradients of both copies of each shared parameter. All ranks construct it together, each with the names
-    of its own parameters.
+    """Adds the gradients of both copies of each shared parameter. All ranks must construct it together.
 
-    `is_cut`: a rank has only the layers of its own stages.
+    - `names`: the names of this rank's parameters.
+    - `is_cut`: True if a rank has only the layers of its own stages.
     """
 
     def __init__(self, case: Case, mesh: Mesh, names: Iterable[str], num_layers: int, is_cut: bool) -> None:
@@ -106,7 +112,6 @@ class JoinTied:
         self._group = pipeline_group(mesh) if is_cut and is_tied else None
 
     def __call__(self, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return all gradients. That of a shared parameter is the sum over both copies."""
         found = dict(gradients)
         for copies in self._copies:
             own = {name: gradients[name] for name in copies.names if name in gradients}
@@ -118,7 +123,7 @@ class JoinTied:
         return found
 
     def _exchange(self, copies: _Copies, own: Tensor) -> tuple[Tensor, Tensor]:
-        """Exchange a shared parameter's gradient with the other stage. Returns both, the first copy's first."""
+        """Exchange a gradient with the other stage. Returns both gradients, the earlier stage's first."""
         own = own.contiguous()
         other = torch.empty_like(own)
         first, last = copies.coordinates

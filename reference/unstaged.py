@@ -1,4 +1,4 @@
-"""Runs the step of a pipeline case without stages, to compute the values that the stages must compute.
+"""Systems that run the step of a pipeline case without stages. A case compares them with the system that has stages.
 
     bitproof.reference.unstaged:eager            as eager, but each rank trains the whole model
     bitproof.reference.unstaged:eager_chunked    as eager_chunked, but each rank trains the whole model
@@ -19,8 +19,9 @@ from bitproof.reference.step import Observe, Trainer
 
 
 class Unstaged(Trainer):
-    """A trainer that runs micro-batches through the whole model, but records only the values of this rank's own
-    stages."""
+    """A trainer that runs micro-batches through the whole model, but records only the values of
+    this rank's own stages.
+    """
 
     def __init__(self, case: Case, mesh: Mesh) -> None:
         super().__init__(case, mesh, mesh.device, is_whole=True)
@@ -30,8 +31,6 @@ class Unstaged(Trainer):
         self._num_layers: int = self.model.num_layers  # type: ignore[assignment]
 
     def step(self, index: int, observe: Observe) -> None:
-        """Like `Trainer.step`, but calls `observe` only with the values of this rank's own stages."""
-
         def observe_own(kind: Kind, name: str, tensor: Tensor) -> None:
             if stage_of(name, self._num_layers, self.case.stages) in self._own:  # only the last stage records the loss
                 observe(kind, name, tensor)
@@ -40,12 +39,10 @@ class Unstaged(Trainer):
 
 
 def eager(case: Case, mesh: Mesh) -> Unstaged:
-    """Build the trainer that runs the whole model without chunks."""
     return Unstaged(case, mesh)
 
 
 def eager_chunked(case: Case, mesh: Mesh) -> Unstaged:
-    """Build the trainer that runs the whole model in chunks. Raises CaseError if the case does not say how to chunk."""
     if case.chunking is None:
         raise CaseError(
             f"case {case.name} runs eager_chunked but does not say how to chunk",

@@ -25,7 +25,7 @@ DIM = 48
 class Replica:
     """A rank's copy of the model, and its optimizer.
 
-    `backend` is that of torch.compile; None runs the model in eager.
+    `backend` is the backend of torch.compile; None runs the model in eager.
     """
 
     def __init__(self, case: Case, mesh: Mesh, backend: str | None) -> None:
@@ -60,17 +60,15 @@ class Replica:
 
 
 def eager(case: Case, mesh: Mesh) -> Replica:
-    """Return the system that runs the model without torch.compile."""
     return Replica(case, mesh, None)
 
 
 def aot_eager(case: Case, mesh: Mesh) -> Replica:
-    """Return the system whose model torch.compile captures and differentiates; its operators run in eager."""
     return Replica(case, mesh, "aot_eager")
 
 
 def inductor(case: Case, mesh: Mesh) -> Replica:
-    """Return the system whose model Inductor compiles. Raises MachineError on a CPU without a C++ compiler."""
+    # On a CPU, Inductor needs a C++ compiler.
     if mesh.device.type == "cpu" and (problem := compiler_problem()):
         raise MachineError("Inductor cannot compile for this CPU without a C++ compiler", found=problem)
     return Replica(case, mesh, "inductor")

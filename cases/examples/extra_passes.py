@@ -3,8 +3,8 @@
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:wait_late
     bitproof run -k moe_batch --extra-pass cases/examples/extra_passes.py:add_gradients_in_bfloat16
 
-The first is EQUAL, the second DIFFERENT. A pass changes a GraphModule in place or returns a new GraphModule. It need
-not import bitproof, and new nodes need no metadata.
+The first run is EQUAL, the second DIFFERENT. A pass changes a GraphModule in place or returns a new GraphModule. It
+need not import bitproof, and new nodes need no metadata.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ aten = torch.ops.aten
 
 
 def wait_late(module: GraphModule) -> None:
-    """Move each wait for a collective to just before the first reader of its result, so that other nodes run while the
-    collective is in flight."""
+    """Move each wait for a collective directly before the first reader of its result.
+
+    Other nodes then run while the collective is in flight.
+    """
     # Only the order changes, so every bit stays.
     place = {node: index for index, node in enumerate(module.graph.nodes)}
     for wait in module.graph.find_nodes(op="call_function", target=torch.ops._c10d_functional.wait_tensor.default):

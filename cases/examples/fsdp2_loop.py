@@ -7,8 +7,8 @@
     kept_gathered   parameters stay gathered from forward to backward: the same bits
     bf16_reduce     gradients are summed over ranks in bfloat16: other bits
 
-The loop is `Loop.step`. Only its lines with `yield` are for bitproof. Gradients and parameters are DTensors, and each
-rank yields its own shard.
+In `Loop.step`, only the lines with `yield` are for bitproof. Gradients and parameters are DTensors, and each rank
+yields its own shard.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * DIM, DIM, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input plus the MLP's output."""
         y: Tensor = x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
         return y
 
@@ -53,7 +52,6 @@ class LanguageModel(nn.Module):
         self.checkpointed = checkpointed
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of each next token."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
@@ -109,20 +107,16 @@ class Loop:
 
 
 def plain(case: Case, mesh: Mesh) -> Loop:
-    """Return the loop without variations."""
     return Loop(case, mesh)
 
 
 def checkpointed(case: Case, mesh: Mesh) -> Loop:
-    """Return the loop with activation checkpointing."""
     return Loop(case, mesh, checkpointed=True)
 
 
 def kept_gathered(case: Case, mesh: Mesh) -> Loop:
-    """Return the loop that gathers parameters once per step, not twice."""
     return Loop(case, mesh, reshard_after_forward=False)
 
 
 def bf16_reduce(case: Case, mesh: Mesh) -> Loop:
-    """Return the loop that sums gradients over ranks in bfloat16, which halves the bytes of backward's collectives."""
     return Loop(case, mesh, reduce=torch.bfloat16)

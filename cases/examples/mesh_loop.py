@@ -12,7 +12,8 @@
                                 different numbers of tokens, and the loss is the mean of all tokens
 
 The loss is that of the global batch, so it is the same on any number of ranks. Each rank yields its part of a tensor as
-a DTensor, whose placements state the part. For example, of 61 rows of an embedding on 2 ranks, rank 0 yields rows 0:31.
+a DTensor, whose placements state the part. For example, of 61 rows of an embedding on 2 ranks, rank 0 yields rows 0 to
+30.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from bitproof.harness.case import observed_modules
 from bitproof.harness.torch_distributed import functional_collectives
 
 VOCABULARY, DIM, HIDDEN, EXPERTS, SEQUENCES, LENGTH = 61, 24, 64, 4, 8, 12
-"""Default sizes. No number of ranks divides the vocabulary's size, so its rows are sharded unevenly.
+"""Default sizes. A case's options may override `dim`, `rows` and `length`.
 
-A case's options may set another `dim`, number of `rows`, or `length`.
+No number of ranks divides the size of the vocabulary, so its rows are sharded unevenly.
 """
 
 NOTHING = -100
@@ -57,7 +58,6 @@ class Block(nn.Module):
         self.down = nn.Linear(HIDDEN, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input plus the MLP's output."""
         y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
         return y
 
@@ -65,7 +65,7 @@ class Block(nn.Module):
 class SharedExperts(nn.Module):
     """A layer of experts that are split over ranks. Each token goes to a single expert.
 
-    `mesh` has the axes `replicas` and `ep`; without a mesh, this rank has all experts.
+    `mesh` has the axes `replicas` and `ep`. Without a mesh, this rank has all experts.
     """
 
     def __init__(self, mesh: DeviceMesh | None, dim: int) -> None:
@@ -79,7 +79,6 @@ class SharedExperts(nn.Module):
 
     @property
     def ranks(self) -> int:
-        """The number of ranks that share the experts."""
         return self.mesh["ep"].size() if self.mesh else 1
 
     @property
@@ -88,7 +87,7 @@ class SharedExperts(nn.Module):
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:
-        """Return this rank's part of the weights as a DTensor. Its placements state which experts the part holds."""
+        """Return this rank's part of the weights as a DTensor, whose placements state which experts the part has."""
         return part if self.mesh is None else DTensor.from_local(part, self.mesh, [Replicate(), Shard(0)])
 
     def forward(self, x: Tensor) -> Tensor:
@@ -121,7 +120,6 @@ class MixedModel(nn.Module):
         self.output = nn.Linear(dim, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of each next token."""
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x)
@@ -151,8 +149,10 @@ class MeshLoop:
             self.observe(case.observe, sharers)
 
     def observe(self, patterns: Sequence[str], sharers: int) -> None:
-        """Register hooks that store the outputs of the modules that match `patterns`, as DTensors sharded by rows and
-        replicated over the ranks that read the same rows."""
+        """Register hooks that store the outputs of the modules that match `patterns`, as DTensors.
+
+        They are sharded by rows, and replicated over the ranks that read the same rows.
+        """
         grid = init_device_mesh("cpu", (self.readers, sharers))
         modules = dict(_bare(self.model).named_modules())
 
@@ -163,18 +163,13 @@ class MeshLoop:
             modules[name].register_forward_hook(lambda module, args, out, name=name: keep(name, out))
 
     def batch(self) -> Tensor:
-        """Return this rank's rows of the global batch."""
         return self.rows().chunk(self.readers)[self.rank]
 
     def rows(self) -> Tensor:
-        """Draw the global batch, (rows, length + 1) tokens.
-
-        All ranks draw the same one, as their generators are equal.
-        """
+        """Draw the global batch, (rows, length + 1) tokens. All ranks draw the same, as their generators are equal."""
         return torch.randint(VOCABULARY, self.size, generator=self.data)
 
     def loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of the given rows."""
         return cross_entropy(self.model(rows[:, :-1]).flatten(0, 1), rows[:, 1:].flatten())
 
     def backward(self) -> Tensor:
@@ -190,8 +185,10 @@ class MeshLoop:
         return total / self.world
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Return the tensor to yield for this rank's part of a parameter, gradient or moment. Here it is `part` itself;
-        a subclass may return a DTensor."""
+        """Return the tensor to yield for `part`, this rank's part of a parameter, gradient or moment.
+
+        Here it is `part` itself; a subclass may return a DTensor.
+        """
         return part
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
@@ -215,7 +212,6 @@ class MeshLoop:
         self.optimizer.zero_grad()
 
     def save(self, folder: Path) -> None:
-        """Save the state from which a run resumes."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         own = {"data": self.data.get_state(), "schedule": self.schedule.state_dict()}
         dcp.save({"model": model, "optimizer": optimizer, **own}, checkpoint_id=folder)
@@ -243,7 +239,6 @@ class UnevenLoop(MeshLoop):
         return rows.masked_fill(torch.arange(rows.size(1)) > ends, NOTHING)
 
     def count(self, rows: Tensor) -> Tensor:
-        """Return the number of tokens to predict in these rows."""
         return (rows[:, 1:] != NOTHING).sum()
 
     def mean(self, rows: Tensor, tokens: Tensor) -> Tensor:
@@ -286,7 +281,7 @@ class ExpertLoop(MeshLoop):
     def backward(self) -> Tensor:
         """Compute gradients, and average them over all ranks' rows. Returns the loss of the global batch.
 
-        An expert's gradient is summed over the ranks that have the expert, any other gradient over all ranks.
+        An expert's gradient is summed over the ranks that have the expert, and any other gradient over all ranks.
         """
         total = super().backward()
         for parameter in self.model.parameters():
@@ -296,8 +291,7 @@ class ExpertLoop(MeshLoop):
         return total
 
     def shown(self, name: str, part: Tensor) -> Tensor:
-        """Return a part of the experts' weights as a DTensor, whose placements state which experts it has; any other
-        tensor unchanged."""
+        """Return a part of the experts' weights as a DTensor; any other tensor unchanged."""
         return self.experts.shown(part) if name == "blocks.1.weight" else part
 
 
@@ -310,23 +304,19 @@ def _bare(model: nn.Module) -> nn.Module:
 
 
 def ddp(case: Case, mesh: Mesh, micro: int = 1, loop: type[MeshLoop] = MeshLoop) -> MeshLoop:
-    """Return the system with the whole model on every rank: a loop of class `loop`, with `micro` micro-batches."""
     model: nn.Module = MixedModel(dim=_dim(case))
     return loop(case, mesh, DistributedDataParallel(model) if case.parallelism.world_size > 1 else model, micro=micro)
 
 
 def halves(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with the whole model on every rank, and two micro-batches per step."""
     return ddp(case, mesh, micro=2)
 
 
 def uneven(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system whose texts differ in length, with one batch per step."""
     return ddp(case, mesh, loop=UnevenLoop)
 
 
 def uneven_halves(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system whose texts differ in length, with two micro-batches per step."""
     return ddp(case, mesh, micro=2, loop=UnevenLoop)
 
 
@@ -338,20 +328,20 @@ def sharded(model: nn.Module, grid: DeviceMesh) -> nn.Module:
 
 
 def fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with parameters sharded over all ranks."""
     model = sharded(MixedModel(dim=_dim(case)), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return MeshLoop(case, mesh, model)
 
 
 def hsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with parameters sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
     return MeshLoop(case, mesh, sharded(MixedModel(dim=_dim(case)), grid))
 
 
 def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
-    """Split each block over `tp` ranks that read the same rows, and shard the model over the ranks that read different
-    rows. Returns the model."""
+    """Split each block over `tp` ranks that read the same rows. Returns the model.
+
+    The model is then sharded over the ranks that read different rows.
+    """
     tp = case.parallelism.tp
     grid = init_device_mesh("cpu", (case.parallelism.world_size // tp, tp), mesh_dim_names=("data", "tp"))
     for block in model.blocks:  # type: ignore[union-attr]
@@ -360,11 +350,8 @@ def split_and_sharded(model: nn.Module, case: Case) -> nn.Module:
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with layers split over the ranks that read the same rows, and parameters sharded over the ranks
-    that read different rows."""
     return MeshLoop(case, mesh, split_and_sharded(MixedModel(dim=_dim(case)), case), sharers=case.parallelism.tp)
 
 
 def ep(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with experts split over `ep` ranks."""
     return ExpertLoop(case, mesh)

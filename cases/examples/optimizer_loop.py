@@ -30,7 +30,9 @@ MOMENTUM, LR = 0.95, 1e-2
 
 def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
     """Return a matrix with its singular values moved close to 1, by `turns` Newton-Schulz iterations of degree five.
-    The coefficients are those of https://kellerjordan.github.io/posts/muon."""
+
+    The coefficients are those of https://kellerjordan.github.io/posts/muon.
+    """
     # So that x @ x.T has the smaller of the two dims.
     wide = matrix.T if matrix.size(0) > matrix.size(1) else matrix
     x = wide / (wide.norm() + 1e-7)
@@ -41,9 +43,10 @@ def orthogonal(matrix: Tensor, turns: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """The Muon optimizer: momentum, which is orthogonalized for the matrices of hidden layers.
+    """The Muon optimizer. It orthogonalizes the momentum of the matrices of hidden layers.
 
-    With `by_layer` ranks take turns: on two ranks, rank 0 orthogonalizes matrices 0, 2 and 4, and sends them to rank 1.
+    With `by_layer`, ranks share this work: on two ranks, rank 0 orthogonalizes matrices 0, 2 and 4, and sends them to
+    rank 1.
     """
 
     def __init__(self, model: nn.Module, lr: float, *, by_layer: bool = False) -> None:
@@ -54,7 +57,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Update all parameters by their momentum, orthogonalized for the matrices of hidden layers."""
         turn = {matrix: index for index, matrix in enumerate(self.matrices)}
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -67,7 +69,7 @@ class Muon(torch.optim.Optimizer):
                 parameter.add_(update, alpha=-group["lr"])
 
     def direction(self, update: Tensor, turn: int) -> Tensor:
-        """Return the orthogonalized `update` of the matrix with index `turn`, in the same layout as `update`."""
+        """Return the orthogonalized `update` of the matrix with index `turn`, in the layout of `update`."""
         if isinstance(update, DTensor):
             # Every rank computes the whole matrix, and keeps its own part.
             alike = [Replicate()] * update.device_mesh.ndim
@@ -90,41 +92,33 @@ def _loop(case: Case, mesh: Mesh, model: nn.Module, optimizer: torch.optim.Optim
 
 
 def adamw(case: Case, mesh: Mesh, *, foreach: bool = False, fused: bool = False) -> MeshLoop:
-    """Return the system with AdamW: on all parameters at once with `foreach`, by fused kernels with `fused`, otherwise
-    parameter by parameter."""
+    # Parameter by parameter, unless `foreach` or `fused`.
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, torch.optim.AdamW(model.parameters(), lr=LR, foreach=foreach, fused=fused))
 
 
 def adamw_foreach(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with AdamW on all parameters at once."""
     return adamw(case, mesh, foreach=True)
 
 
 def adamw_fused(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with AdamW as a fused kernel for each parameter."""
     return adamw(case, mesh, fused=True)
 
 
 def muon(case: Case, mesh: Mesh, *, by_layer: bool = False) -> MeshLoop:
-    """Return the system with Muon: every rank orthogonalizes every matrix, unless `by_layer`."""
     model = DistributedDataParallel(MixedModel())
     return _loop(case, mesh, model, Muon(model, LR, by_layer=by_layer))
 
 
 def muon_by_layer(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with Muon where each rank orthogonalizes its share of the matrices."""
     return muon(case, mesh, by_layer=True)
 
 
 def muon_fsdp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with Muon whose parameters and momentum are sharded over all ranks."""
     model = sharded(MixedModel(), init_device_mesh("cpu", (case.parallelism.world_size,)))
     return _loop(case, mesh, model, Muon(model, LR))
 
 
 def muon_fsdp_tp(case: Case, mesh: Mesh) -> MeshLoop:
-    """Return the system with Muon and blocks split over `tp` ranks; parameters and momentum are sharded over data
-    ranks."""
     model = split_and_sharded(MixedModel(), case)
     return _loop(case, mesh, model, Muon(model, LR), sharers=case.parallelism.tp)

@@ -1,4 +1,4 @@
-"""torch's pipeline schedules, and the same model without a pipeline, as systems: same text, same micro-batches.
+"""torch's pipeline schedules, and the same model without a pipeline, as systems with the same text and micro-batches.
 
     bitproof run -k schedules
 
@@ -7,8 +7,8 @@
     unstaged                                  a single rank, micro-batch after micro-batch
     whole                                     a single rank, all rows at once
 
-A layer has the same name on every rank. Its gradients are added from the first micro-batch to the last, with
-`looped_bfs` from the last to the first.
+A layer has the same name on every rank. Its gradients are added from the first micro-batch to the last; `looped_bfs`
+adds from the last to the first.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ if TYPE_CHECKING:
     from bitproof import Case, Mesh
 
 LAYERS, DIM, ROWS, PARTS = 16, 16, 8, 4
-"""Default sizes, which the case's options `layers`, `dim` and `rows` override. `PARTS` is the number of
-micro-batches."""
+"""Default sizes, which the case's options `layers`, `dim` and `rows` override. PARTS is the number of micro-batches."""
 
 
 class StagedRun:
-    """A training run on this rank: its layers, their optimizer, and the data. Every rank draws the whole batch."""
+    """A training run on this rank: its layers, their optimizer, and the data. Every rank draws the whole batch.
+
+    `numbers` are the indices of this rank's layers.
+    """
 
     def __init__(self, case: Case, numbers: list[int]) -> None:
-        """`numbers` are the indices of this rank's layers."""
         self.dim, self.rows = case.options.get("dim", DIM), case.options.get("rows", ROWS)
         # All ranks make all layers, so that a layer's initial values do not depend on its rank.
         layers = [nn.Sequential(nn.Linear(self.dim, self.dim), nn.GELU()) for _ in range(_layers(case))]
@@ -49,8 +50,10 @@ class StagedRun:
         return x, x.tanh()
 
     def watched(self, backward: Any) -> Any:
-        """Return a system, made by `bitproof.watch`, that runs this training. `backward(x, target)` must compute the
-        gradients and return the loss, or None on a rank without the loss."""
+        """Return a system that runs this training, made by `bitproof.watch`.
+
+        `backward(x, target)` must compute the gradients and return the loss, or None on a rank without the loss.
+        """
 
         def step(index: int) -> Tensor | None:
             loss: Tensor | None = backward(*self.batch())
@@ -66,7 +69,7 @@ def _layers(case: Case) -> int:
 
 
 def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
-    """Return a system that runs one of torch's schedules with `per_rank` stages on each rank.
+    """Return a system that runs a schedule of torch with `per_rank` stages on each rank.
 
     For example, with 2 stages on each of 4 ranks, rank 1 has stages 1 and 5.
     """
@@ -97,34 +100,31 @@ def made(case: Case, mesh: Mesh, schedule: Any, per_rank: int = 1) -> Any:
 
 
 def gpipe(case: Case, mesh: Mesh) -> Any:
-    """Return the system that runs all micro-batches forward, then all backward."""
     return made(case, mesh, pipelining.ScheduleGPipe)
 
 
 def one_f_one_b(case: Case, mesh: Mesh) -> Any:
-    """Return the system that runs each micro-batch backward as early as possible (1F1B)."""
+    """Runs each micro-batch backward as early as possible (1F1B)."""
     return made(case, mesh, pipelining.Schedule1F1B)
 
 
 def interleaved(case: Case, mesh: Mesh) -> Any:
-    """Return the system that runs 1F1B with two stages on each rank."""
     return made(case, mesh, pipelining.ScheduleInterleaved1F1B, per_rank=2)
 
 
 def looped_bfs(case: Case, mesh: Mesh) -> Any:
-    """Return the system that runs all micro-batches forward through one stage after another, then all of them backward,
-    from the last micro-batch to the first."""
+    """Runs all micro-batches forward through one stage after another, and then backward, from the last to the first."""
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
 
 
 def zero_bubble(case: Case, mesh: Mesh) -> Any:
-    """Return the system that computes gradients of weights apart from those of activations, at times when a rank would
-    otherwise wait."""
+    """Computes gradients of weights at times when a rank would otherwise wait, and separately from those of
+    activations.
+    """
     return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
 
 
 def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
-    """Return the system with all layers on a single rank, which runs `parts` micro-batches one after another."""
     run = StagedRun(case, [*range(_layers(case))])
 
     def backward(x: Tensor, target: Tensor) -> Tensor:
@@ -145,5 +145,4 @@ def unstaged(case: Case, mesh: Mesh, parts: int = PARTS) -> Any:
 
 
 def whole(case: Case, mesh: Mesh) -> Any:
-    """Return the system with all layers on a single rank, without micro-batches."""
     return unstaged(case, mesh, parts=1)

@@ -5,7 +5,7 @@
 - Each rank draws its own dropout, if the case's options request it. A buffer depends on the text.
 - Each step first yields the parameters and moments with which it begins.
 - torch.distributed.checkpoint saves the state. The random generator of each rank has its own name, such as generator.3.
-  Under a common name every rank would load that of rank 0.
+  With a common name, every rank would load the generator of rank 0.
 """
 
 from __future__ import annotations
@@ -35,8 +35,10 @@ from bitproof.builtin_cases.examples.mesh_loop import (
 
 
 class ForgetfulModel(MixedModel):
-    """MixedModel with dropout: each element of an embedding is zeroed with probability `share`. The buffer `text` is a
-    running mean of the tokens, by position."""
+    """MixedModel with dropout: each element of an embedding is zeroed with probability `share`.
+
+    The buffer `text` is a running mean of the tokens, by position.
+    """
 
     text: Tensor
 
@@ -48,8 +50,11 @@ class ForgetfulModel(MixedModel):
 
 
 class ResumedLoop(MeshLoop):
-    """A training run that can be saved and resumed. `own` is this rank's index among all ranks; `taken` counts the
-    steps, including those before it was resumed."""
+    """A training run that can be saved and resumed.
+
+    - `own`: this rank's index among all ranks.
+    - `taken`: the number of steps, including those before the run was resumed.
+    """
 
     def __init__(self, case: Case, mesh: Mesh, model: nn.Module, *, sharers: int = 1) -> None:
         super().__init__(case, mesh, model, sharers=sharers)
@@ -60,23 +65,21 @@ class ResumedLoop(MeshLoop):
 
     @property
     def bare(self) -> ForgetfulModel:
-        """The model without DistributedDataParallel."""
         return self.model.module if isinstance(self.model, DistributedDataParallel) else self.model  # type: ignore
 
     def batch(self) -> Tensor:
-        """Return this rank's rows of the batch. All ranks draw all rows, so the states of their generators stay
-        equal."""
+        # All ranks draw all rows, so that the states of their generators stay equal.
         rows = torch.randint(VOCABULARY, (SEQUENCES, LENGTH + 1), generator=self.data)
         # From the whole batch, so that the buffer is equal on all ranks.
         self.bare.text.lerp_(rows.float().mean(0), 0.1)
         return rows.chunk(self.readers)[self.rank]
 
     def step(self, index: int) -> Iterator[tuple[str, str, Tensor]]:
-        """Take a step. Yields these tensors in turn, as (kind, name, tensor):
+        """Take a step. Yields these values as (kind, name, tensor):
 
-        - the parameters and the optimizer's moments before the step;
-        - all that `MeshLoop.step` yields;
-        - the buffers `text` and `taken` after the step.
+        - before the step, the parameters and the optimizer's moments;
+        - the values that `MeshLoop.step` yields;
+        - after the step, the buffers `text` and `taken`.
         """
         for name, parameter in self.model.named_parameters():
             state = self.optimizer.state[parameter]
@@ -90,8 +93,7 @@ class ResumedLoop(MeshLoop):
         yield "buffer", "taken@after_optimizer", torch.tensor(self.taken)
 
     def state(self) -> dict[str, Any]:
-        """Return the state from which a run resumes. Its parameters, moments and buffers share memory with this
-        run's."""
+        """Return the state from which a run resumes. Its tensors share memory with this run's."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {
             "model": model,
@@ -103,7 +105,6 @@ class ResumedLoop(MeshLoop):
         }
 
     def save(self, folder: Path) -> None:
-        """Save the state in a folder."""
         dcp.save(self.state(), checkpoint_id=folder)
 
     def load(self, folder: Path) -> None:
@@ -125,22 +126,17 @@ def _model(case: Case) -> ForgetfulModel:
 
 
 def ddp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Return the system with the whole model on every rank."""
     return ResumedLoop(case, mesh, DistributedDataParallel(_model(case), broadcast_buffers=False))
 
 
 def fsdp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Return the system with parameters sharded over all ranks."""
     return ResumedLoop(case, mesh, sharded(_model(case), init_device_mesh("cpu", (case.parallelism.world_size,))))
 
 
 def hsdp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Return the system with parameters sharded over half of the ranks, and replicated twice."""
     grid = init_device_mesh("cpu", (2, case.parallelism.world_size // 2), mesh_dim_names=("replicas", "shards"))
     return ResumedLoop(case, mesh, sharded(_model(case), grid))
 
 
 def fsdp_tp(case: Case, mesh: Mesh) -> ResumedLoop:
-    """Return the system with layers split over the ranks that read the same rows, and parameters sharded over the ranks
-    that read different rows."""
     return ResumedLoop(case, mesh, split_and_sharded(_model(case), case), sharers=case.parallelism.tp)

@@ -1,4 +1,4 @@
-"""Attention over a sequence that is split over several ranks, against a whole sequence, as systems.
+"""Attention over a sequence that is split over several ranks, compared with a whole sequence, as systems.
 
     bitproof run -k context_parallel
 
@@ -10,8 +10,8 @@ Every sum has a fixed order:
 
 - Forward: a rank uses its own part of keys and values first, then the previous rank's, and so on. For example, rank 2
   of 4 uses parts 2, 1, 0; the causal mask excludes part 3.
-- A part's result is merged into the running result. The weights are computed from the scores' maximum and sum of
-  exponentials, which each part has by itself.
+- A part's result is merged into the running result. The weights of the two follow from the scores' sums of
+  exponentials.
 - Backward: each part visits the ranks in ascending order, beginning with its own, and its gradients are added in that
   order. Then an all-reduce sums the gradient of each parameter.
 """
@@ -39,15 +39,19 @@ Parts = tuple[Tensor, ...]
 
 @dataclass
 class SequenceRing:
-    """The `ranks` ranks that share a sequence; this process is number `rank` of them. Each has a part of equal length.
-    With `is_gathered` a rank gets all parts at once; otherwise parts are sent from rank to rank."""
+    """The ranks that share a sequence. Each has a part of equal length.
+
+    - `rank`: this process's index among them.
+    - `ranks`: their number.
+    - `is_gathered`: True if a rank gets all parts at once. Otherwise parts are sent from rank to rank.
+    """
 
     rank: int
     ranks: int
     is_gathered: bool = False
 
     def turn(self, tensors: Parts) -> Parts:
-        """Send tensors to the next rank, and return those from the previous rank."""
+        """Send tensors to the next rank, and return those of the previous rank."""
         if self.ranks == 1:
             return tensors
         found = tuple(torch.empty_like(x) for x in tensors)
@@ -59,7 +63,7 @@ class SequenceRing:
         return found
 
     def parts(self, tensors: Parts) -> Iterator[tuple[int, Parts]]:
-        """Yield each rank and its tensors, in descending order from this rank: on rank 1 of 4, ranks 1, 0, 3, 2.
+        """Yield (rank, its tensors) in descending order from this rank. On rank 1 of 4, the order is 1, 0, 3, 2.
 
         All tensors are contiguous, as rounding may depend on strides.
         """
@@ -83,7 +87,7 @@ class SequenceRing:
     def returned(self, shares: dict[int, Parts]) -> Parts:
         """Return the gradient of this rank's part of the sequence: the sum of every rank's share of it.
 
-        `shares[i]` is this rank's share for rank i. Rank 1 of 4 adds those of ranks 1, 2, 3, 0.
+        `shares[i]` is this rank's share for rank i. Rank 1 of 4 adds the shares of ranks 1, 2, 3, 0.
         """
         total = shares[self.rank]
         for turn in range(1, self.ranks):
@@ -99,21 +103,24 @@ class SequenceRing:
 
 
 def scores_of(q: Tensor, k: Tensor, owner: int, rank: int) -> Tensor:
-    """Return causal scores (.., L, L) for the queries (.., L, D) in rank `rank`'s part of the sequence and the keys in
-    rank `owner`'s part."""
+    """Return causal scores (.., L, L), for the queries of the rank `rank` and the keys of the rank `owner`.
+
+    `q` and `k` are their parts of the sequence, (.., L, D).
+    """
     scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
     own, other = (torch.arange(q.shape[-2]) + at * q.shape[-2] for at in (rank, owner))
     return scores.masked_fill(other[None, :] > own[:, None], -torch.inf)
 
 
 class RingAttention(torch.autograd.Function):
-    """Computes softmax(q kᵀ) v, one part of the keys after another. Tensors are (sequences, heads, length of a part,
-    D)."""
+    """Computes softmax(q kᵀ) v, one part of the keys after another.
+
+    Tensors are (sequences, heads, length of a part, D).
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-        """Return the output for this rank's queries. Each rank's part of the keys has a result; these are merged in
-        ring order."""
+        """Return the output for this rank's queries. The results of the parts of keys are merged in ring order."""
         out, total = torch.zeros_like(q), q.new_full((*q.shape[:-1], 1), -torch.inf)
         for owner, (k_part, v_part) in ring.parts((k, v)):
             if owner > ring.rank:
@@ -130,8 +137,11 @@ class RingAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Return the gradients of q, k and v. Keys and values go around the ring again; each rank then sends its share
-        of a part's gradients to the rank that has the part."""
+        """Return the gradients of q, k and v.
+
+        Keys and values go around the ring again. Then each rank sends its share of a part's gradients to the rank with
+        the part.
+        """
         (q, k, v, out, total), ring, grad = ctx.saved_tensors, ctx.ring, grads[0]
         # As in FlashAttention's backward: the gradient of the softmax's sum, from the output alone.
         inner = (grad * out).sum(-1, keepdim=True)
@@ -146,7 +156,6 @@ class RingAttention(torch.autograd.Function):
 
 
 def plain_attention(q: Tensor, k: Tensor, v: Tensor, ring: SequenceRing) -> Tensor:
-    """Return softmax(q kᵀ) v, computed at once on a whole sequence."""
     return scores_of(q, k, 0, 0).softmax(-1) @ v
 
 
@@ -177,7 +186,6 @@ class Attention(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input plus the attention's output."""
         y: Tensor = x + self.out(self.attend(self.qkv(self.norm(x))))
         return y
 
@@ -190,14 +198,15 @@ class Mlp(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(dim), nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input plus the MLP's output."""
         y: Tensor = x + self.down(gelu(self.up(self.norm(x))))
         return y
 
 
 class RingLoop:
-    """A training run on this rank's part of each sequence. It stores every module's output, and the output's
-    gradient."""
+    """A training run on this rank's part of each sequence.
+
+    It stores every module's output, and the output's gradient.
+    """
 
     def __init__(self, case: Case, mesh: Mesh, attend: Callable[..., Tensor], *, is_gathered: bool = False) -> None:
         size = {"dim": DIM, "rows": SEQUENCES, "length": LENGTH, **case.options}
@@ -217,13 +226,11 @@ class RingLoop:
                 module.register_forward_hook(lambda module, args, out, name=name: self.note(name, out))
 
     def note(self, name: str, out: Tensor) -> None:
-        """Store a module's output now, and the output's gradient when backward computes it."""
         self.shown[f"{name}@forward"] = out.detach()
         out.register_hook(lambda grad: self.shown.update({f"{name}@backward": grad.detach()}))
 
     def batch(self) -> Tensor:
-        """Return this rank's tokens of each sequence, and one token more as the last target. All ranks draw the whole
-        text."""
+        # All ranks draw the whole text.
         tokens = torch.randint(VOCABULARY, (self.rows, self.length + 1), generator=self.data)
         share = self.length // self.ring.ranks
         # One token more: it is the label of the part's last token.
@@ -262,15 +269,12 @@ class RingLoop:
 
 
 def whole(case: Case, mesh: Mesh) -> RingLoop:
-    """Return the system with the sequence on a single rank."""
     return RingLoop(case, mesh, plain_attention)
 
 
 def ring(case: Case, mesh: Mesh) -> RingLoop:
-    """Return the system that sends keys and values around the ring."""
     return RingLoop(case, mesh, RingAttention.apply)
 
 
 def gathered(case: Case, mesh: Mesh) -> RingLoop:
-    """Return the system that gathers keys and values at once, and uses them in ring order."""
     return RingLoop(case, mesh, RingAttention.apply, is_gathered=True)

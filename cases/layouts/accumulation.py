@@ -1,6 +1,6 @@
 """Cases that compare a step on a whole batch with a step on two micro-batches.
 
-The same terms are added in another order. So these cases are CLOSE, within a bound on the effect of the order.
+The same terms are added in another order, so these cases are CLOSE: the difference has a bound.
 """
 
 from __future__ import annotations

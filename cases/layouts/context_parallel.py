@@ -1,6 +1,7 @@
-"""Cases with context parallelism: attention over a sequence that several ranks share, against a whole sequence.
+"""Cases with context parallelism: attention over a sequence that several ranks share, compared with a whole sequence.
 
-They are CLOSE, as merged parts are added in another order. Two ways to merge the same parts are EQUAL.
+They are CLOSE, as partial results are added in another order. `ring_gathered` is EQUAL: it compares two ways to
+exchange keys and values, both with the same order of sums.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Cases whose two systems implement the same optimizer differently, and must take the same step.
 
-AdamW has three implementations. Muon has four: on whole matrices, layer by layer, sharded, and both sharded and split.
+AdamW has three implementations, and Muon has four: on whole matrices, layer by layer, sharded, and sharded with split
+layers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Cases that compare an uninterrupted run with one that saved, was killed, and resumed in new processes.
+"""Cases that compare an uninterrupted run with a run that saved, was killed, and resumed in new processes.
 
-Every bit must agree. If another layout of ranks resumes, this holds for the loaded state. Later steps are compared as
-whole tensors.
+Every bit must agree. If another layout of ranks resumes, every bit of the loaded state must agree. Its later steps are
+compared as whole tensors, joined from the ranks' parts.
 """
 
 from __future__ import annotations

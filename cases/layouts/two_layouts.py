@@ -1,10 +1,10 @@
-"""Cases that run the same training loop in two layouts of ranks: they show which differences a layout may cause.
+"""Cases that run the same training loop in two layouts of ranks, and show which differences a layout may cause.
 
 Whole tensors are compared, joined from the ranks' parts. For example, a gradient sharded over 2 ranks is compared with
-the same gradient on one rank.
+the same gradient on a single rank.
 
 - EQUAL: both layouts compute the same sums.
-- CLOSE: the sums have other orders. Bounds are measured by running the reference with its sums in other orders.
+- CLOSE: the sums have other orders. The bounds are measured by running the reference with its sums in other orders.
 """
 
 from __future__ import annotations

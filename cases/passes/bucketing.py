@@ -1,6 +1,7 @@
-"""Cases with bucketed collectives: one all-gather and one reduce-scatter per block, not per parameter.
+"""Cases with bucketed collectives: a single all-gather and reduce-scatter per block, in place of those of each
+parameter.
 
-The bits must be equal. A wrong order of sums shows only in cases whose sums are rounded. In most cases they are not: a
+The bits must be equal. A wrong order of sums shows only if the sums are rounded, and in most cases they are not. A
 bfloat16 number has 8 bits of mantissa, so a float32 sum of a few is nearly always exact. For example, 1 + 2**-7 +
 2**-10 needs 11 of 24 bits.
 """

@@ -1,7 +1,4 @@
-"""Cases whose pass reorders a chunked step: the all-to-alls of a chunk run during the other chunk's compute.
-
-The bits stay the same.
-"""
+"""Cases whose pass reorders a chunked step: the all-to-alls of a chunk run during the other chunk's compute."""
 
 from __future__ import annotations
 

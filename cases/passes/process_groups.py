@@ -1,5 +1,6 @@
-"""Cases whose pass gives the all-to-alls of experts their own process group, if other collectives use the same
-group."""
+"""Cases whose pass gives the all-to-alls of experts their own process group, if other collectives
+use the same group.
+"""
 
 from __future__ import annotations
 

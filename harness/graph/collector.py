@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 @contextmanager
 def collector_paused() -> Iterator[None]:
-    """Context in which the garbage collector is paused. Its state is restored at the end."""
     # The code in the context creates n objects that stay alive: searching them for garbage would cost time n log n.
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""The context of a pass: all that a pass reads and writes besides the graph, so that nothing is global."""
+"""The context of a pass: everything that a pass reads and writes besides the graph. Passes use no global state."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 
 @dataclass(frozen=True)
 class PassContext:
-    """The settings of a case's pipeline, and facts about its step.
+    """The settings of a case's graph pipeline, and facts about the step.
 
-    - `chunk_groups`: the names of groups whose collectives may run once per chunk, including groups that the isolation
-      passes may add.
-    - `guards`: the assumptions about sizes that the trace made.
-    - `groups`: the table of all process groups; passes may add groups.
-    - `module_calls`: for each of the model's modules, the number of its calls in the traced step.
-    - `is_joint`: whether the step was exported as a joint graph, to be partitioned.
-    - `cuts`: the division into pipeline stages; passes get a single stage's graph at a time.
-    - `facts`: a pass's JSON values for the report; the runner empties it before each pass.
+    - `chunk_groups`: names of process groups whose collectives may run once per chunk. They include the groups that
+      other passes may add for them.
+    - `guards`: the conditions on sizes that the trace assumed.
+    - `groups`: the table of all process groups, to which passes may add groups.
+    - `module_calls`: module name -> number of its calls in the traced step.
+    - `is_joint`: True if torch exported the step as a joint graph, which is then partitioned.
+    - `cuts`: the division into pipeline stages. A pass gets the graph of one stage at a time.
+    - `facts`: the pass's JSON values for the report. It is emptied before each pass.
     """
 
     chunk_symbol: ChunkSymbol

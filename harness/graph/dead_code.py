@@ -1,4 +1,4 @@
-"""Removes dead calls: calls that have no readers and no effects."""
+"""Removes calls without readers and without effects."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from bitproof.harness.graph import operators
 
 
 def drop_dead_code(module: GraphModule) -> None:
-    """Erase calls and references to nested graphs that have no readers and no effects."""
     num_nodes = len(module.graph.nodes)
     # Last first: once a reader is erased, its inputs may have no reader left.
     for node in reversed(module.graph.nodes):

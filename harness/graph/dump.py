@@ -34,9 +34,10 @@ from bitproof.harness.torch_compile import trace_artifact
 
 
 class GraphDump:
-    """Writes each graph with which it is called into `folder`. Use it in a `with` block.
+    """Each call writes a graph into `folder`. Use it in a `with` block.
 
-    The text of a graph input or output names its parameter, buffer or gradient.
+    `parameter_names` and `buffer_names` are in the order of the graph's inputs. The text shows them beside inputs and
+    gradients.
     """
 
     def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:
@@ -56,7 +57,10 @@ class GraphDump:
         self._trace.close()
 
     def __call__(self, name: str, module: GraphModule) -> None:
-        """Write the next graph, and its differences from the previous graph. `name` is the name of the last pass."""
+        """Write the next graph, and its differences from the previous graph.
+
+        `name` is the name of the pass that made it.
+        """
         # Without the empty line at the start of the first section.
         label, lines = f"{self._count:02d}-{file_name(name)}", list(self._describe(module))[1:]
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +74,6 @@ class GraphDump:
         self._label, self._lines, self._count = label, lines, self._count + 1
 
     def _describe(self, module: GraphModule) -> Iterator[str]:
-        """Yield the lines of the graph, then of the graphs nested in it. Each section starts with an empty line."""
         yield from _graph_lines(module, self._inputs, self._outputs)
         for name, nested in module.named_modules():
             if name and isinstance(nested, GraphModule):
@@ -132,7 +135,6 @@ def _value(node: Node) -> str:
 
 
 def _describe_value(value: Any) -> str:
-    """Return a value as text; for a tensor its dtype, shape, strides unless contiguous, and device unless the CPU."""
     if isinstance(value, (list, tuple)):
         return f"({', '.join(map(_describe_value, value))})"
     if not isinstance(value, torch.Tensor):
@@ -152,7 +154,6 @@ def _sizes(sizes: Sequence[Any]) -> str:
 
 
 def _is_contiguous(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
-    """Whether strides are those of a contiguous tensor of this shape."""
     # With any number for all symbols, as a stride and a size may be different expressions for the same number.
     sizes = [max(1, _any_number(size)) for size in shape]
     wanted = list(itertools.accumulate(reversed(sizes[1:]), operator.mul, initial=1))[: len(sizes)]

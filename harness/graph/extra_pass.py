@@ -1,16 +1,12 @@
-"""A user's pass: a function of the graph module, inserted anywhere in the pass list.
+"""A user's pass: a function that changes a graph, inserted anywhere in the pass list.
 
 Needs:    a function of a GraphModule, and of a PassContext if it takes two; it changes the module in
           place and returns None, or returns a new module.
 Promises: the function's changes, with metadata on every new or changed node.
 Refuses:  a function that returns something else; a call that does not run on its inputs' fake values.
 
-The function need not handle metadata:
-
-- Fake values (`val`) are computed again for each call that is new, has other arguments, or reads a value whose layout
-  changed.
-- The origin of a new node is unknown.
-- Verification checks that the result is a valid graph, as after any pass.
+The function need not set metadata. Fake values (`val`) are computed again for each call that is new, has other
+arguments, or reads a value whose layout changed. The origin of a new node is unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +37,11 @@ from bitproof.harness.user_code.user_file import run_file
 
 
 class ExtraPass:
-    """A user's function as a pass. `sha256` is the hash of the function's file; `spec` has its place in the list."""
+    """A user's function as a pass.
+
+    - `sha256`: the hash of the function's file.
+    - `spec`: the place in the pass list.
+    """
 
     def __init__(self, function: Callable[..., Any], sha256: str, spec: PassSpec) -> None:
         self.__name__ = function.__name__
@@ -52,11 +52,13 @@ class ExtraPass:
 
     @property
     def settings(self) -> dict[str, str]:
-        """Settings that determine the pass's effect."""
         return {"sha256": self.sha256}
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
-        """Run the function, then update metadata and generated code."""
+        """Run the function, and then complete the graph's metadata and code.
+
+        Raises PassError if the result is not valid.
+        """
         # As text, since the function may change nodes in place, or return a copy of the graph.
         before, marked = _calls(module), marked_nodes(module.graph)
         result = self._function(module, context) if self._takes_context else self._function(module)
@@ -76,7 +78,10 @@ class ExtraPass:
 
 
 def load_pass(spec: PassSpec) -> ExtraPass:
-    """Load the function that `spec` names. Raises UsageError if there is none; errors of its module pass through."""
+    """Load the function that `spec` names.
+
+    Raises UsageError if the module or the function does not exist. Exceptions of the user's module are not caught.
+    """
     if spec.file is not None:
         module, sha256 = run_file(spec.file)
     else:
@@ -102,9 +107,9 @@ def load_pass(spec: PassSpec) -> ExtraPass:
 
 
 def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
-    """Return the pass list with each extra pass at its place. Extra passes at the same place keep their order.
+    """Return the pass list with the extra passes inserted. Extra passes for the same place keep their order.
 
-    Raises UsageError, with the pass list, for an unknown place or a name already in use.
+    Raises UsageError if an extra pass names an unknown place, or has the name of another pass.
     """
     pass_list = list(pass_list)
     for extra in extras:
@@ -135,12 +140,14 @@ def _stands_at(run_pass: Callable[..., Any], spec: PassSpec) -> bool:
 
 
 def _calls(module: GraphModule) -> dict[str, str]:
-    """Return each node's target and arguments as text, by the node's name."""
     return {node.name: f"{node.target}{node.args}{node.kwargs}" for node in module.graph.nodes}
 
 
 def _propagate(module: GraphModule, before: dict[str, str]) -> None:
-    """Compute the fake value of every call that differs from `before` or reads a value whose layout changed."""
+    """Compute fake values of calls that differ from `before`, or that read a value whose layout changed.
+
+    `before` is the result of `_calls` before the user's pass.
+    """
     mode = _mode_of(module)
     changed: set[Node] = set()
     now = _calls(module)

@@ -1,6 +1,6 @@
-"""The graph options of a run that are not in its case: users' passes, and a folder for graphs.
+"""Options of a run about its graphs: users' passes, and a folder for dumps.
 
-Imports no torch: a wrong command line is refused before anything starts.
+This module imports no torch, so that a wrong command line is refused before anything starts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PASSES = (
     *("clean_up", "partition", "tag_memory", "offload", "rematerialize", "chunk", "isolate_process_groups"),
     *("isolate_gathers", "bucket", "overlap", "dense_traffic", "concretize_symbols", "measure_memory"),
 )
-"""The names in the pass list of `graph/pipeline`, in order; a case runs those that its settings need."""
+"""The names in the pass list of `graph/pipeline`, in order. A case runs only the passes that its settings need."""
 
 _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|after)=(?P<anchor>\w+))?")
 
@@ -31,7 +31,8 @@ _SYNTAX = re.compile(r"(?P<source>.+):(?P<function>[^\W\d]\w*)(@(?P<side>before|
 class GraphOptions:
     """Options of the command line about graphs.
 
-    `extra_passes` are texts in the form of SYNTAX; `dump_dir` is the folder to write graphs to, or None.
+    - `extra_passes`: users' passes, such as "mine.py:fuse@after=chunk".
+    - `dump_dir`: the folder for dumps of the graphs; None for no dumps.
     """
 
     extra_passes: tuple[str, ...] = ()
@@ -40,10 +41,12 @@ class GraphOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PassSpec:
-    """A user's pass: `function` of the module or file `source`, and its place in the pass list.
+    """A user's pass: the function `function` in the file or module `source`.
 
-    The pass runs before or after (`side`) the pass `anchor`. The default place is after `concretize_symbols`: every
-    size is a number there, and no backend has compiled the graph yet.
+    It runs before or after (`side`) another pass.
+
+    `anchor` is the name of that pass. By default it is `concretize_symbols`, with the side "after". Every size is then
+    a number, and no backend has compiled the graph yet.
     """
 
     source: str
@@ -58,10 +61,11 @@ class PassSpec:
 
 
 def parse_pass(text: str) -> PassSpec:
-    """Parse the value of `--extra-pass`, such as "mine.py:fuse@after=chunk".
+    """Parse the value of `--extra-pass`, such as "mine.py:fuse@after=chunk", which means: run `fuse` of mine.py after
+    `chunk`.
 
-    The value names a file or module, a function in it, and optionally its place among the passes. Raises UsageError if
-    the value has another form, or if the file cannot be read or does not define the function.
+    The part from `@` on is optional. Raises UsageError if the value has another form, or if the file cannot be read or
+    does not define the function.
     """
     match = _SYNTAX.fullmatch(text)
     if match is None:
@@ -78,7 +82,10 @@ def parse_pass(text: str) -> PassSpec:
 
 
 def check_extra_passes(texts: tuple[str, ...], case: Case) -> None:
-    """Refuse passes that could not run in this case. Raises UsageError."""
+    """Refuse users' passes that could not run in a case.
+
+    Raises UsageError for a wrong text or an unknown anchor, and CaseError if the candidate has no graph.
+    """
     specs = [parse_pass(text) for text in texts]
     # The anchor of an extra pass may be another extra pass.
     known = [*PASSES, *(spec.function for spec in specs)]

@@ -1,4 +1,4 @@
-"""Finds collectives that share a process-group object, and so run one after the other."""
+"""Finds collectives that share a process-group object, so that each of them waits for the one before it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from bitproof.harness.graph.groups import GroupTable, Partition
 
 
 def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
-    """Return the graph's collectives, in order and grouped: a list for each process-group object.
+    """Return a list of collectives for each process-group object, in the graph's order.
 
-    Raises PassError for a group missing from the table, and for an object with two rank sets.
+    Raises PassError for a group that is not in the table, and for an object with two sets of ranks.
     """
     by_object: dict[str, list[Node]] = {}
     for node in graph.nodes:
@@ -24,9 +24,9 @@ def collectives_by_object(graph: Graph, groups: GroupTable) -> list[list[Node]]:
 
 
 def move_to_own_group(nodes: list[Node], groups: GroupTable, purpose: str, *, high_priority: bool = False) -> str:
-    """Move collectives that share a process-group object to a new group over the same ranks.
+    """Move collectives to a new group over the same ranks, and return its name, which ends with `purpose`.
 
-    Returns the new group's name: `purpose` is its last part.
+    The collectives must share a process-group object.
     """
     name = groups.derive(operators.group_name(nodes[0]), purpose, high_priority=high_priority)
     for node in nodes:

@@ -1,7 +1,6 @@
-"""The passes' table of process groups: for each name, its process-group object and its ranks.
+"""The passes' table of process groups. Passes run without process groups, so they use names.
 
-Passes run without process groups. They use this table, and add to it the groups that ranks must make before they run
-the graph.
+A pass may add a group, which ranks then make before they run the graph.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ Partition = tuple[tuple[int, ...], ...]
 class Group:
     """A process group, which has one or more instances with separate ranks.
 
-    - `partition`: the ranks of each instance. For example, over 4 ranks the group `tp` of size 2 has the instances (0,
-      1) and (2, 3).
-    - `object`: the name of the process-group object. Two groups with the same object are two names of a single process
+    - `object`: a name for the process-group object. Groups with the same object are several names of a single process
       group, so their collectives wait for each other.
+    - `partition`: the ranks of each instance. For example, the group `tp` of size 2 over 4 ranks has the instances (0,
+      1) and (2, 3).
     """
 
     object: str
@@ -31,13 +30,16 @@ class Group:
 
 @dataclass
 class GroupTable:
-    """Every group by name. `derived` are the groups that passes added, in the order in which ranks must make them."""
+    """All process groups by name.
+
+    `derived` lists the groups that passes have added, in the order in which ranks make them.
+    """
 
     groups: dict[str, Group] = field(default_factory=dict)
     derived: list[str] = field(default_factory=list)
 
     def __getitem__(self, name: str) -> Group:
-        """Return the group with this name. Raises PassError if the table has none."""
+        """Return the group called `name`. Raises PassError if there is none."""
         if name not in self.groups:
             raise PassError(
                 f"the graph names an unknown process group: {name}",
@@ -48,9 +50,9 @@ class GroupTable:
         return self.groups[name]
 
     def derive(self, source: str, purpose: str, *, high_priority: bool = False) -> str:
-        """Return the name of a separate group over the ranks of `source` for a `purpose`, such as EXPERT_ONLY.
+        """Return the name of a separate group over the ranks of `source`. Adds the group to the table if it is missing.
 
-        Adds the group to the table if it is not there yet.
+        `purpose` is the last part of the name, such as EXPERT_ONLY.
         """
         name = derived_name(source, purpose)
         if name not in self.groups:
@@ -60,21 +62,23 @@ class GroupTable:
         return name
 
     def partitions(self) -> dict[str, Partition]:
-        """Return the ranks of every instance of each group, by name."""
         return {name: group.partition for name, group in self.groups.items()}
 
     def made(self) -> Mapping[str, Group]:
-        """Return the groups that ranks must make, by name, in the order in which ranks must make them."""
+        """Return name -> group for the groups that ranks must make, in the order in which they must make them."""
         return {name: self.groups[name] for name in self.derived}
 
 
 def derived_name(source: str, purpose: str) -> str:
-    """Return the name of a new group over the ranks of `source`, the same on every rank: ep.expert_only."""
+    """Return the name of a new group over the ranks of `source`, such as ep.expert_only.
+
+    It is the same on every rank.
+    """
     return f"{source}.{purpose}"
 
 
 EXPERT_ONLY = "expert_only"
-"""The purpose of a group for expert all-to-alls only."""
+"""The purpose of a group that runs only the all-to-alls of experts."""
 
 GATHERS = "gathers"
-"""The purpose of a group for parameters' all-gathers only."""
+"""The purpose of a group that runs only all-gathers of parameters."""

@@ -1,6 +1,6 @@
-"""Collectives of all ranks, computed in a single process: each value is a list with an entry per rank.
+"""Collectives of all ranks, computed in a single process. A value is a list with an entry per rank.
 
-Reductions add in the group's order, first rank first: for ranks 0 to 2, (x0 + x1) + x2.
+Reductions add in the group's order. For ranks 0 to 2, the sum is (x0 + x1) + x2.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from bitproof.harness.graph.groups import Partition
 
 
 class NotEvaluatedError(Exception):
-    """A call that cannot be computed for all ranks in one process: a random draw, an unknown collective."""
+    """A call cannot be computed for all ranks in one process, such as a random draw or an unknown collective."""
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of the collective `op`, one for each rank.
+    """Return the results of a collective, in the order of all ranks.
 
-    `arguments[rank]` has the rank's arguments: its tensor first, without the group. `partition` has the ranks of each
-    instance of the group.
+    - `op`: the operator's name, such as `_c10d_functional.all_reduce.default`.
+    - `partition`: the ranks of each instance of the group.
+    - `arguments`: for each rank, its tensor and its other arguments, without the group.
+
+    Raises NotEvaluatedError for an unknown collective.
     """
     found: list[Any] = [None] * len(arguments)
     for group in partition:
@@ -48,7 +51,7 @@ def _result_of_rank(name: str, xs: list[Tensor], rest: list[Sequence[Any]], plac
 
 
 def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
-    """Return the sum or the average of `xs`, which are added in their order; `operation` is "sum" or "avg"."""
+    """Return the sum ("sum") or average ("avg") of `xs`, which are added in their order."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
     # A copy, as a sum over a single rank would be its input itself.

@@ -1,16 +1,12 @@
-"""Activations at module boundaries of a graph: marked during the trace, recorded when the finished graph computes them.
+"""Records activations: the outputs of observed modules, and the gradients of these outputs.
 
 Needs:    a trace with a node for every marked tensor; passes that copy a node's metadata to the nodes they write.
 Promises: the graph's calls stay unchanged and in order; the added calls only read.
-Refuses:  a boundary whose chunks would have to be joined or split along a dim that it does not have.
+Refuses:  an activation whose chunks would have to be joined or split along a dim that it does not have.
 
-A boundary is an output of an observed module, or the gradient of such an output.
-
-1. During the trace, hooks mark the nodes that compute boundaries. A mark is metadata, and no pass depends on it.
-2. After all passes, each mark becomes a call of `observed` right after the marked node, or after the nodes of its
-   chunks.
-3. A value that the graph computes whole and eager computes per chunk is split. In the reverse case the chunks are
-   joined, chunk 0 first.
+1. During the trace, hooks mark the nodes that compute activations. A mark is metadata, and no pass depends on it.
+2. After all passes, a call of `observed` is added for each mark, after the marked node or the nodes of its chunks.
+3. If only eager has a value per chunk, the graph's value is split. If only the graph does, the chunks are joined.
 """
 
 from __future__ import annotations
@@ -39,11 +35,11 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A mark on a node: the node computes an output of a module, or such an output's gradient.
+    """A mark on a node, which computes an output of a module or that output's gradient.
 
-    - `boundary`: names that output or gradient.
+    - `boundary`: the name of the output or gradient.
     - `dim`: the value's chunked dim; None if no single dim is chunked.
-    - `carries`: whether the value's shape depends on the size of the chunked dim.
+    - `carries`: True if the value's shape depends on the size of the chunked dim.
     """
 
     boundary: Boundary
@@ -55,18 +51,18 @@ _observers: list[Observe] = []
 
 
 def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> None:
-    """Call the step's observer, if there is one, with an activation. Observing calls in graphs call this function.
+    """Pass an activation to the step's observer, if there is one. Graphs call this function.
 
-    `name` is the record's name. See `activation` for the other arguments.
+    `name` is the record's name. The other arguments are those of `activation`.
     """
     if _observers:
         _observers[-1]("activation", name, activation(parts, dim, piece))
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """Return the chunks `parts` of an activation, joined along `dim` with chunk 0 first.
+    """Return an activation from its chunks `parts`, which are joined along `dim`.
 
-    With `piece`, return only the first half (0) or the second half (1) of the joined tensor along `dim`.
+    With `piece`, return only the first half (0) or second half (1) along `dim`.
     """
     # These calls are not part of the step's log.
     with disable_current_modes(), torch.no_grad():
@@ -79,7 +75,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 @contextmanager
 def shown_to(observe: Observe) -> Iterator[None]:
-    """Context in which `observe` is called with each activation of a graph that runs."""
+    """Context in which `observe` gets each activation of a graph that runs."""
     _observers.append(observe)
     try:
         yield
@@ -92,9 +88,11 @@ def shown_to(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Context for a trace, in which the nodes that compute outputs of observed modules, or their gradients, are marked.
+    """Context for a trace, in which the nodes that compute activations of observed modules are marked.
 
-    `patterns` choose the observed modules; `tracer` makes the nodes; `symbol` is the chunk symbol.
+    - `patterns`: choose the observed modules.
+    - `tracer`: makes the nodes.
+    - `symbol`: the size of the chunked dim.
     """
     names = observed_modules(patterns, [name for name, _ in model.named_modules()]) if patterns else []
     calls: Counter[str] = Counter()
@@ -135,15 +133,15 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
 
 
 def hand_on_marks(node: Node, to: Node) -> None:
-    """Add the marks of `node` to those of its replacement `to`."""
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
 
 
 class Marked(NamedTuple):
-    """A marked node. `readers` maps the name of each node that reads it to the positions of these reads.
+    """A marked node and its readers.
 
-    A position is an index among all nodes that the reader reads.
+    `readers` maps the name of each reader to the positions of the marked node among the nodes that it reads. For
+    example, {"add_4": [0, 1]} if `add_4` adds the marked node to itself.
     """
 
     node: Node
@@ -151,7 +149,7 @@ class Marked(NamedTuple):
 
 
 def marked_nodes(graph: Graph) -> list[Marked]:
-    """Return all marked nodes of a graph with their readers. Call it before a user's code changes the graph."""
+    """Return all marked nodes of a graph. Call it before a user's pass changes the graph."""
     found = []
     for node in graph.nodes:
         if MARKS_KEY in node.meta:
@@ -162,10 +160,11 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """Copy the marks of each removed node to the node that its readers read instead.
+    """After a user's pass, give the marks of each removed node to the node that its readers read instead.
 
-    For example, a user's pass replaces the marked `mm_3`, which `add_4` read as its first input, by `mm_9`. Then `mm_9`
-    gets the marks, and the chunk if it has no origin. `before` is what `marked_nodes` returned before the pass.
+    `before` is the result of `marked_nodes` before the pass. For example, the pass replaces the marked `mm_3`, which
+    `add_4` reads, by `mm_9`. Then `mm_9` gets the marks of `mm_3`. If `mm_9` has no origin, it also gets the chunk of
+    `mm_3`.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
@@ -183,7 +182,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
 
 
 def _nodes_read(node: Node) -> list[Node]:
-    """Return the nodes that a node reads, in the order of its arguments, with repetitions."""
+    # Unlike `all_input_nodes`, in the order of the arguments, and with repetitions.
     found: list[Node] = []
     map_arg((node.args, node.kwargs), found.append)
     return found
@@ -193,10 +192,9 @@ def _nodes_read(node: Node) -> list[Node]:
 
 
 def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
-    """Write a call of `observed` for each marked boundary of a graph, and return the number of these calls.
+    """Add calls of `observed` to a graph for all marks, and return the number of these calls.
 
-    A boundary (an output of a module, or its gradient) in chunks may need several calls. `chunking` is None for an
-    unchunked graph. Raises PassError if chunks cannot be joined or split.
+    `chunking` is None for a graph without chunks. Raises PassError if chunks cannot be joined or split.
     """
     # A mark may be on several nodes, for example one in each chunk. Recomputed nodes repeat a value that forward has
     # already shown.
@@ -216,10 +214,7 @@ Show = tuple[str, list[Node], int | None, int | None]
 
 
 def put_in(graph: Graph, shows: Sequence[Show]) -> None:
-    """Write calls of `observed` into a graph, each after the last node that it reads and after the graph's inputs.
-
-    `shows` has the arguments of each call.
-    """
+    """Add calls of `observed` to a graph, each after the last node that it reads. `shows` has their arguments."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
@@ -232,9 +227,9 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def take_out(graph: Graph) -> list[Show]:
-    """Remove the calls of `observed` from a graph, so that code can change the other calls.
+    """Remove the calls of `observed` from a graph, so that other code may change the rest.
 
-    Returns the arguments of the removed calls, for `put_in`.
+    Returns their arguments for `put_in`.
     """
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
@@ -245,9 +240,9 @@ def take_out(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """Yield the arguments of each call of `observed` for a boundary: record's name, nodes to join, dim, half to take.
+    """Yield the arguments of each call of `observed` for a mark.
 
-    `nodes` has the marked nodes by the number of their chunk, or by None.
+    `nodes` maps the number of a chunk to its marked node. The key None stands for a node outside chunks.
     """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None

@@ -1,12 +1,12 @@
-"""Operators that copy an activation to host memory and back; one call starts a copy, and another waits for it.
+"""Operators that copy an activation to host memory and back. Each copy has two calls: one starts it, the other waits.
 
     host = offload(x)              begin to copy x
     host = wait_offload(host, x)   x may be freed after this
     y = reload(host, device)       begin to copy back, to this process's current device of that type
     y = wait_reload(y)             y may be read after this
 
-Bits, sizes and strides stay the same. On CUDA, copies run on a separate stream, through pinned memory. On the CPU the
-copies are real, too, but nothing overlaps.
+Bits, sizes and strides stay the same. On CUDA, copies run on a separate stream, through pinned memory. On a CPU the
+copies are real, but nothing overlaps.
 """
 
 from __future__ import annotations
@@ -31,31 +31,32 @@ RELOAD = torch.ops.bitproof.reload.default
 WAIT_RELOAD = torch.ops.bitproof.wait_reload.default
 
 COPIES = (OFFLOAD, RELOAD)
-"""The calls that return before their output is filled."""
+"""Operators that return before their result is filled."""
 WAITS = (WAIT_OFFLOAD, WAIT_RELOAD)
-"""The calls that wait until their first argument is filled, and return that argument."""
+"""Operators that wait until their first argument is filled, and return that argument."""
 
 
 def is_host_copy(node: Node) -> bool:
-    """Return whether a call copies a tensor to host memory, so that its result is there."""
     return node.target is OFFLOAD
 
 
 @functools.cache
 def copy_stream(device: torch.device) -> Any:
-    """Return the stream for copies from and to a device; the same for each call."""
     return torch.cuda.Stream(device)
 
 
 def empty_like(x: Tensor, device: torch.device | str, pin: bool = False) -> Tensor:
-    """Return an uninitialized tensor on `device` with the layout and dtype of `x`; with `pin`, in pinned memory."""
+    """Return an uninitialized tensor on `device` with the layout and dtype of `x`.
+
+    With `pin`, it is in pinned memory.
+    """
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device, pin_memory=pin)
 
 
 def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
-    """Copy `source` to `target`; on CUDA, only start the copy. `device` is the one that is not the host.
+    """Copy `source` to `target`: a tensor on `device` to host memory, or the reverse.
 
-    On CUDA the copy runs on the device's copy stream, after earlier work of the current stream.
+    On CUDA this only starts the copy, on the device's copy stream and after earlier work of the current stream.
     """
     if device.type != "cuda":
         target.copy_(source)
@@ -72,32 +73,30 @@ def begin_copy(source: Tensor, target: Tensor, device: torch.device) -> None:
 
 
 def end_copy(target: Tensor, device: torch.device) -> None:
-    """Let the current stream of `device` wait for the copy into `target`; the host does not wait."""
+    """Let the current stream of `device` wait for the copy into `target`. The host does not wait."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).wait_event(cast(Any, target).copied)
 
 
 def land(target: Tensor) -> None:
-    """Let the host wait until the copy into `target` is done: it could read pinned memory during a copy."""
+    """Let the host wait until the copy into `target` is done."""
+    # Without this, the host could read pinned memory during a copy.
     if (copied := getattr(target, "copied", None)) is not None:
         copied.synchronize()
 
 
 def run_offload(x: Tensor) -> Tensor:
-    """Begin to copy `x` to pinned memory of the host."""
     host = empty_like(x, "cpu", pin=x.is_cuda)
     begin_copy(x, host, x.device)
     return host
 
 
 def run_wait_offload(host: Tensor, x: Tensor) -> Tensor:
-    """Wait for a copy that `run_offload` began; `x` may be freed afterwards."""
     end_copy(host, x.device)
     return host
 
 
 def run_reload(host: Tensor, device: str) -> Tensor:
-    """Begin to copy a host tensor to a device."""
     # A graph serves all ranks, so it names only the type of a device.
     to = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
     x = empty_like(host, to)
@@ -106,7 +105,6 @@ def run_reload(host: Tensor, device: str) -> Tensor:
 
 
 def run_wait_reload(x: Tensor) -> Tensor:
-    """Wait for a copy that `run_reload` began; `x` may be read afterwards."""
     end_copy(x, x.device)
     return x
 

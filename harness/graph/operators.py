@@ -34,22 +34,22 @@ VIEWS = _targets(overloads(lambda row: row.rearranges))
 """Operators that rearrange dims and change no element."""
 
 SIZED_VIEWS = _targets(overloads(lambda row: row.rearranges if row.is_sized else None))
-"""Views whose arguments include the result's sizes."""
+"""Operators among `VIEWS` that take the result's sizes as arguments, such as `view`."""
 
 UNINITIALIZED = names_of_uninitialized(*Uninitialized)
-"""Names of operators, without overload, whose output is partly or wholly uninitialized."""
+"""Names without overload of operators whose result is at least partly uninitialized."""
 
 _FUNCTIONAL = "_c10d_functional"
 COLLECTIVE_NAMESPACES = COMMUNICATES
 
 
 def operator_name(node: Node) -> str:
-    """Return the name of the operator that a call runs, without its overload: mm for aten.mm.default."""
+    """Return the name of the operator that a call runs, without overload, such as `mm` for aten.mm.default."""
     return name_of(node.target)
 
 
 def name_of(target: Any) -> str:
-    """Return an operator's name without its overload: `mm` for aten.mm.default, `flex_attention` for FlexAttention."""
+    """Return an operator's name without overload, such as `mm` for aten.mm.default."""
     packet = getattr(target, "overloadpacket", target)
     name = getattr(packet, "__name__", None)
     return str(packet) if name is None else name
@@ -65,9 +65,9 @@ def row_of(target: Any) -> Operator:
 
 
 def nested_call(node: Node) -> tuple[GraphModule, list[Any]] | None:
-    """Return the graph that a higher-order call runs, and the operands for the graph's placeholders, in order.
+    """Return (the nested graph that a call runs, the operands for its inputs).
 
-    None for any other call, and for a call that runs several graphs or passes operands in another way.
+    Returns None if the call runs no nested graph or several, or passes the operands in another form, such as lists.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and graph_of(x) is not None]
     # Operands before the graph would have no place among its placeholders.
@@ -97,9 +97,9 @@ def graph_of(node: Node) -> GraphModule | None:
 
 
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
-    """Return the operator that a call runs, and the operator's arguments by position.
+    """Return (the operator that a call runs, its arguments by position).
 
-    For a call of `with_effects`, these are the operator that it wraps, and the wrapped operator's arguments.
+    A call of `with_effects` runs the operator that it wraps, with the arguments behind it.
     """
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]
@@ -107,44 +107,40 @@ def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
 
 
 def launches_collective(node: Node) -> bool:
-    """Return whether a call launches a collective, directly or wrapped in `with_effects`."""
+    """Return whether a call launches a collective, directly or within `with_effects`."""
     target, _ = called(node)
     return getattr(target, "namespace", None) in COLLECTIVE_NAMESPACES and name_of(target) != "wait_tensor"
 
 
 def is_collective(node: Node) -> bool:
-    """Return whether the node launches a collective (waits are not collectives)."""
+    """Return whether a node launches a collective. A wait for a collective does not."""
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
 def is_wait(node: Node) -> bool:
-    """Return whether the node is a wait for a functional collective."""
+    """Return whether a node waits for a functional collective."""
     return getattr(node.target, "namespace", None) == _FUNCTIONAL and operator_name(node) == "wait_tensor"
 
 
 def joins_ranks(node: Node) -> bool:
-    """Return whether a call is an all-gather or a reduce-scatter, which join or divide the ranks' tensors."""
+    """Return whether a call is an all-gather or a reduce-scatter."""
     return named(operator_name(node)).rows in (RowFlow.ALL_GATHER, RowFlow.REDUCE_SCATTER)
 
 
 def launch_of(wait: Node) -> Node:
-    """Return the call that launched the collective for which `wait` waits.
-
-    The wait may read a single tensor of a coalesced collective.
-    """
+    """Return the call that launched the collective for which `wait` waits."""
     launch = wait.all_input_nodes[0]
+    # A coalesced collective has several results, and each has its own wait.
     while launch.target is operator.getitem:
         launch = launch.all_input_nodes[0]
     return launch
 
 
 def group_name(node: Node) -> str:
-    """Return the name of a collective's process group; "" if it is unknown.
-
-    A functional collective takes the name as its last argument. One of torch's own collectives (c10d) takes a group
-    object, which may have a name.
-    """
+    """Return the name of a collective's process group; "" if it is unknown."""
     target, given = called(node)
+    # The last argument of a functional collective is the group's name. One of c10d takes a group object, which may have
+    # a name.
     if getattr(target, "namespace", None) != "c10d":
         return str(given[-1])
     names = [argument.name for argument in schema_of(target).arguments]
@@ -154,59 +150,52 @@ def group_name(node: Node) -> str:
 
 
 def attends(node: Node) -> bool:
-    """Return whether a call is an attention operator of forward, which mixes the positions of a sequence."""
+    """Return whether a call is an attention operator of forward."""
     return named(operator_name(node)).attends
 
 
 def attends_backward(node: Node) -> bool:
-    """Return whether a call is the backward of an operator that mixes the positions of a sequence."""
     name = operator_name(node)
     return name.endswith("_backward") and named(name.removesuffix("_backward")).attends
 
 
 def is_compute_heavy(node: Node) -> bool:
-    """Return whether a call is attention or a matrix product: its work grows faster than the bytes it accesses."""
+    """Return whether a call is attention or a matrix product, so that its work grows faster than the bytes that it
+    accesses.
+    """
     return attends(node) or named(operator_name(node)).factors_from is not None
 
 
 def is_random(node: Node) -> bool:
-    """Return whether a call draws random numbers, so that its result depends on the random calls before it.
-
-    torch tags attention operators as random because of dropout; without dropout they draw nothing.
-    """
+    """Return whether a call draws random numbers, so that its result depends on earlier draws."""
     if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
         return False
+    # Torch tags attention operators as random because of dropout. Without dropout they draw nothing.
     # With defaults for arguments that were not given. An operator without `dropout_p` is random in any case.
     defaults = {argument.name: argument.default_value for argument in schema_of(node.target).arguments}
     return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
 
 
 def reads_data(target: Any) -> bool:
-    """Return whether an operator's result has sizes or scalars that depend on data.
-
-    In a trace, these are new symbols.
-    """
+    """Return whether an operator's result has sizes or numbers that depend on data, as for `nonzero` and `item`."""
     tags = getattr(target, "tags", ())
     return torch.Tag.data_dependent_output in tags or torch.Tag.dynamic_output_shape in tags
 
 
 def makes_symbols(node: Node) -> bool:
-    """Return whether a call's result may carry new symbols."""
     return reads_data(node.target) or (is_collective(node) and operator_name(node) == "all_to_all_single")
 
 
 def written_arguments(node: Node) -> list[Node]:
-    """Return the arguments that a call writes in place, by its schema."""
     return _arguments(node, _aliased_names(node.target, True))
 
 
 def written_names(target: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes in place."""
     return _aliased_names(target, True)
 
 
 def aliased_names(target: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes, or whose storage its result may share."""
+    """Return the names of the arguments that an operator writes, or whose memory its result may share."""
     return _aliased_names(target)
 
 
@@ -214,23 +203,19 @@ def aliased_names(target: Any) -> tuple[str, ...]:
 def may_return_argument(target: OpOverload) -> bool:
     """Return whether an operator may return an argument itself although its schema denies this.
 
-    For example, `dropout` does so in evaluation. True for all operators that are composed of other operators, and for
-    all random ones.
+    For example, `dropout` does so in evaluation. True for all operators that are random or composed of other operators.
     """
     return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
 
 
 def is_view(target: Any) -> bool:
-    """Return whether an operator is a view: its result shares an argument's storage."""
     return bool(_aliased_names(target)) and not _aliased_names(target, True)
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """Return the owner of each node's storage: the first node whose value has that storage.
+    """Return node -> the first node in the same memory. For example, views map to their base.
 
-    - A view has the owner of its base.
-    - A call that returns an argument which it has written has the owner of that argument.
-    - Any other node is its own owner. All results of a call count as a single storage.
+    All results of a call count as a single piece of memory.
     """
     owners: dict[Node, Node] = {}
     for node in nodes:
@@ -247,10 +232,6 @@ def storage_owners(nodes: Any) -> dict[Node, Node]:
 
 
 def sharing_arguments(node: Node) -> list[Node]:
-    """Return the arguments whose storage a call's result shares.
-
-    The operator's row in the table of operators states them, or else the operator's schema does.
-    """
     if node.target is operator.getitem:
         return node.all_input_nodes[:1]
     # The table precedes the schema: some schemas deny that a result shares memory.
@@ -271,9 +252,8 @@ def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
 
 @functools.cache
 def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes, or that its result may alias.
-
-    With `written`, only the names of the arguments that it writes.
+    """Return the names of the arguments that an operator writes or, unless `written` is set, whose
+    memory it may share.
     """
     schema = schema_of(target)
     infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}
@@ -281,18 +261,13 @@ def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> t
 
 
 def has_effects(node: Node) -> bool:
-    """Return whether a call has effects besides its result, so that it must stay even if no call reads the result.
-
-    A collective without a wait has no effect: all ranks run the same graph, so all ranks drop it.
-    """
+    """Return whether a call has effects, so that it must stay even if no call reads its result."""
+    # A collective without a wait has no effect: all ranks run the same graph, so all of them drop it.
     return bool(written_arguments(node)) or is_random(node) or is_check(node)
 
 
 def is_check(node: Node) -> bool:
-    """Return whether a call has no purpose but to raise an error for some values of its arguments.
-
-    Such operators return and write nothing, like `_assert_async` and `sym_constrain_range`, or return only a token.
-    """
+    """Return whether a call only raises an error for some values, such as `_assert_async` or `sym_constrain_range`."""
     schema = schema_of(node.target)
     if schema is None:
         return False
@@ -300,9 +275,8 @@ def is_check(node: Node) -> bool:
 
 
 def hidden_effect(node: Node) -> str | None:
-    """Return the effect of a node in a nested graph as a text, such as `a random draw`; None if it has none.
-
-    To compute from the nested graph's inputs is not an effect.
+    """Return a description of the effect of a node in a nested graph, such as `a random draw`; None if it has no
+    effect.
     """
     if node.op == "get_attr" and isinstance(_attribute(node), FakeTensor):
         return "a tensor that its function closes over"

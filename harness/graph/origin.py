@@ -1,15 +1,15 @@
-"""The origin of each traced node: module, direction and source line, recorded when the node is created.
+"""Records the origin of each traced node: its module, direction and source line.
 
-Forward nodes get the running module. Each autograd node has a sequence number, and backward nodes get the origin of the
-forward call that made the autograd node with that number. Only the tracer's `create_node` is patched:
+Only the tracer's `create_node` is patched. A forward node gets the module that runs. A backward node gets the origin of
+the forward call whose autograd node runs, which is found by autograd's sequence numbers:
 
-1. Global module hooks keep the stack of running modules, for as long as the trace lasts.
-2. For every new forward node, its origin is stored under the sequence number of the latest autograd node.
-3. Before backward, each autograd node gets two hooks: they set the origin before it runs, and clear it afterwards.
+1. Global module hooks keep a stack of the running modules.
+2. The origin of each forward node is stored under the latest sequence number.
+3. Before backward, each autograd node gets two hooks. They set the origin before it runs, and clear it afterwards.
 
-The engine itself adds gradients between autograd nodes. These additions have no origin: their `module` is None.
+The engine adds up gradients between autograd nodes. These additions have no module.
 
-A model marks the running part of a mixture of experts by torch's annotations, with the same key as torchtitan:
+A model states the running part of a mixture of experts by annotations of torch, with the key that torchtitan uses:
 
     with torch.fx.traceback.annotate({"EP": "dispatch"}):  # or "compute", or "combine"
 """
@@ -44,24 +44,25 @@ _PART_ANNOTATION = "EP"
 _PARTS = frozenset(get_args(Part))
 
 KEEPS_ROWS = {"keeps rows": True}
-"""An annotation, as by `annotate(KEEPS_ROWS)`, of code that computes with the rows of a call together, by a rule that
-holds for each call alone.
+"""An annotation, as in `annotate(KEEPS_ROWS)`, of code that returns a row for each row that it gets, in the same order.
 
-Such code returns a row for each row that it was given, in their order, though what it is computed from depends on all
-rows of the call. Examples are experts with a capacity, since a chunk has a limit of its own; and attention among folded
-tokens of one document, since a chunk has whole documents.
+Each row of the result may depend on all rows of the call, but by a rule that also holds for a chunk of the rows. Two
+examples:
+
+- Experts with a capacity: a chunk has a capacity of its own.
+- Attention within the documents of a sequence: a chunk has whole documents.
 """
 
 META_KEY = "origin"
 
 KEEPS_ROWS_KEY = "keeps rows"
-"""The metadata key of a forward node whose code declares that it keeps rows: see `KEEPS_ROWS`."""
+"""The metadata key of a forward node that was traced under `annotate(KEEPS_ROWS)`."""
 
 RECOMPUTED_KEY = "recomputed"
-"""The metadata key of a node with which backward repeats a forward call."""
+"""The metadata key of a node that repeats a forward call in backward."""
 
 CALLS_KEY = "calls"
-"""The metadata key of the module calls around a forward node: see `calls_of`."""
+"""The metadata key of the module calls around a forward node; see `calls_of`."""
 
 _NOT_THE_USERS = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, harness.__file__))
 _STANDARD_LIBRARY = os.path.dirname(os.__file__) + os.sep
@@ -72,8 +73,8 @@ class Origin(NamedTuple):
     """The origin of a node.
 
     - `module`: the fully qualified name of its module; "" for the root, None if it belongs to no module.
-    - `source`: a line of user code, or None.
-    - `part`: the part of a mixture of experts that made it ("dispatch", "compute" or "combine"), or None.
+    - `source`: the line of the user's code; None if there is none.
+    - `part`: the part of a mixture of experts, such as "dispatch"; None outside these parts.
     """
 
     module: str | None
@@ -90,30 +91,28 @@ UNKNOWN = Origin(None, "forward")
 
 
 class ModuleCall(NamedTuple):
-    """A call of a module in a step. `earlier` is the number of calls of the same module before it."""
+    """A call of a module in a step. `earlier` is the number of earlier calls of the same module."""
 
     module: str
     earlier: int
 
 
 def origin_of(node: Node) -> Origin:
-    """Return a node's origin, as the trace recorded it or a pass copied it; UNKNOWN if it has none."""
+    """Return a node's origin; UNKNOWN if it has none."""
     return node.meta.get(META_KEY, UNKNOWN)
 
 
 def part_in(annotations: Mapping[str, Any]) -> Part | None:
-    """Return the part of a mixture of experts that torch's annotations name; None if they name none."""
     part = annotations.get(_PART_ANNOTATION)
     return part if isinstance(part, str) and part in _PARTS else None  # type: ignore[return-value]
 
 
 def running_part() -> Part | None:
-    """Return the part of a mixture of experts that runs now, by torch's annotations; None if they name none."""
     return part_in(running_annotations())
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
-    """Return the module calls in which a forward node was created, outermost first; () for other nodes."""
+    """Return the module calls in which a forward node was created, outermost first. () for any other node."""
     calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
     return calls
 
@@ -123,8 +122,8 @@ class OriginRecorder:
 
     Use `recording` around forward and backward, and call `before_backward` between the two.
 
-    - `name`: the model's fully qualified name, if the model is part of a larger one.
-    - `num_calls`: the number of calls of each of the model's modules, by name, without the root.
+    - `name`: the model's fully qualified name, if the model is part of a larger model; otherwise "".
+    - `num_calls`: module name -> number of calls. The root is left out.
     """
 
     def __init__(self, model: nn.Module, name: str = "") -> None:
@@ -142,7 +141,7 @@ class OriginRecorder:
 
     @contextmanager
     def recording(self, tracer: Any) -> Iterator[None]:
-        """Context in which every call that `tracer` makes gets its origin as metadata."""
+        """Context in which every node that `tracer` makes gets its origin as metadata."""
         create_node = tracer.create_node
         hooks = [
             register_module_forward_pre_hook(self._enter),
@@ -158,11 +157,9 @@ class OriginRecorder:
                 hook.remove()
 
     def before_backward(self, loss: torch.Tensor) -> None:
-        """Mark that backward from `loss` begins: later nodes are backward nodes.
-
-        Each autograd node that backward will run gets two hooks, which set and clear the current origin.
-        """
+        """Mark the beginning of backward from `loss`: later nodes are backward nodes."""
         self._in_backward = True
+        # The hooks set the origin before the autograd node runs, and clear it afterwards.
         for autograd_node in _reachable(loss.grad_fn) if loss.grad_fn else ():
             origin = self._forward_origin(sequence_number_of(autograd_node))
             autograd_node.register_prehook(self._setter(origin))
@@ -173,7 +170,7 @@ class OriginRecorder:
         self._in_backward = False
 
     def module_of(self, error: BaseException) -> str | None:
-        """Return the name of the innermost module of the model whose forward raised `error`; None if none did."""
+        """Return the name of the innermost module of the model whose forward raised `error`; None if no forward did."""
         frames = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
         # A forward has its module as `self`, so the traceback shows which modules ran.
         names = [self._names.get(module) for module in frames if isinstance(module, nn.Module)]
@@ -207,10 +204,11 @@ class OriginRecorder:
         return origin
 
     def _forward_origin(self, number: int) -> Origin | None:
-        """Return the origin of the call that made the autograd node with this number, with the direction backward.
+        """Return the origin of the forward call that made an autograd node, with the direction backward.
 
-        It is the origin stored under the largest number up to `number`; None if there is none.
+        `number` is the autograd node's sequence number. None if the call is unknown.
         """
+        # The largest stored number up to `number`.
         index = bisect.bisect_right(self._sequence_numbers, number) - 1
         return self._origins[index]._replace(direction="backward") if index >= 0 else None
 
@@ -245,7 +243,7 @@ def _reachable(root: Any) -> list[Any]:
 
 
 def innermost_user_line(frame: FrameType | None) -> str | None:
-    """Return the innermost line of user code in the stack that ends with `frame`; None if there is none."""
+    """Return the innermost line of the user's code in the stack that ends with `frame`; None if there is none."""
     while frame is not None:
         if _user_file(frame.f_code.co_filename):
             return user_line(frame.f_code.co_filename, frame.f_lineno)
@@ -254,9 +252,9 @@ def innermost_user_line(frame: FrameType | None) -> str | None:
 
 
 def user_line(path: str, line: int) -> str | None:
-    """Return a line of user code as `folder/folder/file.py:line`; None for any other code.
+    """Return a line as `folder/folder/file.py:line`; None unless it is in the user's code.
 
-    Other code is torch, this package, the standard library and generated code.
+    Torch, this package, the standard library and generated code are not the user's.
     """
     return f"{file}:{line}" if (file := _user_file(path)) else None
 

@@ -1,6 +1,6 @@
-"""The graph pipeline: runs, verifies, times and reports the passes in order.
+"""Runs the passes on a traced graph in order, and verifies, times and reports each.
 
-Only this module names the passes: its pass list has a row for each pass, with all properties of the pass.
+The pass list is here: a row for each pass, with all properties of the pass.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Observe = Callable[[str, GraphModule], None]
 
 
 BLOCKS = "layers.*"
-"""The pattern of modules that are blocks, for saving activations and for buckets of parameters."""
+"""The pattern of modules that are blocks of layers. Saved activations and buckets of parameters are chosen by block."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,12 @@ class PassRow:
     """A row of the pass list: a pass and its properties.
 
     - `run`: the pass's function.
-    - `is_wanted`: whether the case needs the pass.
-    - `follows`: the case's settings that the pass reads in its context.
-    - `bound`: settings from the pass list. A recording's manifest has `follows` and `bound`.
+    - `is_wanted`: True if the case needs the pass.
+    - `follows`: the case's settings that the pass reads from its context.
+    - `bound`: settings that are fixed in the pass list. They are arguments of `run`.
     - `leaves`: the graph's stage after the pass; None if the stage stays the same.
+
+    A recording's manifest has the settings in `follows` and `bound`.
     """
 
     run: Callable[..., GraphModule]
@@ -71,22 +73,20 @@ class PassRow:
 
     @property
     def __name__(self) -> str:
-        """The name of the pass's function, as reports and errors show it."""
         return self.run.__name__
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Settings that determine the pass's effect."""
         return (dataclasses.asdict(self.follows) if self.follows else {}) | dict(self.bound)
 
     def __call__(self, module: GraphModule, context: PassContext) -> GraphModule:
-        """Run the pass."""
         return self.run(module, context, **self.bound)
 
 
 def build_pipeline(context: PassContext) -> list[PassRow]:
-    """Return the passes that a case needs, in order. Settings that no case chooses are bound here."""
+    """Return the passes that a case needs, in order."""
     chunking, memory, options = context.chunking, context.memory, context.pipeline
+    # A setting that no case chooses is bound here.
     by_blocks = {"blocks": BLOCKS}
     pass_list = [
         PassRow(clean_up),
@@ -107,9 +107,11 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 
 
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
-    """Return the pass list up to and including the pass `until`: the whole list for None, an empty list for "".
+    """Return the pass list up to and including the pass `until`.
 
-    Raises CaseError, with the names of the passes, for a name that is not in the list.
+    None stands for the whole list, and "" for an empty list.
+
+    Raises CaseError for an unknown name.
     """
     names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":
@@ -132,17 +134,16 @@ def run_pipeline(
     observe: Observe | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> tuple[GraphModule, list[PassReport]]:
-    """Run the passes in order, and verify the graph after each pass. A failure names its pass.
+    """Run the passes in order, and verify the graph after each. Returns the new graph and a report for each pass.
 
-    Returns the graph, and a report for each pass.
+    - `passes`: rows of the pass list, users' passes, or functions with the same signature. Such a function has no
+      settings, and does not change the graph's stage.
+    - `observe`: gets the name "traced" and the traced graph. After each pass it gets the pass's name and the new graph,
+      before that is verified.
+    - `enter`: gets a text such as "in pass chunk" before each pass.
 
-    - `passes`: rows of the pass list, users' passes, or other functions with the same signature. Such a function has no
-      settings and keeps the graph's stage.
-    - `observe`: gets the traced graph, and after each pass the new graph, before that is verified.
-    - `enter`: is called before each pass, with a text such as "in pass chunk".
-
-    In a pipeline, each pass runs on the graph of each pipeline stage. A pass must find something to do in at least one
-    of these graphs.
+    If the case has pipeline stages, each pass runs on the graph of every stage. It must find something to do in at
+    least one of them. An error names its pass.
     """
     reports: list[PassReport] = []
     stages = StageGraphs.of(module, context.cuts, context.chunk_symbol)
@@ -169,9 +170,9 @@ def run_pipeline(
 
 
 class _StageRun:
-    """A run of the passes over the graph of a pipeline stage.
+    """The runs of the passes on the graph of a single pipeline stage.
 
-    `idle` is the error of the last pass, if that pass found nothing to do in this graph.
+    `idle` is set if the last pass found nothing to do in this graph: it is the pass's error.
     """
 
     def __init__(self, graph: StageGraph, context: PassContext) -> None:
@@ -180,7 +181,6 @@ class _StageRun:
         self._stage, self._facts = OPEN, Facts.of(graph.module)
 
     def run(self, run_pass: Pass) -> PassReport:
-        """Run a pass without verification, and return its report."""
         name, num_nodes = run_pass.__name__, len(self.graph.module.graph.nodes)
         self.context.facts.clear()
         self.idle = None
@@ -205,7 +205,6 @@ class _StageRun:
         )
 
     def check(self, run_pass: Pass) -> None:
-        """Verify the graph after a pass, by the rules of its stage."""
         with _naming_pass(run_pass.__name__):
             if self.idle is None:
                 # A pass that found nothing leaves the stage as it was, such as `chunk` with open symbols.
@@ -214,7 +213,7 @@ class _StageRun:
 
 
 def _refuse_idle(name: str, runs: Sequence[_StageRun]) -> None:
-    """If the pass `name` found nothing to do in any pipeline stage, raise the error that it raised in the first."""
+    # The error of the first stage stands for all.
     idle = [run.idle for run in runs if run.idle is not None]
     if len(idle) == len(runs):
         with _naming_pass(name):

@@ -1,16 +1,10 @@
 """Converts a finished graph to JSON values and back.
 
-    module = graph_of(plain_of(module))    a graph with the same nodes, code and places
+For example, `graph_of(plain_of(module))` has the same nodes and the same generated code. Reading a graph executes no
+code. Operators are stored as names, and looked up among torch's operators and a few Python functions. For an untrusted
+graph, state the allowed operators (`graph.backend.allowed`).
 
-Reading a graph from a file executes no code: an operator is a name, looked up among torch's operators and a few Python
-functions. A reader of an untrusted graph states which operators it may call: see `graph.backend.allowed`.
-
-A node's metadata is reduced to its place (module, direction, source line, part, chunk). UnkeptError is raised for a
-graph that cannot be written in this form:
-
-- a graph with tensors as attributes, or with symbols among arguments;
-- a graph with calls of other functions;
-- a graph with a node whose place is of an unknown kind.
+A node keeps its module, direction, source line, part of a mixture of experts and chunk, but no other metadata.
 """
 
 from __future__ import annotations
@@ -58,9 +52,9 @@ class UnkeptError(BitproofError):
 
 
 def plain_of(module: GraphModule) -> Json:
-    """Return a graph and its nested graphs as JSON values.
+    """Return a graph and its nested graphs as JSON values. Raises UnkeptError if they cannot be written as JSON.
 
-    Raises UnkeptError if they cannot be written in this form.
+    For example, a graph with a tensor as attribute cannot be written, nor a graph that calls an unknown function.
     """
     return _Writer(module).written()
 
@@ -78,10 +72,9 @@ def refuse_operators(plain: Json, allowed: Container[str]) -> None:
 
 
 def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
-    """Return the graph that these JSON values describe, as `plain_of` makes them.
+    """Return the graph that `plain_of` has written as JSON values. Raises UnkeptError if they are not valid.
 
-    Raises UnkeptError for invalid values and for an operator outside `allowed`, which is never looked up. By default
-    any operator is allowed.
+    Operators outside `allowed` are refused before any of them is looked up. With None, any operator is allowed.
     """
     try:
         if allowed is not None:
@@ -92,14 +85,11 @@ def graph_of(plain: Json, allowed: Container[str] | None = None) -> GraphModule:
 
 
 class _Writer:
-    """Writes a graph as JSON values.
-
-    Many nodes share a place (module, direction, source line), so each place is written once, and a node has its index.
-    """
-
     def __init__(self, module: GraphModule) -> None:
         self.module = module
         self.index = {node: number for number, node in enumerate(module.graph.nodes)}
+        # Many nodes share a place (module, direction, source line, part, chunk): each is written once, and a node has
+        # its index.
         self.places: dict[tuple[Any, ...], int] = {}
         self.nested: dict[str, Json] = {}
 
@@ -144,9 +134,9 @@ class _Writer:
         return None if place is None else self.places.setdefault(place, len(self.places))
 
     def _value(self, value: Any) -> Json:
-        """Convert an argument to JSON. Lists stay lists; any other container becomes an object.
+        """Convert an argument to JSON. Lists stay lists, and any other container becomes {kind: its items}.
 
-        The object has a single key, the container's kind. For example, (1, 2) becomes {"tuple": [1, 2]}.
+        For example, (1, 2) becomes {"tuple": [1, 2]}.
         """
         # Exact types: a subclass would come back as its base class.
         if value is None or type(value) in (bool, int, float, str):

@@ -1,7 +1,7 @@
-"""The rules for the graph at each point of the pass list.
+"""The rules that a graph must obey between passes. A stage, such as `OPEN`, is a set of rules.
 
-A stage is a set of rules. A row of the pass list may name the graph's stage after the pass. After each pass the first
-violated rule of the current stage is reported.
+A row of the pass list may state the stage that its pass leads to. After each pass, the first broken rule of the current
+stage is reported.
 """
 
 from __future__ import annotations
@@ -17,13 +17,18 @@ from bitproof.harness.graph.verify import Facts, PassEffect, Rule
 
 @dataclass(frozen=True)
 class GraphStage:
-    """A stage of the graph between passes, and the rules for every graph in it."""
+    """A set of rules for the graph between two passes."""
 
     name: str
     rules: tuple[Rule, ...]
 
     def check(self, module: GraphModule, before: Facts, chunk_symbol: ChunkSymbol) -> Facts:
-        """Check a graph after a pass, given its facts `before` the pass. Returns its new facts. Raises PassError."""
+        """Check the graph after a pass.
+
+        Returns its facts, for the check after the next pass. Raises PassError for a broken rule.
+
+        `before` are the facts of the graph before the pass.
+        """
         change = PassEffect(module, before, Facts.of(module), chunk_symbol.symbol)
         for rule in self.rules:
             rule(change)
@@ -34,7 +39,7 @@ _IS_A_GRAPH = (verify.in_order, verify.has_metadata, verify.only_computes, verif
 _IS_THE_STEP = (verify.defines_symbols, verify.keeps_halves, verify.is_called_alike, verify.keeps_checks)
 
 OPEN = GraphStage("open", (*_IS_A_GRAPH, *_IS_THE_STEP))
-"""After tracing: values may carry the chunk symbol."""
+"""After tracing: sizes may contain the chunk symbol."""
 
 RESOLVED = GraphStage("resolved", (*_IS_A_GRAPH, verify.is_resolved, *_IS_THE_STEP))
 """After a pass that replaces the chunk symbol by a number. Data-dependent sizes stay symbolic."""

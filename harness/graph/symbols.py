@@ -1,7 +1,4 @@
-"""Queries about sizes: whether a value carries the chunk symbol, along which dim, and its number.
-
-A value carries a symbol if one of its sizes depends on it.
-"""
+"""Questions about symbolic sizes: whether a value depends on the chunk symbol, in which dim, and its number."""
 
 from __future__ import annotations
 
@@ -21,12 +18,11 @@ SYMBOLIC_SCALARS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def is_number(value: object) -> bool:
-    """Return whether a value is a number, known or symbolic."""
     return isinstance(value, (int, float, bool, *SYMBOLIC_SCALARS))
 
 
 def expression(size: Any) -> sympy.Basic | int:
-    """Return the sympy expression of a symbolic size; an int is returned unchanged."""
+    """Return the sympy expression of a symbolic scalar. Any other value, such as an int, is returned unchanged."""
     return size.node.expr if isinstance(size, SYMBOLIC_SCALARS) else size
 
 
@@ -49,16 +45,16 @@ def _strides(value: torch.Tensor) -> tuple[Any, ...]:
 
 
 def carries(value: Any, symbol: sympy.Symbol) -> bool:
-    """Return whether any size of `value` depends on `symbol`."""
+    """Return whether a tensor's size, or a scalar, depends on `symbol`."""
     if isinstance(value, torch.Tensor):
         return any(symbol in free_symbols(size) for size in value.shape)
     return symbol in free_symbols(value)
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """Return the dim whose size is the symbol itself. None if there is none, or if several dims carry the symbol.
+    """Return the dim whose size is `symbol`. None if there is none, or if several dims depend on it.
 
-    A dim of size 4 * symbol does not count.
+    A size such as 4 * `symbol` does not count.
     """
     # Such a dim has flattened rows: splitting or joining it would scramble them.
     carrying = [dim for dim, size in enumerate(value.shape) if symbol in free_symbols(size)]
@@ -68,12 +64,12 @@ def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
 
 
 def is_scalar_of(value: Any, symbol: sympy.Symbol) -> bool:
-    """Return whether `value` is a symbolic scalar that depends on `symbol` and on no other symbol."""
+    """Return whether a value is a symbolic scalar with `symbol` as its only symbol."""
     return isinstance(value, SYMBOLIC_SCALARS) and free_symbols(value) == {symbol}
 
 
 def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """Return the value of a symbolic scalar for `symbol` = `extent`: 8 for `2 * n` and the extent 4."""
+    """Return the number of a symbolic scalar for `symbol` = `extent`. For example, 2 * n with extent 4 is 8."""
     result = _substituted(value.node.expr, symbol, extent)
     if isinstance(value, torch.SymBool):
         return bool(result)
@@ -81,7 +77,10 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
 
 
 def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """Return the value of a scalar's node for `symbol` = `extent`, rounded as Python rounds."""
+    """Return the number of a node with a scalar value, for `symbol` = `extent`.
+
+    Floats are rounded as Python rounds them.
+    """
     value = node.meta["val"]
     if isinstance(value, torch.SymInt) or (isinstance(value, SYMBOLIC_SCALARS) and node.op == "placeholder"):
         return number(value, symbol, extent)
@@ -99,10 +98,10 @@ def _substituted(expr: sympy.Basic, symbol: sympy.Symbol, extent: int) -> sympy.
 
 
 def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Symbol, Any]:
-    """Solve `size` = `total` for the only unknown symbol in the sum `size`. Returns {symbol: its value}.
+    """Solve `size` = `total` for the only unknown symbol in the sum `size`, and return {symbol: number}.
 
-    `known` has the values of other symbols. For example, u0 + 4 = 10 returns {u0: 6}. Returns {} for no or several
-    unknown symbols.
+    `known` maps the other symbols to their numbers. For example, u0 + 4 = 10 returns {u0: 6}. Returns {} unless exactly
+    one symbol is unknown.
     """
     unknown = [symbol for symbol in getattr(size, "free_symbols", ()) if symbol not in known]
     if len(unknown) != 1:
@@ -112,9 +111,9 @@ def remainder(size: Any, known: Mapping[Any, Any], total: Any) -> dict[sympy.Sym
 
 
 def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, action: str) -> int:
-    """Return the dim of a node's value whose size is the symbol itself (see `chunk_dim`).
+    """Return the dim of a node's value whose size is `symbol`, as `chunk_dim` does. Raises ChunkError if there is none.
 
-    Raises ChunkError, which names the node and its source, if there is none. `action` is a verb for the error.
+    `action` is a verb for the error, such as "split".
     """
     dim = chunk_dim(value, symbol)
     if dim is None:
@@ -129,7 +128,7 @@ def require_chunk_dim(node: Node, value: torch.Tensor, symbol: sympy.Symbol, act
 
 
 def source_of(node: Node) -> str:
-    """Return the module, direction and source line of a node as text, for the `where` of an error."""
+    """Return a node's module, direction and source line as text, for the `where` of an error."""
     from bitproof.harness.graph.origin import origin_of
 
     origin = origin_of(node)
@@ -137,12 +136,11 @@ def source_of(node: Node) -> str:
 
 
 def symbols_in(nodes: Iterable[Node]) -> set[sympy.Symbol]:
-    """Return all symbols in the values of `nodes`."""
     return set().union(*(free_symbols(node.meta.get("val")) for node in nodes))
 
 
 def graph_carries(module: GraphModule, symbol: sympy.Symbol) -> bool:
-    """Return whether any value in a graph, or in a graph nested in it, carries the symbol."""
+    """Return whether a value in a graph, or in a graph nested in it, depends on `symbol`."""
     return any(
         symbol in symbols_in(nested.graph.nodes) for nested in module.modules() if isinstance(nested, GraphModule)
     )

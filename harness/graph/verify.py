@@ -1,7 +1,7 @@
-"""The rules for a graph between passes: functions that raise PassError if a pass has broken a rule.
+"""The rules for a graph between passes. Each rule raises PassError if a pass has broken it.
 
-`stages.py` lists the rules for each point of the pass list. Nested graphs must obey the same rules, and may only
-compute from the operands of their operator.
+`stages.py` states which rules apply when. Nested graphs must obey them, too, and may only compute from the operands of
+their operator.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
 class Facts(NamedTuple):
-    """Facts of a graph that no pass may change: the numbers of inputs and outputs, and the runtime assertions.
+    """Facts about a graph that no pass may change.
 
-    `checks` has a text for each assertion: its operator and its message.
+    `checks` has a text for each assertion in the graph: its operator and message.
     """
 
     num_inputs: int
@@ -36,7 +36,7 @@ class Facts(NamedTuple):
 
     @staticmethod
     def of(module: GraphModule) -> Facts:
-        """Return the facts of a graph, before a pass that may change the graph in place."""
+        """Return a graph's facts. Call it before a pass, which may change the graph in place."""
         outputs = [argument for node in module.graph.find_nodes(op="output") for argument in node.args]
         num_outputs = sum(len(values) if isinstance(values, (list, tuple)) else 1 for values in outputs)
         # A set, since a pass may repeat a check, once for each chunk.
@@ -51,11 +51,10 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class PassEffect:
-    """The effect of a pass, for the rules that verify it.
+    """A graph after a pass, for the rules that verify it.
 
-    - `module`: the new graph.
-    - `before`, `after`: the facts of the graph before the pass, and those of the new graph.
-    - `chunk_symbol`: the symbol that some pass must replace by a number; None if there is none.
+    - `before`, `after`: the graph's facts before and after the pass.
+    - `chunk_symbol`: the size of the chunked dim; None if there is none.
     """
 
     module: GraphModule
@@ -65,15 +64,18 @@ class PassEffect:
 
     @cached_property
     def graphs(self) -> list[tuple[str, Graph]]:
-        """The graph and its nested graphs, as pairs (description for errors, graph).
+        """The graph and its nested graphs, as pairs (description, graph).
 
-        The description of the graph itself is "".
+        The description is "" for the graph itself.
         """
         return [(f" of nested graph {name}" if name else "", nested.graph) for name, nested in _graphs(self.module)]
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """The nodes whose values carry symbols, as (description for errors, [(node, its symbols), ...]) per graph."""
+        """For each graph: (description, [(node, the symbols in its value), ...]).
+
+        Nodes without symbols are left out.
+        """
         return [(of, _carriers(graph)) for of, graph in self.graphs]
 
 
@@ -81,15 +83,14 @@ Rule = Callable[[PassEffect], None]
 
 
 def in_order(change: PassEffect) -> None:
-    """Raise PassError unless nodes are in topological order, and of supported kinds."""
     for of, graph in change.graphs:
         verify_order(graph, of)
 
 
 def verify_order(graph: Graph, of: str = "") -> None:
-    """Raise PassError unless the nodes of a graph are in topological order, and of supported kinds.
+    """Raise PassError unless a graph's nodes are in topological order, and of supported kinds.
 
-    `of` is the graph's description for errors; "" for a graph that is not nested.
+    `of` describes a nested graph in errors.
     """
     try:
         graph.lint()
@@ -109,7 +110,7 @@ def verify_order(graph: Graph, of: str = "") -> None:
 
 
 def has_metadata(change: PassEffect) -> None:
-    """Raise PassError unless every call has a `val` and an origin. Calls in nested graphs need no origin."""
+    """Raise PassError unless every call has a fake value and an origin. Calls in nested graphs need no origin."""
     for of, graph in change.graphs:
         needed = ("val",) if of else ("val", META_KEY)
         for node in graph.nodes:
@@ -136,10 +137,11 @@ def only_computes(change: PassEffect) -> None:
 
 
 def reads_nodes(change: PassEffect) -> None:
-    """Raise PassError if an argument of some call is a symbolic number instead of a node that computes the number.
+    """Raise PassError if a call has a symbolic number as an argument.
 
-    At run time only nodes have values, so the call could not run.
+    The argument must be the node that computes the number.
     """
+    # Only nodes have values when the graph runs.
     for of, graph in change.graphs:
         for node in graph.nodes:
             if _is_symbolic(node.args) or _is_symbolic(list(node.kwargs.values())):
@@ -152,7 +154,7 @@ def reads_nodes(change: PassEffect) -> None:
 
 
 def is_resolved(change: PassEffect) -> None:
-    """Raise PassError if a value still carries the chunk symbol."""
+    """Raise PassError if a value still depends on the chunk symbol."""
     symbol = change.chunk_symbol
     for of, carriers in change.carriers:
         for node, carried in carriers:
@@ -161,9 +163,9 @@ def is_resolved(change: PassEffect) -> None:
 
 
 def defines_symbols(change: PassEffect) -> None:
-    """Raise PassError if a value carries a symbol that neither a graph input nor an earlier call defines.
+    """Raise PassError if a value has a symbol that neither a graph input nor an earlier call defines.
 
-    A call may only define symbols if its operator reads data, or is an all-to-all (see fake_mode.py).
+    A call may define symbols only if its operator reads data, or is an all-to-all (see fake_mode.py).
     """
     for of, carriers in change.carriers:
         defined: set[sympy.Symbol] = set()
@@ -177,7 +179,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def keeps_halves(change: PassEffect) -> None:
-    """Raise PassError unless all calls of forward are before all calls of backward, if calls state their half."""
+    """Raise PassError if a call of the forward half is behind a call of the backward half."""
     first: Node | None = None
     for node in change.module.graph.nodes:
         half = node.meta.get(HALF_KEY)
@@ -193,7 +195,7 @@ def keeps_halves(change: PassEffect) -> None:
 
 
 def is_called_alike(change: PassEffect) -> None:
-    """Raise PassError unless the graph has as many inputs and outputs as before the pass."""
+    """Raise PassError if a pass has changed the number of inputs or outputs."""
     # The first two fields are the numbers of inputs and outputs.
     if change.after[:2] != change.before[:2]:
         raise PassError(
@@ -204,7 +206,7 @@ def is_called_alike(change: PassEffect) -> None:
 
 
 def keeps_checks(change: PassEffect) -> None:
-    """Raise PassError unless the graph still has every assertion that it had before the pass."""
+    """Raise PassError if a pass has removed an assertion."""
     if dropped := sorted(change.before.checks - change.after.checks):
         raise PassError(
             "the graph lost a check of the traced graph, so it would continue where eager raises",

@@ -1,9 +1,8 @@
-"""Writes a graph node by node, and computes each node's fake value.
+"""Writes a graph node by node, and computes each node's fake value, `val`.
 
-A node's fake value, `val`, is computed by the operator itself, from the fake values of the node's inputs. Calls with
-the same operator, equal constants and equal layouts of inputs are computed once.
-
-`val` describes a value's layout, but not its memory: two nodes may share a fake tensor.
+The operator itself computes the value, from the fake values of the node's inputs. Calls with the same operator, equal
+constants and equal layouts of inputs are computed once. So nodes may share a fake tensor, which describes a layout and
+no memory.
 """
 
 from __future__ import annotations
@@ -23,14 +22,16 @@ from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.torch_compat import FakeTensor, LazyGraphModule, forget_memos
 
 CHUNK_KEY = "chunk"
-"""The metadata key of a node's chunk (0 or 1); absent on nodes that run once."""
+"""The metadata key of a node's chunk, 0 or 1. Nodes that run once do not have it."""
 
 
 class GraphWriter:
-    """Writes a graph node by node. `source` is the graph that the pass reads.
+    """Writes a new graph node by node.
 
-    `symbol` is the chunk symbol. The number `extent` replaces it in the sizes of the new graph's inputs. If the graph
-    has halves (forward and backward), set the attribute `half` before writing calls of a half.
+    - `source`: the graph that the pass reads.
+    - `symbol`, `extent`: the number `extent` replaces the chunk symbol in the sizes of the new graph's inputs.
+
+    If the graph is partitioned, set `half` before writing the calls of a half.
     """
 
     def __init__(self, source: GraphModule, symbol: Any, extent: int) -> None:
@@ -47,14 +48,13 @@ class GraphWriter:
         self._nested: dict[str, GraphModule] = {}
 
     def placeholder(self, source: Node) -> Node:
-        """Copy a graph input, and return the new node. In its value's sizes, a number replaces the chunk symbol."""
+        """Copy a graph input, with a number in place of the chunk symbol, and return the new node."""
         node = self.graph.placeholder(source.name)
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 
     def get_attr(self, source: Node, extent: int) -> Node:
-        """Copy a reference to an attribute, and return the new node.
-
-        In the attribute's value, or in the nested graph to which it refers, `extent` replaces the chunk symbol.
+        """Copy a reference to an attribute or nested graph, with `extent` in place of the chunk symbol, and return the
+        new node.
         """
         value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
@@ -77,10 +77,12 @@ class GraphWriter:
         target: Any = None,
         origin: Origin | None = None,
     ) -> Node:
-        """Write a call of `target`, by default the operator of `source`, and return its node.
+        """Write a call, and return its node.
 
-        - `args`, `kwargs`: have nodes of the new graph.
-        - `chunk`: the number of the call's chunk, which the node's metadata and name state.
+        - `source`: a call in the graph that the pass reads. The new call gets its metadata.
+        - `args`, `kwargs`: the arguments, with nodes of the new graph.
+        - `chunk`: the number of the chunk, which becomes part of the call's name and metadata; None outside chunks.
+        - `target`: the operator, by default that of `source`.
         - `origin`: by default that of `source`.
         """
         target = target or source.target
@@ -95,11 +97,9 @@ class GraphWriter:
         return node
 
     def output(self, source: Node, args: Any) -> None:
-        """Write the graph's output. `args` are the arguments of an output node, with nodes of the new graph."""
         self.graph.output(args[0]).meta.update(source.meta)
 
     def module(self) -> GraphModule:
-        """Return the finished graph as a module, with the attributes that it reads."""
         attributes: dict[str, Any] = dict(self._nested)
         for node in self.graph.nodes:
             if node.op == "get_attr" and node.target not in attributes:
@@ -178,14 +178,13 @@ class GraphWriter:
         return (type(argument), argument)
 
     def _layout(self, value: Any) -> int:
-        """Return the number of a value's layout: equal for equal layouts. Open sizes are equal if their symbols are."""
         return self._layouts.setdefault(layout_key(value), len(self._layouts))
 
 
 def _without_memory(node: Node) -> Any:
-    """Return the value of a node, as an argument of a call that makes symbols.
+    """Return a node's value, as an argument of a call that must get new symbols.
 
-    A fake tensor first forgets the symbols that it has cached, so that the call gets new symbols.
+    A fake tensor caches the symbols of such calls, for example of `nonzero`, so the cache is emptied.
     """
     value = node.meta["val"]
     if isinstance(value, FakeTensor):
@@ -194,9 +193,9 @@ def _without_memory(node: Node) -> Any:
 
 
 def _shape_env_without(symbol: Any) -> ShapeEnv:
-    """Return a new ShapeEnv that does not use the chunk symbol's name for a data-dependent size."""
     shape_env = ShapeEnv()
-    # Symbols are numbered in order, so all up to the chunk symbol's number are used up.
+    # A data-dependent size must not get the name of the chunk symbol. Symbols are numbered in order, so all up to the
+    # chunk symbol's number are used up.
     while shape_env.create_unbacked_symint().node.expr != symbol:
         pass
     shape_env.pending_fresh_unbacked_symbols.clear()
@@ -204,9 +203,10 @@ def _shape_env_without(symbol: Any) -> ShapeEnv:
 
 
 def layout_key(value: Any) -> Any:
-    """Return a key that is equal for values with equal layouts: dtype, device, sizes, strides and offset of tensors.
+    """Return a key that is equal for values with equal layouts.
 
-    Equal numbers of the same type have equal keys, and so have tuples or lists of equal keys.
+    A tensor's layout is its dtype, device, sizes, strides and offset. Numbers have equal keys if they are equal and of
+    the same type. Tuples and lists have the keys of their items.
     """
     if isinstance(value, FakeTensor):
         # By expression: two symbolic sizes are different objects even if they are equal.

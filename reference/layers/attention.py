@@ -31,15 +31,19 @@ KERNEL_OPTIONS = {
     "OUTPUT_LOGSUMEXP": True,
     "OUTPUT_MAX": False,
 }
-"""Options of the compiled kernels, which need all of them; the first four are those of `flex_attention`. The last two
-choose the forward's extra outputs: backward reads the logsumexp, and nothing reads the maxima. Eager math always
-returns both."""
+"""Options of the compiled kernels, which need all of them. The first four are those of `flex_attention`.
+
+The last two choose the forward's extra outputs: backward reads the logsumexp, and nothing reads the maxima. Eager
+always returns both.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionConfig:
-    """Head dims, and the sizes of the latents of queries and of keys and values. With `q_lora_rank` 0 queries have no
-    latent and are projected straight from the model dim."""
+    """Head dims, and the sizes of the latents (`q_lora_rank`, `kv_lora_rank`).
+
+    If `q_lora_rank` is 0, queries have no latent and are projected straight from the model dim.
+    """
 
     num_heads: int
     q_lora_rank: int
@@ -52,20 +56,18 @@ class LatentAttentionConfig:
 
     @property
     def qk_head_dim(self) -> int:
-        """The whole dim of a query head and of a key head: with and without position."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
     @property
     def softmax_scale(self) -> float:
-        """1 / sqrt(head dim), times YaRN's factor if YaRN is on."""
         scaling = self.rope.scaling
         return float(self.qk_head_dim**-0.5) * (scaling.attention_scale() if scaling else 1.0)
 
 
 class LatentAttention(nn.Module):
-    """Causal self-attention over keys and values expanded from a latent.
+    """Causal self-attention over keys and values that are expanded from a latent.
 
-    The number of heads comes from the projections' sizes, so that a rank may hold a part of the heads.
+    The number of heads follows from the projections' sizes, so that a rank may have a part of the heads.
     """
 
     def __init__(self, dim: int, config: LatentAttentionConfig) -> None:
@@ -86,8 +88,10 @@ class LatentAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch, or each document of folded tokens. Returns a tensor of x's
-        shape and dtype."""
+        """Attend within each row of the batch, or each document of folded tokens.
+
+        Returns a tensor of x's shape and dtype.
+        """
         q_BSHQ = self._queries(x_BSD, positions_BS)
         k_BSHQ, v_BSHV = self._keys_and_values(x_BSD, positions_BS)
         y_BSHV = self.attend(q_BSHQ, k_BSHQ, v_BSHV, scale=self.config.softmax_scale, attention_masks=attention_masks)
@@ -114,11 +118,11 @@ class LatentAttention(nn.Module):
 
 
 def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, attention_masks: object | None) -> Tensor:
-    """softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
+    """Return softmax(q k^T * scale) v over a query's own and earlier positions, or over those that a BlockMask allows.
 
-    - Rows: returns (B, S, H, V). The kernel is FlexAttention with a BlockMask, otherwise SDPA.
-    - Folded tokens (T, H, ...): returns (T, H, V). `attention_masks` is an integer tensor (T,), the index of the first
-      token of each token's document.
+    - Rows: returns (B, S, H, V). The kernel is FlexAttention with a BlockMask, and otherwise SDPA.
+    - Folded tokens (T, H, ...): returns (T, H, V). `attention_masks` is an integer tensor (T,), with the index of the
+      first token of each token's document.
 
     Raises CaseError for a mask of another type.
     """
@@ -140,7 +144,6 @@ def attend(q_BSHQ: Tensor, k_BSHQ: Tensor, v_BSHV: Tensor, *, scale: float, atte
 
 
 def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, offsets_T: object | None) -> Tensor:
-    """FlexAttention over folded tokens: each sees itself and earlier tokens of its document. Returns (T, H, V)."""
     if not isinstance(offsets_T, Tensor):
         raise CaseError(
             "only the offsets of documents keep folded tokens apart",
@@ -158,10 +161,9 @@ def _attend_folded(q_THQ: Tensor, k_THQ: Tensor, v_THV: Tensor, scale: float, of
 
 
 def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float, mask: BlockMask) -> Tensor:
-    """Call FlexAttention's operator directly. In eager mode the operator runs its reference math; in a trace it is one
-    node, and another for backward."""
-    # The function `flex_attention` would compile with Dynamo on every eager call, warn about it, and refuse gradients
-    # on a CPU, which is a limit of the compiled kernel and not of the operator.
+    # The operator is called directly: in eager it runs its reference math, and in a trace it is a single node. The
+    # function `flex_attention` would compile with Dynamo on every eager call, warn about it, and refuse gradients on a
+    # CPU, which is a limit of the compiled kernel and not of the operator.
     mask_mod = mask_mod_of(mask)
     y_BHSV, _, _ = torch.ops.higher_order.flex_attention(
         q_BHSQ,
@@ -178,5 +180,4 @@ def _flex_attention(q_BHSQ: Tensor, k_BHSQ: Tensor, v_BHSV: Tensor, scale: float
 
 
 def same_score(score: Tensor, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-    """Return the score unchanged."""
     return score

@@ -1,4 +1,4 @@
-"""The residual block and the decoder from token ids to logits, shared by all families.
+"""The residual block, and the decoder from token ids to logits. All model families share them.
 
 B batch, S sequence, D model dim, V vocabulary
 """
@@ -30,7 +30,6 @@ class Block(nn.Module):
             self.moe = feed_forward
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Returns (B, S, D) in x's dtype."""
         x_BSD = x_BSD + self.attention(self.attention_norm(x_BSD), positions_BS, attention_masks)
         h_BSD = self.ffn_norm(x_BSD)
         x_BSD = x_BSD + (self.feed_forward(h_BSD) if self.is_dense else self.moe(h_BSD))
@@ -56,8 +55,10 @@ class Decoder(nn.Module):
         labels_BS: Tensor | None = None,
         loss_pieces: int = 1,
     ) -> Tensor:
-        """Returns logits_BSV without labels. With labels, returns the mean cross entropy as a float32 scalar, computed
-        in `loss_pieces` equal pieces of the tokens."""
+        """Return logits_BSV. With labels, return the mean cross entropy instead, as a float32 scalar.
+
+        The loss is computed in `loss_pieces` equal pieces of the tokens.
+        """
         x_BSD = self.tok_embeddings(tokens_BS)
         for block in self.layers:
             x_BSD = block(x_BSD, positions_BS, attention_masks)

@@ -1,4 +1,4 @@
-"""The attention mask for documents packed into rows: a token sees itself and earlier tokens of its document.
+"""The attention mask for several documents in a row: a token sees itself and earlier tokens of its own document.
 
 B batch, S sequence, T folded tokens, N blocks of queries, M blocks of keys, X positions in a block, P positions in all
 blocks
@@ -14,25 +14,28 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK_SIZE = 128
-"""Side length, in positions, of a block that FlexAttention may skip; torch's default, a multiple of its tiles."""
+"""The number of queries, and of keys, in a block that FlexAttention may skip.
+
+It is torch's default, a multiple of its tiles.
+"""
 
 
 @dataclass(frozen=True)
 class MaskMod:
-    """A mask function (b, h, q, kv) -> bool, and the tensors that it reads in addition to the indices.
+    """A mask function (b, h, q, kv) -> bool, and the tensors that it reads.
 
-    `function` takes these tensors as further arguments. Tensors in a closure would become constants of a trace.
+    `function` takes the tensors `captured` as further arguments. Tensors in a closure would become constants of a
+    trace.
     """
 
     function: Callable[..., Tensor]
     captured: tuple[Tensor, ...] = ()
 
     def __call__(self, b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
-        """Return whether query q of row b and head h sees key kv."""
         return self.function(b, h, q, kv, *self.captured)
 
     def from_row(self, first: int) -> MaskMod:
-        """The mask for a batch that begins at row `first` of this mask's batch; it still reads the whole tensors."""
+        """Return the mask for the rows from `first` on. It still reads tensors of the whole batch."""
 
         def function(b: Tensor, h: Tensor, q: Tensor, kv: Tensor, *captured: Tensor) -> Tensor:
             return self.function(b + first, h, q, kv, *captured)
@@ -41,13 +44,13 @@ class MaskMod:
 
 
 def mask_mod_of(mask: BlockMask) -> MaskMod:
-    """The function of a BlockMask as a MaskMod: itself if it is a MaskMod, else a MaskMod that reads no tensors."""
+    """Return the function of a BlockMask as a MaskMod. A function that is no MaskMod is assumed to read no tensors."""
     mask_mod = mask.mask_mod
     return mask_mod if isinstance(mask_mod, MaskMod) else MaskMod(mask_mod)
 
 
 def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
-    """The BlockMask in which a query sees the keys at or before its own position in its own document.
+    """Return the BlockMask in which a query sees the keys of its own document, up to its own position.
 
     `starts_BS` is true at each document's first token. Tokens before a row's first start are another document.
     """
@@ -55,7 +58,7 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def document_offsets(positions_T: Tensor) -> Tensor:
-    """The index of the first token of each token's document: int64, (T,).
+    """Return the index of the first token of each token's document: int64, (T,).
 
     `positions_T` are 0 at the first token of each document. For example, 0 1 2 0 1 has the result 0 0 0 3 3.
     """
@@ -63,9 +66,9 @@ def document_offsets(positions_T: Tensor) -> Tensor:
 
 
 def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
-    """The BlockMask in which a query sees the keys at or before its own position in its own document.
+    """Return the BlockMask in which a query sees the keys of its own document, up to its own position.
 
-    `documents_BS` has a number for each token: equal within a document, different for different documents of a row.
+    `documents_BS` has the number of each token's document. Different documents of a row have different numbers.
     """
     # The result equals that of `create_block_mask`, tensor for tensor. The function itself uses `vmap` over the batch,
     # which cannot be traced with a symbolic batch size.
@@ -95,8 +98,11 @@ def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
-    """For each block N of queries: how many blocks of keys are chosen, and the indices of all M blocks, the chosen
-    first, both parts in ascending order. Shapes (B, 1, N) and (B, 1, N, M), int32."""
+    """Return (the number of chosen key blocks, the indices of all key blocks with the chosen first), for each query
+    block.
+
+    Shapes are (B, 1, N) and (B, 1, N, M), int32. Chosen blocks are in ascending order, and so are the others.
+    """
     order_B1NM = chosen_B1NM.int().argsort(dim=-1, descending=True, stable=True)
     return chosen_B1NM.sum(-1).int(), order_B1NM.int().contiguous()
 

@@ -1,7 +1,9 @@
-"""The routed experts: many SwiGLU layers as three grouped matrix products. An exchange sends rows to their ranks.
+"""The routed experts: many SwiGLU layers as three grouped matrix products.
 
-R routed rows (T tokens times K slots), sorted by expert; r rows of local experts; E experts, e local experts, D model
-dim, F hidden dim
+An exchange sends rows to the experts' ranks.
+
+R routed rows (T tokens times K experts of each token), sorted by expert; r rows of local experts; E experts, e local
+experts, D model dim, F hidden dim
 """
 
 from __future__ import annotations
@@ -14,26 +16,28 @@ from torch.fx.traceback import annotate
 from torch.nn import functional
 
 DISPATCH, COMPUTE, COMBINE = {"EP": "dispatch"}, {"EP": "compute"}, {"EP": "combine"}
-"""Names of a mixture's parts in graphs, logs and reports, set by torch's annotations; the same as in torchtitan
-0.3.0."""
+"""Annotations of torch that name the running part of a mixture, with the same key as in torchtitan 0.3.0."""
 
 
 KEEPS_ROWS = {"keeps rows": True}
-"""A declaration to graphs, in the same way: a row is returned for each row that was given, in their order, though what
-it is computed from depends on all rows of the call."""
+"""An annotation of code that returns a row for each row that it gets, in the same order; see
+harness/graph/origin.py.
+"""
 
 
 class Exchange(Protocol):
-    """Sends routed rows to the ranks that hold their experts, and sends the results back.
+    """Sends routed rows to the ranks with their experts, and sends the results back.
 
     If an attribute `limits_rows` is true, an expert takes a limited number of rows per call. The results of other rows
     are zeros.
     """
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, Any]:
-        """Send rows to their experts. `rows_RD` is sorted by expert; `counts_E` (int64) counts each expert's rows.
+        """Send rows to their experts.
 
-        Returns the rows sorted by local expert, where each local expert's rows end (int32), and the state for
+        `rows_RD` is sorted by expert; `counts_E` (int64) has the number of rows of each expert.
+
+        Returns the rows sorted by local expert, the end of each local expert's rows (int32), and the state for
         `combine`.
         """
         ...
@@ -44,19 +48,17 @@ class Exchange(Protocol):
 
 
 class LocalExchange:
-    """The exchange of a rank that holds all experts: it returns the rows that it takes."""
+    """The exchange of a rank with all experts: it returns the rows that it takes."""
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Return the rows unchanged, and the end of each expert's rows."""
         return rows_RD, counts_E.cumsum(0).to(torch.int32), None
 
     def combine(self, rows_rD: Tensor, state: None) -> Tensor:
-        """Return the rows unchanged."""
         return rows_rD
 
 
 class Experts(nn.Module):
-    """w2(silu(w1(x)) * w3(x)) of each row, with the weights of the row's expert, in the rows' dtype.
+    """Computes w2(silu(w1(x)) * w3(x)) of each row, with the weights of the row's expert, in the rows' dtype.
 
     Weights have the shape (E, out, in). Rows of D and of F elements must be multiples of 16 bytes long.
     """

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 
 class FeedForward(nn.Module):
-    """w2(silu(w1(x)) * w3(x)), in x's dtype."""
+    """Computes w2(silu(w1(x)) * w3(x)) over the last dim, in x's dtype."""
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -19,7 +19,6 @@ class FeedForward(nn.Module):
         self.w3 = nn.Linear(dim, hidden_dim, bias=False)
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Apply to the last dim; there may be any leading dims."""
         hidden_F = functional.silu(self.w1(x_D)) * self.w3(x_D)
         y_D: Tensor = self.w2(hidden_F)
         return y_D

@@ -17,7 +17,7 @@ from bitproof.reference.layers.rope import RopeConfig, RotaryEmbedding
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedQueryConfig:
-    """Heads and their dim. `qk_norm` normalizes each query and key head before its rotation, as Qwen3 does."""
+    """Heads and their dim. With `qk_norm`, each query and key head is normalized before its rotation, as in Qwen3."""
 
     num_heads: int
     num_kv_heads: int
@@ -38,7 +38,7 @@ class GroupedQueryConfig:
 class GroupedQueryAttention(nn.Module):
     """Causal self-attention in which query head h reads key/value head h // G.
 
-    It may hold only a part of the heads, as under tensor parallelism: a range of key/value heads, with the query heads
+    It may have only a part of the heads, as under tensor parallelism: a range of key/value heads, with the query heads
     that read them.
     """
 
@@ -56,8 +56,10 @@ class GroupedQueryAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch, or each document of folded tokens. Returns a tensor of x's
-        shape and dtype."""
+        """Attend within each row of the batch, or each document of folded tokens.
+
+        Returns a tensor of x's shape and dtype.
+        """
         q_BSHQ, k_BSKQ, v_BSKQ = (self._heads(projection(x_BSD)) for projection in (self.wq, self.wk, self.wv))
         if self.config.qk_norm:
             q_BSHQ, k_BSKQ = self.q_norm(q_BSHQ), self.k_norm(k_BSKQ)
@@ -76,7 +78,7 @@ class GroupedQueryAttention(nn.Module):
         return x.unflatten(-1, (-1, self.config.head_dim))
 
     def _shared(self, x_BSKQ: Tensor) -> Tensor:
-        """Repeat each key/value head for every query head that reads it: (B, S, H, Q)."""
+        # Each key/value head is repeated for every query head that reads it.
         group = self.config.num_heads // self.config.num_kv_heads
         as_they_are = [-1] * (x_BSKQ.dim() - 1)
         return x_BSKQ.unsqueeze(-2).expand(*as_they_are, group, -1).flatten(-3, -2)

@@ -1,6 +1,6 @@
 """Mixture of experts: route tokens, run their experts, sum the results, add the shared experts.
 
-B batch, S sequence, T tokens (B * S), D model dim, E experts, K top-k slots, R routed rows (T * K)
+B batch, S sequence, T tokens (B * S), D model dim, E experts, K experts of a token (top k), R routed rows (T * K)
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ __all__ = ["Exchange", "Experts", "LocalExchange", "MoE", "MoEConfig"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoEConfig:
-    """The routing, an expert's hidden dim, the number of shared experts, and `capacity`: an expert accepts at most
-    `capacity` times its even share of a rank's rows, rounded up; None is no limit."""
+    """The sizes of a mixture of experts.
+
+    - `hidden_dim`: the hidden dim of an expert.
+    - `capacity`: an expert accepts at most `capacity` times its even share of a rank's rows, rounded up. None: no
+      limit.
+    """
 
     routing: RoutingConfig
     hidden_dim: int
@@ -32,13 +36,13 @@ class MoEConfig:
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared experts. A bias per expert balances their load, instead of a loss (arXiv:2408.15664).
+    """Routed experts plus shared experts. A bias per expert balances their load, in place of a loss (arXiv:2408.15664).
 
     There are two float32 buffers of shape (E,):
 
     - `expert_bias`: added to the scores that choose experts.
-    - `tokens_per_expert`: the number of rows of each expert, exact up to 2^24. Every forward adds to it in place; the
-      optimizer step reads and zeroes it.
+    - `tokens_per_expert`: the number of rows of each expert, exact up to 2^24. Every forward adds to it in place. The
+      optimizer step reads it and sets it to zero.
     """
 
     expert_bias: Tensor
@@ -58,8 +62,9 @@ class MoE(nn.Module):
         self.register_buffer("tokens_per_expert", torch.zeros(num_experts, dtype=torch.float32))
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        """Returns the sum of the routed experts plus that of the shared experts, in x's shape and dtype: (B, S, D), or
-        (T, D) for folded tokens."""
+        """Return the sum of the routed and the shared experts, in x's shape and dtype: (B, S, D), or (T, D) for folded
+        tokens.
+        """
         with annotate(COMPUTE):
             x_TD = x_BSD.flatten(0, -2)
             routing = self.router(x_TD, self.expert_bias)
@@ -72,8 +77,9 @@ class MoE(nn.Module):
             return y_TD.view(x_BSD.shape)
 
     def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
-        """The weighted sum of each token's experts: added in ascending slot order in float32, then rounded to x's
-        dtype."""
+        """Return the weighted sum of each token's experts, best first: added in that order in float32, then rounded to
+        x's dtype.
+        """
         top_k = self.config.routing.top_k
         with annotate(DISPATCH):
             pairs_RD = x_TD.unsqueeze(1).expand(-1, top_k, -1).flatten(0, 1)

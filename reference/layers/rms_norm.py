@@ -12,7 +12,7 @@ from bitproof.reference.layers.wide import wides
 
 
 class RMSNorm(nn.Module):
-    """weight * x / sqrt(mean(x^2) + eps) over the last dim, computed in float32, returned in x's dtype."""
+    """Computes weight * x / sqrt(mean(x^2) + eps) over the last dim, in float32. The result has x's dtype."""
 
     def __init__(self, dim: int, *, eps: float = 1e-6) -> None:
         super().__init__()
@@ -21,7 +21,6 @@ class RMSNorm(nn.Module):
         self.wide = wides("x", "square", "mean", "inverse", "normed", "weight", "y")
 
     def forward(self, x_D: Tensor) -> Tensor:
-        """Normalize the last dim; there may be any leading dims."""
         wide_D = self.wide["x"](x_D.float())
         mean = self.wide["mean"](self.wide["square"](wide_D.square()).mean(-1, keepdim=True) + self.eps)
         normed_D = self.wide["normed"](wide_D * self.wide["inverse"](torch.rsqrt(mean)))

@@ -23,9 +23,9 @@ from bitproof.reference.layers.wide import wides
 class Yarn:
     """Scaling of frequencies for texts `factor` times as long as the `original_seq_len` tokens of training.
 
-    - more than `beta_fast` full turns over these tokens: unchanged
-    - fewer than `beta_slow`: divided by `factor`
-    - in between: blended linearly
+    - A pair with more than `beta_fast` full turns over these tokens keeps its frequency.
+    - A pair with fewer than `beta_slow` turns has its frequency divided by `factor`.
+    - In between, the two are blended linearly.
 
     `mscale` is for `attention_scale`.
     """
@@ -37,19 +37,20 @@ class Yarn:
     mscale: float = 1.0
 
     def attention_scale(self) -> float:
-        """The factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2; 1 if `factor` is at most 1."""
+        """Return the factor on the attention softmax's scale: (0.1 mscale ln(factor) + 1)^2, or 1 if `factor` is at
+        most 1.
+        """
         # Squared, because published code scales both queries and keys. Published code also divides the tables, with
         # another setting, `mscale_all_dim`. DeepSeek sets both to the same value, so that the tables are not scaled,
         # and one field is enough here.
         return (0.1 * self.mscale * math.log(self.factor) + 1.0) ** 2 if self.factor > 1 else 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return the scaled frequencies. `frequencies_P` are the unscaled ones, theta^(-2p / dim)."""
+        """Return the scaled frequencies. `frequencies_P` are the unscaled frequencies, theta^(-2p / dim)."""
         dim = 2 * len(frequencies_P)
 
         def pair_that_turns(times: float) -> float:
-            """The index, possibly fractional, of the pair whose angle makes `times` full turns over the original
-            length."""
+            """The index, possibly fractional, of the pair that makes `times` full turns over the original length."""
             return dim * math.log(self.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(theta))
 
         low = max(math.floor(pair_that_turns(self.beta_fast)), 0)
@@ -64,9 +65,9 @@ class Yarn:
 class Llama3Scaling:
     """Llama 3.1's scaling of frequencies for texts `factor` times as long as `original_seq_len` tokens.
 
-    - more than `high_freq_factor` full turns over the original length: unchanged
-    - fewer than `low_freq_factor`: divided by `factor`
-    - in between: blended linearly
+    - A pair with more than `high_freq_factor` full turns over the original length keeps its frequency.
+    - A pair with fewer than `low_freq_factor` turns has its frequency divided by `factor`.
+    - In between, the two are blended linearly.
     """
 
     factor: float
@@ -75,11 +76,10 @@ class Llama3Scaling:
     high_freq_factor: float = 4.0
 
     def attention_scale(self) -> float:
-        """The factor on the attention softmax's scale: 1, since Llama 3.1 does not change it."""
+        # Llama 3.1 does not change the softmax's scale.
         return 1.0
 
     def scaled(self, frequencies_P: Tensor, theta: float) -> Tensor:
-        """Return the scaled frequencies. `frequencies_P` are the unscaled ones, theta^(-2p / dim)."""
         turns_P = self.original_seq_len * frequencies_P / (2 * math.pi)
         width = self.high_freq_factor - self.low_freq_factor
         kept_share_P = ((turns_P - self.low_freq_factor) / width).clamp(0, 1)
@@ -88,7 +88,7 @@ class Llama3Scaling:
 
 @dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """The tables' length in tokens, and the frequencies: their base theta and their scaling (None: unscaled)."""
+    """The tables' length in tokens, and their frequencies: the base `theta`, and the scaling (None: unscaled)."""
 
     max_seq_len: int
     theta: float = 10000.0
@@ -98,8 +98,8 @@ class RopeConfig:
 class RotaryEmbedding(nn.Module):
     """Rotates each even/odd pair of a head's elements by the angle for the token's position.
 
-    Cosines and sines are read from float32 tables (L, P), indexed by position. On the meta device they are missing
-    until `reset_tables`.
+    Cosines and sines are read from float32 tables (L, P), indexed by position. A module made on the meta device has no
+    values in its tables until `reset_tables`.
     """
 
     cos_LP: Tensor
@@ -119,7 +119,7 @@ class RotaryEmbedding(nn.Module):
 
     @torch.no_grad()
     def reset_tables(self) -> None:
-        """Write the tables' values on their device; does nothing on the meta device."""
+        """Write the tables' values on their device. Does nothing on the meta device."""
         if self.cos_LP.is_meta:
             return
         # Always computed on the CPU, so that all devices agree on the tables.
@@ -130,8 +130,10 @@ class RotaryEmbedding(nn.Module):
         self.sin_LP.copy_(angles_LP.sin())
 
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
-        """Rotate x in float32. Returns a tensor of x's shape and dtype. Positions are integers below L. Instead of
-        (B, S) there may be one dim of folded tokens."""
+        """Rotate x in float32. Returns a tensor of x's shape and dtype.
+
+        Positions are integers below L. Folded tokens have a single dim in place of (B, S).
+        """
         # Read from tables: the kernels of cos and sin may give an angle different bits in a vector's body and in its
         # tail, so that splitting the rows would change values.
         cos_BS1P = self.cos_LP[positions_BS].unsqueeze(-2)
@@ -147,7 +149,7 @@ class RotaryEmbedding(nn.Module):
 
 
 def rotary_frequencies(dim: int, config: RopeConfig) -> Tensor:
-    """Each pair's angle per position, in radians: theta^(-2p / dim), then scaled. float32 on the CPU, (P,)."""
+    """Return each pair's angle per position, in radians: theta^(-2p / dim), then scaled. float32 on the CPU, (P,)."""
     exponents_P = torch.arange(0, dim, 2, dtype=torch.float32, device="cpu") / dim
     frequencies_P = 1.0 / config.theta**exponents_P
     return config.scaling.scaled(frequencies_P, config.theta) if config.scaling else frequencies_P

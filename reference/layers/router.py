@@ -1,9 +1,9 @@
-"""The router: chooses the experts of a token, and their weights.
+"""The router: chooses the experts of each token, and their weights.
 
-Sources: DeepSeek-V3, arXiv:2412.19437, sections 2.1.2 (sigmoid scores, balancing by bias, node-limited routing);
+Sources: DeepSeek-V3, arXiv:2412.19437, section 2.1.2 (sigmoid scores, balancing by bias, node-limited routing);
 DeepSeek-V2, arXiv:2405.04434, section 2.2 (softmax scores).
 
-T tokens, D model dim, E experts, K experts a token goes to (top-k slots), G groups of experts, M experts a group
+T tokens, D model dim, E experts, K experts of a token (top k), G groups of experts, M experts of a group
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from bitproof.reference.layers.wide import wides
 class RoutingConfig:
     """How experts are chosen and weighted.
 
-    `top_groups` of `num_groups` equal, contiguous groups of experts stay eligible for a token. `norm` divides
-    a token's weights by their sum; `scale` multiplies them after that.
+    - `num_groups`, `top_groups`: the experts form `num_groups` groups of adjacent experts. A token may choose only from
+      its best `top_groups` groups.
+    - `norm`: True if a token's weights are divided by their sum.
+    - `scale`: a factor on the weights, applied last.
     """
 
     num_experts: int
@@ -60,13 +62,16 @@ class RoutingConfig:
 
     @property
     def experts_per_group(self) -> int:
-        """The number of experts in a group (M)."""
         return self.num_experts // self.num_groups
 
 
 class Routing(NamedTuple):
-    """`experts_TK`: each token's experts by slot, best first. `weights_TK`: their weights in float32. `counts_E`: how
-    many rows each expert gets, int64."""
+    """The choice of experts for each token.
+
+    - `experts_TK`: each token's experts, best first.
+    - `weights_TK`: their weights, in float32.
+    - `counts_E`: the number of rows of each expert, int64.
+    """
 
     experts_TK: Tensor
     weights_TK: Tensor
@@ -74,8 +79,7 @@ class Routing(NamedTuple):
 
 
 class Router(nn.Module):
-    """Chooses each token's experts. Scores are computed in float32 for any dtypes of x and the parameter, with explicit
-    casts and no autocast."""
+    """Chooses each token's experts. Scores are computed in float32 for any dtype of x and of the parameter."""
 
     def __init__(self, dim: int, config: RoutingConfig) -> None:
         super().__init__()
@@ -85,7 +89,7 @@ class Router(nn.Module):
         self.wide = wides("x", "weight", "logits", "scores", "choice", "group_choice", "eligible", "picked", "sum")
 
     def forward(self, x_TD: Tensor, expert_bias_E: Tensor) -> Routing:
-        """Choose each token's experts and weights. The bias affects which experts are chosen, not their weights."""
+        """Choose each token's experts and weights. The bias affects which experts are chosen, but not their weights."""
         scores_TE = self._scores(x_TD)
         experts_TK = select_experts(scores_TE.detach(), expert_bias_E, self.config, self._seen)
         weights_TK: Tensor = self.wide["picked"](scores_TE.gather(1, experts_TK))
@@ -113,10 +117,10 @@ def select_experts(
     config: RoutingConfig,
     seen: Callable[[str, Tensor], Tensor] = lambda name, x: x,
 ) -> Tensor:
-    """The top k experts by score plus bias, within the top groups. Returns experts_TK, best first.
+    """Return the top k experts by score plus bias, within the top groups: experts_TK, best first.
 
-    - A group counts by its best expert (softmax), or its two best (sigmoid).
-    - `seen`: gets the name and each value that decides; returns the value.
+    - The score of a group is that of its best expert (softmax), or the sum of its two best (sigmoid).
+    - `seen`: gets (name, value) for each value that affects the choice, and returns the value.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)
     if config.top_groups < config.num_groups:
@@ -132,7 +136,6 @@ def select_experts(
 
 @torch.no_grad()
 def count_rows(experts_TK: Tensor, num_experts: int) -> Tensor:
-    """How many (token, slot) pairs chose each expert. Returns int64 counts_E."""
     # Integers sum exactly in any order. `bincount` would need a host sync, and its size depends on the data. A
     # token's experts are distinct, so `scatter` writes no element twice.
     chosen_TE = experts_TK.new_zeros(experts_TK.shape[0], num_experts).scatter(1, experts_TK, 1)

@@ -1,7 +1,7 @@
 """The projection to the vocabulary, and the loss over it in pieces.
 
-A step with pieces never holds the logits of all tokens. Each piece of tokens goes through projection, cross entropy and
-both gradients before the next piece begins:
+A step with pieces never has the logits of all tokens in memory. Each piece of tokens goes through projection, cross
+entropy and both gradients before the next piece begins:
 
     for each piece      logits = x W^T;  loss = mean cross entropy / P;  gradients of x and W
     loss                (piece 0 + piece 1) + piece 2 ...
@@ -23,11 +23,13 @@ from torch.nn import functional
 
 
 class Output(nn.Linear):
-    """Projects hidden states to logits; with labels, returns the mean cross entropy instead."""
+    """Projects hidden states to logits. With labels, it returns the mean cross entropy instead."""
 
     def forward(self, x_BSD: Tensor, labels_BS: Tensor | None = None, pieces: int = 1) -> Tensor:
-        """Returns logits_BSV without labels. With labels, returns the mean cross entropy as a float32 scalar, computed
-        in `pieces` equal pieces of adjacent tokens."""
+        """Return logits_BSV. With labels, return the mean cross entropy instead, as a float32 scalar.
+
+        The loss is computed in `pieces` equal pieces of adjacent tokens.
+        """
         if labels_BS is None:
             return functional.linear(x_BSD, self.weight)
         loss: Tensor = _LossInPieces.apply(x_BSD.flatten(0, -2), self.weight, labels_BS.flatten(), pieces)  # type: ignore[no-untyped-call]
@@ -35,8 +37,6 @@ class Output(nn.Linear):
 
 
 class _LossInPieces(torch.autograd.Function):
-    """Mean cross entropy over all tokens, piece by piece. Its forward computes the gradients, too."""
-
     @staticmethod
     def forward(ctx: Any, x_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, pieces: int) -> Tensor:
         x_PtD, labels_Pt = (x.unflatten(0, (pieces, -1)).unbind(0) for x in (x_TD, labels_T))
@@ -54,7 +54,6 @@ class _LossInPieces(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        """The gradients that forward computed, times `grad`."""
         grad_TD, grad_VD = ctx.saved_tensors
         return grad_TD * grad, grad_VD * grad, None, None
 
@@ -62,7 +61,8 @@ class _LossInPieces(torch.autograd.Function):
 def _loss_and_gradients(
     x_tD: Tensor, weight_VD: Tensor, labels_t: Tensor, pieces: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A piece's share of the mean loss (its own mean, divided by `pieces`), and the share's gradients of x and W.
+    """Return a piece's share of the mean loss (its own mean, divided by `pieces`), and the share's gradients of x and
+    W.
 
     The gradient of logits is rounded to x's dtype.
     """

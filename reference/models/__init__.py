@@ -1,7 +1,4 @@
-"""Builds the module that a case's model describes.
-
-A family is a module class and its configurations, by flavor.
-"""
+"""Builds the module that a case's model describes."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from bitproof.reference.models.sizes import resize
 
 
 class Family(NamedTuple):
-    """An architecture: its module class, and its configurations by flavor."""
+    """A model architecture: its module class, and its configurations by name (`flavors`)."""
 
     module: type[nn.Module]
     flavors: Mapping[str, Any]
@@ -31,7 +28,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def model_config(model: Model) -> Any:
-    """Return the configuration of the family and flavor of a case's model, with the sizes that the case states.
+    """Return the configuration of a case's model: that of its family and flavor, with the sizes that the case states.
 
     Raises CaseError for an unknown name, and for a size that the family lacks or cannot have.
     """
@@ -46,8 +43,8 @@ def model_config(model: Model) -> Any:
 def build_model(model: Model) -> nn.Module:
     """Build the module on the default device, in float32.
 
-    Its values are not final: call `reference.init.initialize`. Raises CaseError for an unknown family or flavor, and
-    for impossible sizes.
+    Its values are not final: `reference.init.initialize` writes them. Raises CaseError for an unknown family or flavor,
+    and for impossible sizes.
     """
     config = model_config(model)
     return _family(model).module(config)

@@ -1,6 +1,6 @@
 """DeepSeek-V3 (arXiv:2412.19437): latent attention, dense first layers, then mixtures of experts.
 
-Multi-token prediction is left out: it would add a model's worth of code, but no new kind of arithmetic.
+Multi-token prediction is left out: it would add much code, but no new kind of arithmetic.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DeepSeekV3Config:
 
 
 class DeepSeekV3(Decoder):
-    """DeepSeek-V3: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
+    """DeepSeek-V3. Maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: DeepSeekV3Config) -> None:
         blocks = (_block(config, layer) for layer in range(config.num_layers))
@@ -55,7 +55,7 @@ def _block(config: DeepSeekV3Config, layer: int) -> Block:
 
 
 def _tiny() -> DeepSeekV3Config:
-    """A small model with the 671B model's features, except the query latent."""
+    # All features of the 671B model, except the query latent.
     return DeepSeekV3Config(
         # Dims of elementwise kernels are multiples of 64, so that no row count leaves a vector kernel a tail.
         dim=64,
@@ -85,10 +85,8 @@ def _tiny() -> DeepSeekV3Config:
 
 
 def _uneven() -> DeepSeekV3Config:
-    """Like `tiny`, but shards of some parameters are padded, as the number of ranks does not divide their rows.
-
-    For example, five experts are sharded over 4 ranks: rank 3 has only padding.
-    """
+    # Some shards are padded, as the number of ranks does not divide their rows. For example, five experts are sharded
+    # over 4 ranks: rank 3 has only padding.
     tiny = _tiny()
     return replace(
         tiny,
@@ -100,13 +98,13 @@ def _uneven() -> DeepSeekV3Config:
 
 
 def _many_experts() -> DeepSeekV3Config:
-    """`tiny` with 128 experts, more than a small batch has rows, so that most get none."""
+    # More experts than a small batch has rows, so that most get none.
     tiny = _tiny()
     return replace(tiny, moe=replace(tiny.moe, routing=replace(tiny.moe.routing, num_experts=128)))
 
 
 def _debugmodel() -> DeepSeekV3Config:
-    """A narrow model whose latents and heads have published sizes; softmax scores, no groups, no query latent."""
+    # Narrow, but with published sizes of latents and heads.
     return DeepSeekV3Config(
         dim=256,
         num_layers=6,
@@ -121,7 +119,7 @@ def _debugmodel() -> DeepSeekV3Config:
 
 
 def _16b() -> DeepSeekV3Config:
-    """DeepSeek-V2-Lite's published dimensions."""
+    # DeepSeek-V2-Lite.
     return DeepSeekV3Config(
         dim=2048,
         num_layers=27,
@@ -136,7 +134,7 @@ def _16b() -> DeepSeekV3Config:
 
 
 def _671b() -> DeepSeekV3Config:
-    """DeepSeek-V3's published dimensions."""
+    # DeepSeek-V3 as published.
     return DeepSeekV3Config(
         dim=7168,
         num_layers=61,
@@ -155,7 +153,7 @@ def _671b() -> DeepSeekV3Config:
 
 
 def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max_seq_len: int) -> LatentAttentionConfig:
-    """The attention of a published size. The fields that are set here are the same in all published sizes.
+    """Return the attention of a published size. The fields that are set here are the same in all published sizes.
 
     The rotary tables are shorter than the published 163,840 rows, which nothing here would use.
     """

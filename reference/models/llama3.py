@@ -27,7 +27,7 @@ class Llama3Config:
 
 
 class Llama3(Decoder):
-    """Llama 3: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
+    """Llama 3. Maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: Llama3Config) -> None:
         blocks = (_block(config) for _ in range(config.num_layers))
@@ -41,8 +41,8 @@ def _block(config: Llama3Config) -> Block:
 
 
 def _tiny() -> Llama3Config:
-    """A small model with the published sizes' features. With four tensor-parallel ranks, each gets one key/value head,
-    and elementwise kernels still have dims that are multiples of 64."""
+    # With four tensor-parallel ranks, each gets a single key/value head, and elementwise kernels still have dims that
+    # are multiples of 64.
     return Llama3Config(
         dim=64,
         num_layers=2,
@@ -58,14 +58,13 @@ def _tiny() -> Llama3Config:
 
 
 def _debugmodel() -> Llama3Config:
-    """A narrow model whose heads have published sizes."""
     return _published(dim=512, num_layers=6, num_heads=4, num_kv_heads=2, hidden_dim=1536, vocab_size=2048)
 
 
 def _published(
     *, dim: int, num_layers: int, num_heads: int, hidden_dim: int, num_kv_heads: int = 8, vocab_size: int = 128256
 ) -> Llama3Config:
-    """The configuration of a published size. The fields that are set here are the same in all published sizes.
+    """Return the configuration of a published size. The fields that are set here are the same in all published sizes.
 
     The rotary tables are shorter than the published 131,072 rows, which nothing here would use.
     """

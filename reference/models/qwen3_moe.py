@@ -31,7 +31,7 @@ class Qwen3MoEConfig:
 
 
 class Qwen3MoE(Decoder):
-    """Qwen3-MoE: maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
+    """Qwen3-MoE. Maps token and position ids to logits in the parameters' dtype; with labels, to the mean loss."""
 
     def __init__(self, config: Qwen3MoEConfig) -> None:
         blocks = (_block(config) for _ in range(config.num_layers))
@@ -45,7 +45,7 @@ def _block(config: Qwen3MoEConfig) -> Block:
 
 
 def _tiny() -> Qwen3MoEConfig:
-    """A small model with the published sizes' features; dims of elementwise kernels are multiples of 64."""
+    # Dims of elementwise kernels are multiples of 64.
     return _config(
         dim=64,
         num_layers=2,
@@ -57,7 +57,6 @@ def _tiny() -> Qwen3MoEConfig:
 
 
 def _debugmodel() -> Qwen3MoEConfig:
-    """A narrow model with few experts, whose heads have published sizes."""
     return _config(dim=256, num_layers=6, vocab_size=2048, heads=(4, 2, 128), experts=(16, 4, 256), max_seq_len=4096)
 
 
@@ -70,10 +69,10 @@ def _config(
     vocab_size: int = 151936,
     max_seq_len: int = 16384,
 ) -> Qwen3MoEConfig:
-    """The configuration of one size.
+    """Return the configuration of one size.
 
-    - `heads`: number of query heads, number of key/value heads, head dim.
-    - `experts`: number of experts, top k, hidden dim.
+    - `heads`: (number of query heads, number of key/value heads, head dim).
+    - `experts`: (number of experts, top k, hidden dim).
     - `max_seq_len`: rows of the rotary tables, fewer than published.
     """
     num_heads, num_kv_heads, head_dim = heads

@@ -10,8 +10,7 @@ from bitproof.harness.errors import CaseError
 
 
 def sizes_of(config: Any) -> dict[str, int]:
-    """A configuration's sizes by the names of their fields in `case.Model`, such as {"layers": 3, "dim": 64, "heads":
-    4}."""
+    """Return a configuration's sizes by their names in `case.Model`, such as {"layers": 3, "dim": 64, "heads": 4}."""
     sizes = {"layers": config.num_layers, "dim": config.dim, "heads": config.attention.num_heads}
     if hasattr(config, "num_dense_layers"):
         sizes["dense_layers"] = config.num_dense_layers
@@ -60,16 +59,18 @@ def resize(config: Any, model: Model) -> Any:
 
 
 def _with_heads(attention: Any, heads: int) -> Any:
-    """Set the number of query heads. Key/value heads are scaled in proportion, rounded down, to at least one."""
     if not hasattr(attention, "num_kv_heads"):
         return replace(attention, num_heads=heads)
+    # Key/value heads are scaled in proportion.
     num_kv_heads = max(1, heads * attention.num_kv_heads // attention.num_heads)
     return replace(attention, num_heads=heads, num_kv_heads=num_kv_heads)
 
 
 def _with_dim(config: Any, changes: dict[str, Any], dim: int) -> dict[str, Any]:
-    """Return the changes for a model dim: `dim`, and every hidden dim scaled in proportion. `changes` are those already
-    made to the same config. Raises CaseError if a scaled hidden dim is no whole number."""
+    """Return the changes for the model dim `dim`: the dim itself, and every hidden dim scaled in proportion.
+
+    `changes` are the earlier changes to the same config. Raises CaseError if a scaled hidden dim is not a whole number.
+    """
 
     def hidden(extent: int) -> int:
         if extent * dim % config.dim:

@@ -1,8 +1,8 @@
-"""A process group that sums on the device in ascending rank order, over any backend that can move the tensors.
+"""A process group that sums over ranks on the device, in ascending rank order.
 
-NCCL itself chooses the order of a sum by algorithm, message size and the ranks' positions in its rings. So a bucketed
-reduce-scatter may add in another order than a reduce-scatter for each parameter. Here NCCL only moves bits, and each
-rank adds the parts in rank order when it waits:
+NCCL chooses the order of a sum by algorithm, message size and the ranks' positions in its rings. So a bucketed
+reduce-scatter may add in another order than a reduce-scatter for each parameter. Here the backend (`transport`) only
+moves bits, and each rank adds the parts in rank order when it waits:
 
     reduce-scatter          an all-to-all. Moves as many bytes as a ring; needs memory for a second copy of its input,
                             and for its result
@@ -35,8 +35,10 @@ MOST_GATHERED = 64 * 2**20
 
 
 class DeviceOrderGroup(RankOrderGroup):
-    """Has the collectives of `RankOrderGroup`, with the same bits, but without a copy to host memory. `transport` moves
-    the tensors: NCCL on GPUs, gloo on a CPU."""
+    """Collectives with the same bits as those of `RankOrderGroup`, but without a copy to host memory.
+
+    `transport` moves the tensors: NCCL on GPUs, gloo on a CPU.
+    """
 
     def __init__(self, transport: dist.ProcessGroup) -> None:
         # Not `super().__init__`, which takes a gloo group.
@@ -44,7 +46,6 @@ class DeviceOrderGroup(RankOrderGroup):
         self._transport = transport
 
     def getBackendName(self) -> str:
-        """The name in `dist.get_backend` and error messages."""
         return self._transport.name()
 
     def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
@@ -70,8 +71,10 @@ class DeviceOrderGroup(RankOrderGroup):
         return _PendingWork(work, gathered_WN, lambda: x.copy_(self._sum(gathered_WN).view_as(x)))
 
     def all_reduce_by_parts(self, x: Tensor) -> Work:
-        """Sum a tensor over ranks in rank order, in place: each of the W ranks sums 1/W of the elements, then all ranks
-        gather the sums."""
+        """Sum a tensor over ranks in rank order, in place.
+
+        Each of the W ranks sums 1/W of the elements. Then all ranks gather the sums.
+        """
         # Padded with zeros to W equal parts; the last parts' padding is left out of the result.
         sent_WN = x.new_zeros(self.size(), -(-x.numel() // self.size()))
         sent_WN.view(-1)[: x.numel()].copy_(x.reshape(-1))
@@ -97,7 +100,7 @@ class DeviceOrderGroup(RankOrderGroup):
 
 
 class _PendingWork(Work):
-    """An async handle that keeps the collective's inputs alive until the wait, and then calls `finish`."""
+    """An async handle that keeps the collective's input `read` alive until the wait, and then calls `finish`."""
 
     def __init__(self, work: Work, read: Tensor, finish: Callable[[], Any] | None = None) -> None:
         super().__init__()
@@ -115,8 +118,10 @@ class _PendingWork(Work):
 
 
 def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
-    """The sum over dim 0, in rank order. Triton's kernel reads each part once; the bits equal those of sequential
-    additions."""
+    """Return the sum over dim 0 in rank order, by a Triton kernel that reads each part once.
+
+    The bits equal those of sequential additions.
+    """
     from bitproof.reference.parallel.rank_order_kernel import add_parts
 
     parts_WN = parts_WN if parts_WN[0].is_contiguous() else parts_WN.contiguous()
@@ -126,13 +131,12 @@ def sum_in_one_kernel(parts_WN: Tensor) -> Tensor:
 
 
 def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a device sums tensors of a dtype over ranks with the Triton kernel, rather than part by part."""
     return why_no_kernel(device, dtype) is None
 
 
 @functools.cache
 def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why a device sums tensors of a dtype part by part, in words; None if the Triton kernel sums them."""
+    """Return why a device does not sum tensors of this dtype with the Triton kernel; None if it does."""
     large = 2 / torch.finfo(dtype).eps  # ascending: the first 1 is lost, the sum is 1; descending: it is 2
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)
@@ -147,8 +151,10 @@ def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
 
 
 def sums_of(device: torch.device) -> str:
-    """How a device sums float32 and bfloat16 over ranks, in words for manifests and reports, such as "by one Triton
-    kernel"."""
+    """Return a description of how a device sums float32 and bfloat16 over ranks, such as "by one Triton kernel".
+
+    Manifests and reports show it.
+    """
     found = {}
     for dtype in (torch.float32, torch.bfloat16):
         why = why_no_kernel(device, dtype)

@@ -1,6 +1,6 @@
-"""Sends routed rows to the ranks of their experts, and back (expert parallelism).
+"""Expert parallelism: sends rows to the ranks of their experts, and the results back.
 
-Rank i of the expert group has experts [i * L, (i + 1) * L).
+With L local experts, rank i of the expert group has experts [i * L, (i + 1) * L).
 
 1. Rows to send are sorted by expert, so the rows for a rank are adjacent.
 2. Ranks exchange the numbers of rows, then the rows.
@@ -25,26 +25,30 @@ from bitproof.reference.parallel.collectives import all_to_all
 
 
 class AllToAll(torch.autograd.Function):
-    """Uneven all-to-all of rows over a named group. Its backward sends the gradients of received rows back to the
-    senders."""
+    """All-to-all of rows with different splits, over a named group.
+
+    Its backward sends gradients back to the senders.
+    """
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, received: list[int], sent: list[int], group: str) -> Tensor:
-        """Send `rows` (sum(sent), D): `sent[i]` rows to rank i. Returns the received rows (sum(received), D)."""
+        """Send `sent[i]` rows of `rows` (sum(sent), D) to rank i. Returns the received rows (sum(received), D)."""
         ctx.received, ctx.sent, ctx.group = received, sent, group
         return all_to_all(rows, received, sent, group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        """Send the gradient of the received rows (sum(received), D) back. Returns the gradient of `rows` (sum(sent),
-        D)."""
+        """Send the gradient of the received rows back. Returns the gradient of `rows`, (sum(sent), D)."""
         return all_to_all(grad.contiguous(), ctx.sent, ctx.received, ctx.group), None, None, None
 
 
 @dataclass(frozen=True)
 class _Route:
-    """State with which `combine` undoes a `dispatch`: the number of rows sent to and received from each rank, and the
-    indices that put received rows back into the order of their senders."""
+    """State with which `combine` undoes a `dispatch`.
+
+    - `sent`, `received`: the numbers of rows sent to and received from each rank.
+    - `to_sender_order_P`: indices that put the received rows back into the order of their senders.
+    """
 
     sent: list[int]
     received: list[int]
@@ -59,9 +63,11 @@ class ExpertExchange:
         self.group = group
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Route]:
-        """Send each row of `rows_RD`, sorted by expert, to its expert. `counts_E` (int64) counts each expert's rows.
+        """Send each row of `rows_RD`, sorted by expert, to its expert.
 
-        Returns the rows sorted by local expert, where each local expert's rows end (int32), and the route for
+        `counts_E` (int64) has the number of rows of each expert.
+
+        Returns the received rows sorted by local expert, the end of each local expert's rows (int32), and the state for
         `combine`.
         """
         num_local = counts_E.shape[0] // self.size
@@ -90,10 +96,10 @@ class ExpertExchange:
 
 
 class CapacityExchange:
-    """Exchanges routed rows as `ExpertExchange`, but an expert accepts at most C of each rank's rows.
+    """Exchanges rows as `ExpertExchange`, but each expert accepts at most C of each rank's rows.
 
     - C is `capacity` times an expert's even share of the rank's rows in this call, rounded up.
-    - Rows above C are dropped: their results are zeros. If there are fewer, zeros are sent.
+    - Rows above C are dropped, and their results are zeros. If there are fewer, zeros are sent in their place.
 
     So no tensor's size depends on the data, and the host never waits for a count.
     """
@@ -107,11 +113,12 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """Send at most C rows of `rows_RD`, sorted by expert, to each expert. `counts_E` (int64) counts each expert's
-        rows.
+        """Send at most C rows of `rows_RD`, sorted by expert, to each expert.
 
-        Returns the slots by local expert, sender and slot, where each local expert's slots end (int32), and `combine`'s
-        state.
+        `counts_E` (int64) has each expert's number of rows.
+
+        Returns C rows for each local expert and sender, the end of each local expert's rows (int32), and the state for
+        `combine`.
         """
         num_experts = counts_E.shape[0]
         # Rounded up, in integers.
@@ -135,8 +142,10 @@ class CapacityExchange:
         return rows_LWCD.flatten(0, 2), ends_L, _Slots(num_slots, slot_R)
 
     def combine(self, rows_PD: Tensor, slots: _Slots) -> Tensor:
-        """Send the experts' results back. Returns rows (R, D) in the order of the rows that `dispatch` took; zeros for
-        dropped rows."""
+        """Send the experts' results back. Returns rows (R, D) in the order of the rows that `dispatch` took.
+
+        Dropped rows are zeros.
+        """
         rows_LWCD = rows_PD.view(-1, self.size, slots.number, rows_PD.shape[1])
         rows_WLCD = self._exchange(rows_LWCD.transpose(0, 1).contiguous())
         # A dropped row has index 0, the row of zeros.
@@ -152,8 +161,11 @@ class CapacityExchange:
 
 @dataclass(frozen=True)
 class _Slots:
-    """`number`: how many slots an expert has for each rank's rows. `of_R`: the index of each row's slot among all slots
-    that the rank sends, counted from 1; 0 for a dropped row."""
+    """State with which `combine` undoes a `dispatch`.
+
+    - `number`: C, the number of slots that an expert has for each rank's rows.
+    - `of_R`: the slot of each row, counted from 1 over all slots that the rank sends; 0 for a dropped row.
+    """
 
     number: int
     of_R: Tensor

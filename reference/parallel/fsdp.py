@@ -8,9 +8,8 @@ can run the same traced graph. When a module reads the parameter as its attribut
                 order on gloo) and casts the rows to the parameter's dtype; if each tensor-parallel rank has
                 a part of the gradient, sums it over those ranks first
 
-Every rank of the group stores a replicated parameter whole. It is not gathered, and an all-reduce sums its gradient.
-
-A module whose forward runs twice gathers twice and reduces twice, as in SimpleFSDP (https://arxiv.org/abs/2411.00284).
+A replicated parameter is whole on every rank of the group. It is not gathered, and an all-reduce sums its gradient. A
+module whose forward runs twice gathers and reduces twice, as in SimpleFSDP (https://arxiv.org/abs/2411.00284).
 """
 
 from __future__ import annotations
@@ -42,11 +41,12 @@ class Sharding:
     """A parameter's layout: the `size` ranks of `group` shard `rows` rows of it.
 
     - `part`: the part of the parameter that these ranks have, as arguments of `narrow`: (dim, first, extent). It is the
-      whole parameter, unless expert or tensor parallelism splits it.
-    - `compute`, `reduce`: the dtypes of the gathered parameter and of the gradient's sum.
-    - `is_summed`: each rank of the tensor group has the whole parameter, and its gradient is summed over that group.
+      whole parameter unless expert or tensor parallelism splits it.
+    - `compute`, `reduce`: the dtypes of the gathered parameter, and of the sum of gradients.
+    - `is_summed`: True if each rank of the tensor group has the whole parameter, and its gradient is summed over that
+      group.
     - `copies`: the number of tensor ranks with the same rows.
-    - `is_replicated`: every rank of `group` has all rows, and `size` is 1.
+    - `is_replicated`: True if every rank of `group` has all rows. Then `size` is 1.
     """
 
     group: str
@@ -65,15 +65,18 @@ class Sharding:
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
-        """The rows of the whole parameter `whole` that the rank at `coordinate` of the group stores, without
-        padding."""
+        """Return the rows of the parameter `whole` that the rank at `coordinate` of the group
+        stores, without padding.
+        """
         start = 0 if self.is_replicated else coordinate * self.rows_per_rank
         return whole.narrow(*self.part)[start : start + self.rows_per_rank]
 
 
 class Unshard(torch.autograd.Function):
-    """Gathers a parameter from the ranks' shards, in the compute dtype. Its backward sums the gradient over ranks and
-    returns this rank's rows."""
+    """Gathers a parameter from the ranks' shards, in the compute dtype.
+
+    Its backward returns this rank's rows of the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, shard: Tensor, sharding: Sharding) -> Tensor:
@@ -86,7 +89,7 @@ class Unshard(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Sum `grad` (rows, ...) over ranks; returns this rank's rows in float32."""
+        """Sum `grad` (rows, ...) over ranks, and return this rank's rows in float32."""
         sharding: Sharding = ctx.sharding
         padding = sharding.rows_per_rank * sharding.size - sharding.rows
         grad = grad.to(sharding.reduce)
@@ -116,13 +119,13 @@ def fully_shard(
 ) -> None:
     """Replace every parameter of `model`, in place, by this rank's shard with its initial values.
 
-    - Routed experts are split over the expert group, then sharded over the expert-FSDP group. All other parameters are
-      sharded over the FSDP group.
-    - `tensor_dims`: parameters that are first split over the tensor group, and the dim. With None a parameter stays
-      whole, and its gradient is summed over the tensor group.
-    - `replicated`: parameters that are whole on each rank of the group over which they would be sharded.
-    - `values_of`: maps a parameter's name to another name, whose initial values it gets.
+    - Routed experts are split over the expert group, and then sharded over the expert-FSDP group. All other parameters
+      are sharded over the FSDP group.
+    - `tensor_dims`: maps a parameter's name to the dim along which the tensor group splits it first. With None the
+      parameter stays whole, and its gradient is summed over the tensor group.
     - `spread`: as for `initial_values`.
+    - `replicated`: names of parameters that are whole on each rank of the group over which they would be sharded.
+    - `values_of`: maps a parameter's name to another name, whose initial values it gets.
 
     A parameter that several modules share becomes a single shard, with the initial values of its first name. On the
     meta device no values are made. Raises CaseError for an unknown name in `replicated`, and for modules that need
@@ -171,7 +174,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Map each further name of a parameter that several modules share to the parameter's first name."""
+    """Return further name -> first name, for each parameter that several modules share."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}
@@ -179,9 +182,10 @@ def _tied_parameters(model: nn.Module) -> dict[str, str]:
 
 
 def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[int, int, int]:
-    """This rank's part of a parameter that `group` splits evenly along `dim`, as (dim, first, extent) for `narrow`.
+    """Return this rank's part of a parameter that `group` splits evenly along `dim`, as (dim, first, extent) for
+    `narrow`.
 
-    Without `dim` it is the whole parameter. Raises CaseError if the split is uneven.
+    With None, it is the whole parameter. Raises CaseError if the split is uneven.
     """
     if dim is None:
         return 0, 0, shape[0]
@@ -225,8 +229,10 @@ def _initial_shard(
 
 
 def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> type[nn.Module]:
-    """A subclass of `cls` whose attributes named in `shardings` gather the parameter when they are read. The parameters
-    stay registered under their names, so `named_parameters` yields the shards."""
+    """Return a subclass of `cls` whose attributes in `shardings` gather the parameter when they are read.
+
+    The parameters stay registered under their names, so `named_parameters` yields the shards.
+    """
 
     # Python looks a property up before it calls `nn.Module.__getattr__`, which would return the shard itself.
     def reader(name: str) -> property:
@@ -237,7 +243,7 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
 
 def placement_hash(model: nn.Module) -> str:
-    """The SHA-256 of all parameters' layouts, equal on all ranks."""
+    """Return the SHA-256 of the layouts of all parameters. It is equal on all ranks."""
     # Without the index `part[1]` at which a rank's part begins: it differs from rank to rank.
     layouts = [
         [name, x.group, x.size, x.part[0], x.part[2], x.rows, x.is_summed, x.copies, x.is_replicated]
@@ -247,7 +253,7 @@ def placement_hash(model: nn.Module) -> str:
 
 
 def shardings_of(model: nn.Module) -> dict[str, Sharding]:
-    """The layout of each parameter of a model that `fully_shard` has sharded, by name."""
+    """Return parameter name -> layout, for a model that `fully_shard` has sharded."""
     found: dict[str, Sharding] = {}
     for prefix, module in model.named_modules():
         own: Mapping[str, Sharding] = getattr(module, "shardings", {})

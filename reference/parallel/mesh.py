@@ -1,7 +1,7 @@
 """Defines the ranks of a case and their process groups, under names that are the same on every rank.
 
-A traced graph contains the names of its groups. So each group is named by its purpose, unlike the groups of a
-DeviceMesh, whose names differ from rank to rank. Under a name, each rank registers the group that it is in:
+A traced graph contains the names of its groups. The groups of a DeviceMesh have different names on different ranks, so
+each group here is named by its purpose:
 
     fsdp    ranks that shard dense parameters among them: all ranks of a pipeline stage, or with tp > 1, those with the
             same tensor-parallel part of each layer. The group is also used for token counts
@@ -46,27 +46,28 @@ Partition = Sequence[Sequence[int]]
 Wrap = Callable[[dist.ProcessGroup], dist.ProcessGroup]
 
 joined_groups: dict[str, dist.ProcessGroup] = {}
-"""This process's groups: torch's registry only has weak references to them."""
+"""This process's groups, by name. Torch's registry has only weak references to them."""
 partitions: dict[str, Partition] = {}
 time_limits: list[timedelta] = []
 """The time limit of this process's collectives; empty until it has joined groups."""
 _wraps: list[Wrap] = []
-"""The function that replaces torch's group by one with a stated order of sums; it returns torch's own group if NCCL's
-own sums are used.
+"""The function that wraps torch's groups so that they sum in a stated order.
+
+It returns a group unchanged if NCCL's own sums are used.
 """
 disturbances: list[Wrap] = []
-"""The wrapper that a fault puts around every group, if a fault runs."""
+"""The function with which a fault wraps every group; empty without a fault."""
 shared_memories: list[SharedMemory] = []
-"""The shared memory of this process's groups, if all ranks run on the same machine and use it."""
+"""The shared memory of this process's groups; empty if they do not use any."""
 _in_memory: list[SharedMemoryGroup] = []
 """This process's groups that use shared memory."""
 _boards: list[Board] = []
-"""The board to which this process reports its collectives, if a watcher reads it."""
+"""The board to which this process reports its collectives; empty if it does not report them."""
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """A rank's coordinates in the groups of a case.
+    """A rank's coordinates in the process groups of a case.
 
     Rank r has these coordinates; in a pipeline, r is its index among the ranks with the same stages:
 
@@ -82,19 +83,19 @@ class Mesh:
     device: torch.device = torch.device("cpu")  # noqa: RUF009 (a device is immutable)
 
     def size(self, group: str) -> int:
-        """The number of ranks in the named group."""
+        """Return the number of ranks in the group with this name."""
         return len(self.partition(group)[0])
 
     def coordinate(self, group: str) -> int:
-        """This rank's index within its instance of the named group."""
+        """Return this rank's index within its instance of the group."""
         return self.members(group).index(self.rank)
 
     def members(self, group: str) -> list[int]:
-        """The ranks of this rank's instance of the named group, in the group's order."""
+        """Return the ranks of this rank's instance of the group, in the group's order."""
         return next(ranks for ranks in self.partition(group) if self.rank in ranks)
 
     def partition(self, group: str) -> list[list[int]]:
-        """Every instance of the named group, as the list of its ranks. Each rank is in exactly one of them."""
+        """Return a list for each instance of the group, with its ranks. Each rank is in exactly one of these lists."""
         world, ep, tp = self.parallelism.world_size, self.parallelism.ep, self.parallelism.tp
         ranks, size = range(world), self.parallelism.stage_ranks
         parts = [ranks[first : first + size] for first in range(0, world, size)]
@@ -107,8 +108,11 @@ class Mesh:
         }[group]
 
     def object_of(self, group: str) -> str:
-        """The name under which the process group of `group` was made: several names may share a process group, and the
-        first of them makes it."""
+        """Return the name under which the process group of `group` is made.
+
+        With `shared_groups`, names with the same ranks share a process group, which is made under the first of these
+        names.
+        """
         if not self.parallelism.shared_groups:
             return group
         return next(name for name in GROUP_NAMES if self.partition(name) == self.partition(group))
@@ -126,14 +130,14 @@ def join_groups(
     disturb: Wrap | None = None,
     board: Board | None = None,
 ) -> None:
-    """Start torch.distributed on this rank and register the mesh's groups under their names.
+    """Start torch.distributed on this rank, and register the mesh's groups under their names.
 
-    - `backend`: "nccl" or "gloo". Groups sum in rank order (see `DeviceOrderGroup`, `RankOrderGroup`).
+    - `backend`: "nccl" or "gloo". Groups sum in rank order (see `DeviceOrderGroup` and `RankOrderGroup`).
     - `timeout`: the longest wait of a collective, in seconds.
-    - `native`: NCCL sums in its own order.
-    - `memory`: the named groups on gloo communicate through it, with the same bits. Make it before ranks are forked.
+    - `memory`: shared memory for the named groups on gloo. The bits stay the same. Make it before ranks are forked.
+    - `native`: True if NCCL sums in its own order.
     - `disturb`: a fault, as a function that takes each named group and returns the group to use instead.
-    - `board`: the rank reports the collectives of named groups on it.
+    - `board`: a board to which the rank reports the collectives of named groups.
     """
     limit = timedelta(seconds=timeout)
     world_size = mesh.parallelism.world_size
@@ -163,8 +167,8 @@ def join_groups(
 def ensure_group(name: str, partition: Partition, *, high_priority: bool = False) -> None:
     """Make and register a group over each list of ranks in `partition`, unless the group exists.
 
-    All ranks call this, for the same groups in the same order. On NCCL, `high_priority` is for the group's stream.
-    Raises ValueError if the group exists with another partition, and if ranks in a list do not ascend.
+    All ranks must call this, for the same groups in the same order. On NCCL, `high_priority` applies to the group's
+    stream. Raises ValueError if the group exists with other ranks, or if the ranks of a list do not ascend.
     """
     partition = [list(ranks) for ranks in partition]
     if name in joined_groups:
@@ -179,15 +183,15 @@ def ensure_group(name: str, partition: Partition, *, high_priority: bool = False
 
 
 def pipeline_group(mesh: Mesh) -> dist.ProcessGroup:
-    """torch's own group of the ranks in this rank's pipeline. All ranks make it together.
+    """Make torch's own group of the ranks in this rank's pipeline. All ranks must call this together.
 
-    It is for messages between two ranks only, which the other groups in this file do not support.
+    It is for messages between two ranks, which the other groups in this file do not support.
     """
     return _make_part(mesh.partition(PIPELINE), False)
 
 
 def _make_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
-    """Make torch's group over the ranks in this rank's part of `partition`. All ranks call this together."""
+    """Make torch's group over this rank's list in `partition`. All ranks must call this together."""
     rank = dist.get_rank()
     own = next(list(ranks) for ranks in partition if rank in ranks)
     # NCCL splits the communicator of all ranks once for the whole partition.
@@ -210,8 +214,9 @@ def _make_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _order_sums(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """Make a group that communicates through shared memory if enough of it is left, else one that wraps torch's
-    `group`."""
+    """Return a group that sums in a stated order: through shared memory if enough of it is left, or
+    else over `group`.
+    """
     # gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
     # take up to three times as long (docs/explanation/decisions/shared-memory.md).
     rings = (
@@ -226,15 +231,19 @@ def _order_sums(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessG
 
 
 def collectives_in_memory() -> dict[str, int]:
-    """How many collectives this rank has launched in each of its shared-memory groups, by a name such as "shared memory
-    0". Groups of a single rank are left out."""
+    """Return name -> number of collectives that this rank has launched, for each shared-memory group of several ranks.
+
+    The names are "shared memory 0", "shared memory 1", and so on.
+    """
     groups = [group for group in _in_memory if group.num_ranks > 1]
     return {f"shared memory {index}": group.inline.posted for index, group in enumerate(groups)}
 
 
 def ranks_in(name: str) -> tuple[int, ...] | None:
-    """The ranks of this rank's instance of a group, in the group's order; None for an unknown name. `name` may also be
-    a group of torch's own."""
+    """Return the ranks of this rank's instance of a group, in the group's order; None for an unknown name.
+
+    `name` may also name a group of torch's own.
+    """
     if name in partitions:
         rank = dist.get_rank()
         return next((tuple(ranks) for ranks in partitions[name] if rank in ranks), None)
@@ -245,7 +254,7 @@ def ranks_in(name: str) -> tuple[int, ...] | None:
 
 
 def leave_groups() -> None:
-    """Undo `join_groups` and `ensure_group`; does nothing if this rank never joined."""
+    """Undo `join_groups` and `ensure_group`. Does nothing if this rank has not joined."""
     if not dist.is_initialized():
         return
     for name in joined_groups:
@@ -265,8 +274,10 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Store a group and register it under its name. With `is_new` the group is first wrapped, to inject faults and to
-    report its collectives, if `join_groups` was asked to."""
+    """Register a group under its name.
+
+    With `is_new`, the group is first wrapped by the `disturb` and the `board` that `join_groups` got.
+    """
     for disturb in disturbances if is_new else ():
         group = disturb(group)
     # Reports go around a fault, so that a collective which a fault delays is reported, too.

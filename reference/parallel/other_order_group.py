@@ -1,12 +1,12 @@
-"""A process group that adds the ranks' values in another order than rank order, to find out whether a case detects it.
+"""A process group that adds in another order than rank order, to find out whether a case detects that. The orders:
 
     descending   ((r7 + r6) + r5) + ...
     pairwise     ((r0 + r1) + (r2 + r3)) + ..., as a tree adds
     position     the result of W ranks has W equal blocks; each block's sum begins at another rank and ascends from
                  there, as in a ring
 
-In "position", an element's order depends on its place in the message. So a gradient is added in another order in a
-bucket than in a message of its own.
+In "position", the order of an element's sum depends on its index in the message. So a gradient in a bucket is added in
+another order than in a message of its own.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
 ORDERS = ("descending", "pairwise", "position")
 FEWEST_RANKS = {"descending": 3, "pairwise": 4, "position": 3}
-"""For each order, the fewest ranks for which it differs from ascending. Two ranks have a single order of addition, and
-pairs of three ranks are added in ascending order.
+"""For each order, the fewest ranks for which it differs from ascending order.
+
+For example, a sum of two ranks has a single order.
 """
 
 
 class OtherOrderGroup(DeviceOrderGroup):
-    """A group that communicates through `transport`. While `is_on()` is true, it adds floating-point values in `order`.
+    """A group over `transport` that adds floating-point values in `order` while `is_on()` is true.
 
-    It calls `tell` before each such sum. A sum over fewer ranks than FEWEST_RANKS states is added in rank order.
+    It calls `tell` before each such sum. Fewer ranks than FEWEST_RANKS states are added in rank order.
     """
 
     def __init__(
@@ -51,8 +52,10 @@ class OtherOrderGroup(DeviceOrderGroup):
 
 
 def sum_in_order(parts_WN: Tensor, order: str) -> Tensor:
-    """Sum the ranks' tensors `parts_WN[rank]` in one of the ORDERS, which the top of this file describes. Returns
-    (N,)."""
+    """Sum the ranks' tensors `parts_WN[rank]` in an order of ORDERS, explained at the top of this file.
+
+    Returns (N,).
+    """
     match order:
         case "descending":
             return sum_in_rank_order(parts_WN.flip(0))

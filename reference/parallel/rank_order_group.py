@@ -1,12 +1,10 @@
 """A gloo process group that sums in ascending rank order.
 
-Gloo itself chooses the order of a sum by message size and group size. Here every collective is an all-to-all, after
-which each rank adds the received parts in rank order.
+Gloo chooses the order of a sum by message size and group size. Here every collective is an all-to-all, after which each
+rank adds the received parts in rank order. CUDA tensors are copied through host memory, so ranks can share a GPU.
 
-This is also faster, as a single round of messages suffices. With 8 ranks on 2 cores an all-gather takes 3.4 ms instead
-of 10, a reduce-scatter 4 ms instead of 16.5.
-
-CUDA tensors are copied through host memory, so ranks can share a GPU.
+This is also faster, as a single round of messages suffices. With 8 ranks on 2 cores, an all-gather takes 3.4 ms instead
+of 10, and a reduce-scatter 4 ms instead of 16.5.
 """
 
 from __future__ import annotations
@@ -24,8 +22,7 @@ from bitproof.harness.within_user_code import refused
 
 
 class _FinishOnWait(Work):
-    """An async handle whose wait finishes the collective: it adds the received parts, or copies the result to the
-    device."""
+    """An async handle whose wait calls `finish`, which adds the received parts or copies the result to the device."""
 
     def __init__(self, transfer: Work, finish: Any) -> None:
         super().__init__()
@@ -44,7 +41,7 @@ class _FinishOnWait(Work):
 class RankOrderGroup(dist.ProcessGroup):
     """All-gather, reduce-scatter, all-reduce and all-to-all over a gloo group's all-to-all.
 
-    Sums are float sums in the tensor's own dtype, in ascending rank order: ((r0 + r1) + r2) + ...
+    Sums are in the tensor's own dtype and in ascending rank order: ((r0 + r1) + r2) + ...
     """
 
     def __init__(self, gloo: dist.ProcessGroup) -> None:
@@ -52,28 +49,23 @@ class RankOrderGroup(dist.ProcessGroup):
         self._gloo = gloo
 
     def getBackendName(self) -> str:  # the name torch calls
-        """The name in `dist.get_backend` and error messages."""
         return "gloo"
 
     # torch 2.13 calls the "coalesced" methods for functional collectives, whatever the number of tensors; other
     # releases call other names of the same method, so each name is defined here.
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Gather each tensor of `inputs` in rank order. A tensor's shape is the same on all ranks."""
         return _all_of([self._all_gather(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Sum each tensor of `inputs` over ranks in rank order; this rank keeps its part of each sum."""
         _refuse_all_but_sum(opts)
         return _all_of([self._reduce_scatter(out, x) for out, x in zip(outputs, inputs, strict=True)])
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        """Sum each tensor over ranks in rank order, in place."""
         _refuse_all_but_sum(opts)
         return _all_of([self._all_reduce(x) for x in tensors])
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        """Sum each tensor over ranks in rank order, in place."""
         return self.allreduce_coalesced(tensors, opts)
 
     def _allgather_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
@@ -86,7 +78,6 @@ class RankOrderGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
-        """Exchange rows: send part i of `x` to rank i, receive part i of `output` from rank i."""
         return self._all_to_all(output, x, output_splits, input_splits)
 
     all_gather_single = _allgather_base  # type: ignore[assignment]
@@ -121,8 +112,10 @@ class RankOrderGroup(dist.ProcessGroup):
 
 
 class LoneGroup(RankOrderGroup):
-    """The group of a single rank. Each collective copies its input to its output at the launch, since a sum over one
-    rank is its input."""
+    """The group of a single rank.
+
+    A launch copies the input to the output, since a sum over a single rank is its input.
+    """
 
     def __init__(self) -> None:
         dist.ProcessGroup.__init__(self, 0, 1)  # type: ignore[call-arg]
@@ -155,8 +148,6 @@ def _all_of(works: list[Work]) -> Work:
 
 
 class _AllOf(Work):
-    """An async handle of several collectives. Its wait waits for all of them."""
-
     def __init__(self, works: list[Work]) -> None:
         super().__init__()
         self._works = works
@@ -168,8 +159,10 @@ class _AllOf(Work):
 
 
 def sum_in_rank_order(parts_WN: Tensor) -> Tensor:
-    """Sum the ranks' tensors `parts_WN[rank]` in the order ((r0 + r1) + r2) + ... The only new memory is that of the
-    sum."""
+    """Return the sum of the ranks' tensors `parts_WN[rank]` in the order ((r0 + r1) + r2) + ...
+
+    It allocates no memory but that of the sum.
+    """
     total_N = parts_WN[0].clone()
     for part_N in parts_WN[1:]:
         total_N += part_N
@@ -182,12 +175,14 @@ def _refuse_all_but_sum(opts: Any) -> None:
 
 
 def to_host(x: Tensor) -> Tensor:
-    """`x` contiguous and in host memory; `x` itself if it already is."""
+    """Return `x` contiguous and in host memory; `x` itself if it already is."""
     return x.contiguous().cpu()
 
 
 def kept_apart(sent: Tensor, given: Tensor) -> Tensor:
-    """`sent`, or a copy of it if it shares the memory of `given`: the caller may write `given` during the transfer."""
+    """Return `sent`, or a copy of it if it shares the memory of `given`: the caller may write `given` during the
+    transfer.
+    """
     return sent.clone() if sent.data_ptr() == given.data_ptr() else sent
 
 

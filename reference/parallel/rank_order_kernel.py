@@ -1,8 +1,8 @@
-"""Sums over ranks in ascending rank order by a Triton kernel: each part is read once, and the sum written once.
+"""A Triton kernel that sums over ranks in ascending rank order, ((r0 + r1) + r2) + ... It reads each part once.
 
-The order is ((r0 + r1) + r2) + .... Every addition rounds to the tensors' dtype, as in torch; 16-bit floats are added
-in float32. Rounding to bfloat16 is done by arithmetic on bits, so that no compiler and no GPU decides it: to nearest,
-ties to even, and NaN to 0x7fc0.
+Every addition rounds to the tensors' dtype, as in torch; 16-bit floats are added in float32. Rounding to bfloat16 is
+computed on bits, so that it depends on no compiler and no GPU. It is to nearest, with ties to even, and NaN becomes
+0x7fc0.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ _BFLOAT16, _HALF, _OTHER = tl.constexpr(2), tl.constexpr(1), tl.constexpr(0)
 
 
 def add_parts(parts_WN: torch.Tensor, total_N: torch.Tensor) -> None:
-    """Add the ranks' tensors `parts_WN[rank]` in rank order, and write the sum into `total_N`. All are contiguous and
-    of one dtype."""
+    """Add the ranks' tensors `parts_WN[rank]` in rank order, and write the sum into `total_N`.
+
+    All tensors are contiguous and have the same dtype.
+    """
     kind = {torch.bfloat16: 2, torch.float16: 1}.get(parts_WN.dtype, 0)
     stride, num = parts_WN.stride(0), total_N.numel()
     # As bits: the kernel widens and rounds bfloat16 itself.
@@ -39,10 +41,10 @@ def add_in_rank_order(
     block: tl.constexpr,
     kind: tl.constexpr,
 ) -> None:
-    """Add one block of all ranks' parts: `block` adjacent elements, at this program's index.
+    """Add a block of all ranks' parts: `block` adjacent elements, at this program's index.
 
-    - `stride`: the number of elements from part to part.
-    - `kind`: 2 for bfloat16 (passed as int16), 1 for float16, else 0.
+    - `stride`: the number of elements between the beginnings of two parts.
+    - `kind`: 2 for bfloat16 (passed as int16), 1 for float16, otherwise 0.
     """
     # In 64 bits, as a tensor may have more than 2^31 elements.
     places = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)

@@ -1,12 +1,11 @@
 """A process group that reports each collective before and after its launch, and before and after its wait.
 
-A rank that hangs in a collective cannot report it: its Python stack does not show which collective it waits for. So
-each rank writes its state beforehand to a board in shared memory, a line of text per rank
-(`harness.shared_memory.Board`). Another process reads the board.
+The Python stack of a rank that hangs does not show for which collective it waits. So each rank writes beforehand a line
+of text to a board in shared memory (`harness.shared_memory.Board`), which another process reads. An example of a line
+is "waits for all_reduce 7 of group fsdp".
 
-Example of a line: "waits for all_reduce 7 of group fsdp". The number counts the group's collectives, alike on all
-ranks. So the rank with the lowest number is the rank for which the others wait. On CUDA a launch may be reported before
-it has started on the device.
+The number counts the group's collectives, equally on all ranks. So the other ranks wait for the rank with the lowest
+number. On CUDA, a launch may be reported before it has started on the device.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ Tell = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
-    """The collectives of another group, `inner`. `name` is the group's name in reports.
+    """The collectives of another group, `inner`, whose name in reports is `name`.
 
-    Calls `tell` with the report's text before and after each launch and each wait.
+    Before and after each launch and each wait, it calls `tell` with a line of text.
     """
 
     def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:
@@ -39,24 +38,19 @@ class ReportingGroup(dist.ProcessGroup):
         self._launched = 0
 
     def getBackendName(self) -> str:
-        """The name in `dist.get_backend` and error messages."""
         return self.inner.name()
 
     def allgather_into_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Report the collective, and call the inner group."""
         return self._launch("all_gather", inputs, self.inner.allgather_into_tensor_coalesced, outputs, inputs, opts)
 
     def reduce_scatter_tensor_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Work:
-        """Report the collective, and call the inner group."""
         call = self.inner.reduce_scatter_tensor_coalesced
         return self._launch("reduce_scatter", inputs, call, outputs, inputs, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Work:
-        """Report the collective, and call the inner group."""
         return self._launch("all_reduce", tensors, self.inner.allreduce_coalesced, tensors, opts)
 
     def allreduce(self, tensors: list[Tensor], opts: Any = None) -> Work:  # type: ignore[override]
-        """Report the collective, and call the inner group."""
         return self._launch("all_reduce", tensors, self.inner.allreduce, tensors, opts)
 
     def _allgather_base(self, output: Tensor, x: Tensor, opts: Any = None) -> Work:
@@ -68,7 +62,6 @@ class ReportingGroup(dist.ProcessGroup):
     def alltoall_base(
         self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Work:
-        """Report the collective, and call the inner group."""
         call = self.inner.alltoall_base
         return self._launch("all_to_all", [x], call, output, x, output_splits, input_splits, opts)
 
@@ -96,8 +89,6 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 class _ReportedWork(Work):
-    """An async handle that reports before and after its wait."""
-
     def __init__(self, work: Work, what: str, tell: Tell) -> None:
         super().__init__()
         self._work = work

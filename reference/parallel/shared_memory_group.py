@@ -1,13 +1,13 @@
-"""A process group for ranks on the same machine: they exchange data through shared memory and sum in rank order.
+"""A process group for ranks on the same machine, which exchange data through shared memory and sum in rank order.
 
-- A launch writes this rank's data into shared memory. A wait reads the data of the others. So once all ranks have
-  launched a collective, each can finish it alone.
-- All ranks launch a group's collectives in the same order, as with any backend. Groups are independent.
-- Shared memory is divided into slots, each for a collective. If all are taken, a launch first finishes the group's
-  oldest collective. A wait first finishes all earlier collectives of the group.
+- A launch writes this rank's data, and a wait reads the data of the others. Once all ranks have launched a collective,
+  each can finish it alone.
+- All ranks launch a group's collectives in the same order, as with any backend.
+- Shared memory is divided into slots, each for a collective. If all are in use, a launch first finishes the group's
+  oldest collective. A wait also finishes all earlier collectives of the group.
 - A message that is too large for a slot is copied by the launch, and exchanged in pieces during the wait.
-- A slot begins with a header: which collective the rank calls, its dtype and shape, and the bytes for each rank. If the
-  ranks disagree, they get an error that names both calls.
+- A slot begins with a header: the called collective, dtype, shape, and the bytes for each rank. If ranks disagree, they
+  raise an error that names both calls.
 
 Sums add the same parts in the same order as `RankOrderGroup`, so the bits are the same.
 """
@@ -37,20 +37,22 @@ _LINE = 64
 _CALL_BYTES = 112
 _HASH_BYTES = 16
 _GATHER, _SCATTER, _EXCHANGE = 1, 2, 3
-"""The data that a rank sends: the same part to all; a part of equal size to each; a part of any size to each."""
+"""Kinds of sent data: the same part to all ranks; a part of equal size to each rank; a part of any
+size to each rank.
+"""
 _MAX_VIEWS = 4096
 
 Receive = Callable[[Sequence[int], Sequence[int], int], None]
-"""A function that receives a piece: the offset of each rank's bytes in the mapping, their number, and the number of
-bytes before.
+"""Receives a piece of every rank's data: (offset of each rank's bytes in the memory, their numbers, bytes received
+before).
 """
 
 
 class SharedMemoryGroup(RankOrderGroup):
-    """A process group with the collectives of `RankOrderGroup`, which exchange data through shared memory.
+    """The collectives of `RankOrderGroup`, through shared memory.
 
-    `rings` are two parts of the memory, each with slots for messages: the first for small messages, the second for
-    pieces of large messages.
+    `rings` are two parts of the memory, each with slots: the first for small messages, the second for pieces of large
+    messages.
     """
 
     def __init__(self, gloo: dist.ProcessGroup, rings: tuple[Ring, Ring]) -> None:
@@ -110,8 +112,10 @@ class SharedMemoryGroup(RankOrderGroup):
         return exchange
 
     def _rows(self, dtype: torch.dtype, at: int, stride: int, count: int) -> Sequence[Tensor]:
-        """`count` elements of each rank, as tensors in shared memory. Those of the first rank begin at byte `at`, those
-        of each next rank `stride` bytes further."""
+        """Return `count` elements of each rank, as tensors in shared memory.
+
+        Those of the first rank begin at byte `at`, and those of each further rank `stride` bytes later.
+        """
         if dtype not in self._views:
             self._views[dtype] = torch.frombuffer(self.memory.map, dtype=dtype)
         view, itemsize = self._views[dtype], dtype.itemsize
@@ -119,8 +123,11 @@ class SharedMemoryGroup(RankOrderGroup):
 
 
 class _Exchange(Work):
-    """The async handle of a collective. `sent`: how many bytes this rank sends to each rank; `received`: how many it
-    receives from each."""
+    """The async handle of a collective. Creating it writes the header into a slot, and the data if they fit.
+
+    - `x`: the input `given`, contiguous and on the host.
+    - `sent`, `received`: the numbers of bytes that this rank sends to, and receives from, each rank.
+    """
 
     def __init__(
         self,
@@ -134,8 +141,6 @@ class _Exchange(Work):
         finish: Callable[[], Any] | None,
         given: Tensor,
     ) -> None:
-        """Write the header into a slot, and the data if they fit into it. `x` is the input `given`, made contiguous and
-        copied to the host if need be."""
         super().__init__()
         self._group, self._kind, self._sent, self._received = group, kind, sent, received
         self._receive, self._finish = receive, finish
@@ -154,14 +159,14 @@ class _Exchange(Work):
         group.inline.end_post()
 
     def wait(self, timeout: Any = None) -> bool:
-        """Finish the group's earlier collectives, then this one."""
+        # The group's earlier collectives come first.
         # `_x` is None when this collective is complete.
         while self._x is not None:
             self._group.under_way.popleft().complete()
         return True
 
     def complete(self) -> None:
-        """Receive the data of all ranks. Messages too large for a slot are exchanged in pieces."""
+        """Receive the data of all ranks. Messages that are too large for a slot are exchanged in pieces."""
         group, ring = self._group, self._group.inline
         first = ring.begin_read()
         if self._is_inline and self._are_headers_mine(first):  # nearly always, and cheaper than comparing each size
@@ -197,8 +202,12 @@ class _Exchange(Work):
         return total <= INLINE_BYTES - self._group.header_bytes
 
     def _are_headers_mine(self, first: int) -> bool:
-        """Whether all ranks' headers equal this rank's: the same collective, with the same number of bytes for every
-        rank. False for every all-to-all. `first` is the byte at which the first rank's slot begins."""
+        """Whether all ranks' headers equal this rank's: the same collective, with the same numbers of bytes.
+
+        False for an all-to-all.
+
+        `first` is the offset of the first rank's slot.
+        """
         # In an all-to-all ranks send different sizes, so their headers differ.
         if self._kind == _EXCHANGE:
             return False
@@ -209,7 +218,7 @@ class _Exchange(Work):
         )
 
     def _read_headers(self, first: int) -> list[Sequence[int]]:
-        """Return, for each rank, the number of bytes that it sends to every rank.
+        """Return, for each rank, the numbers of bytes that it sends to every rank.
 
         `first` is the offset of the first rank's slot. Raises RuntimeError if ranks call different collectives or
         disagree on the number of bytes.
@@ -241,9 +250,11 @@ class _Exchange(Work):
         )
 
     def _exchange_pieces(self, sent_by: list[Sequence[int]], is_inline: list[bool]) -> None:
-        """Exchange the large messages in pieces. `sent_by`: for each rank with a large message, the number of bytes
-        that it sends to every rank. `is_inline`: for each rank, whether its message was small and is already
-        received."""
+        """Exchange the large messages in pieces.
+
+        - `sent_by`: for each rank with a large message, the numbers of bytes that it sends to every rank.
+        - `is_inline`: for each rank, True if its message was small, and so has been received.
+        """
         group, ring, me = self._group, self._group.bulk, self._group.index
         # In a gather a piece is for all ranks; otherwise it has a part for each rank, and this rank reads part `mine`.
         num_parts, mine = (1, 0) if self._kind == _GATHER else (group.num_ranks, me)
@@ -280,7 +291,7 @@ class _Call(NamedTuple):
     """A description of a collective's call, which must be the same on all ranks.
 
     - `description`: operator, dtype and shape, such as "all_reduce of float32[8, 64]".
-    - `text`: the beginning of the description, as many bytes as fit in a header.
+    - `text`: the beginning of the description, cut to fit in a header.
     - `digest`: the digest of the whole description.
     """
 
@@ -291,10 +302,10 @@ class _Call(NamedTuple):
 
 @functools.lru_cache(_MAX_VIEWS)
 def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: bool = False) -> _Call:
-    """Describe a call of a collective, for the comparison with the other ranks' calls.
+    """Describe a call of a collective, to compare it with the other ranks' calls.
 
-    If `of_rows`, the size of dim 0 may differ from rank to rank. Then `shape` lacks dim 0, and the description has the
-    word "rows" in its place, such as "all_to_all of float32[rows, 64]".
+    With `of_rows`, ranks may differ in dim 0. Then `shape` lacks dim 0, and the description has "rows" in its place,
+    such as "all_to_all of float32[rows, 64]".
     """
     sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
     text = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"
@@ -302,8 +313,10 @@ def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: b
 
 
 def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> Receive:
-    """A function that copies a piece of each rank's part to its position in `target`, where parts are in rank order.
-    `received` are the sizes of the whole parts in bytes."""
+    """Return a function that copies a piece of each rank's part into `target`, which has the parts in rank order.
+
+    `received` are the sizes of the whole parts in bytes.
+    """
     source = group.memory.address
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
@@ -317,8 +330,10 @@ def _copying(group: SharedMemoryGroup, target: Tensor, received: list[int]) -> R
 
 
 def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
-    """A function that sums a piece of all ranks' parts into its position in `target`: ((r0 + r1) + r2) + ... All parts
-    have the same size."""
+    """Return a function that sums a piece of all ranks' parts into `target`, in the order ((r0 + r1) + r2) + ...
+
+    All parts have the same size.
+    """
 
     def receive(offsets: Sequence[int], sizes: Sequence[int], done: int) -> None:
         itemsize = target.element_size()
@@ -339,15 +354,13 @@ def _summing(group: SharedMemoryGroup, target: Tensor) -> Receive:
 
 
 def _host_target(output: Tensor) -> Tensor:
-    """The tensor on the host that a collective writes: `output` itself if it is contiguous and on the host, else a new
-    one."""
+    """Return the host tensor into which a collective writes: `output` itself if it is contiguous and on the host."""
     if output.device.type == "cpu" and output.is_contiguous():
         return output
     return torch.empty(output.shape, dtype=output.dtype)
 
 
 def _bytes_of_parts(x: Tensor, splits: list[int], size: int) -> list[int]:
-    """The number of bytes of each rank's rows in `x`. Without `splits` all ranks have equal parts."""
     if not splits:
         return [x.nbytes // size] * size
     row = x.nbytes // x.shape[0] if x.shape[0] else 0

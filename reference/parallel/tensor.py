@@ -1,8 +1,8 @@
-"""Shares layers among the ranks of a tensor group: attention and feed-forward (tensor parallelism).
+"""Tensor parallelism: the ranks of a tensor group share attention and feed-forward layers.
 
 Each rank computes whole heads and whole hidden features. So weights that map into heads or features are split by output
-(dim 0), weights that map out of them by input (dim 1). A rank then has only a partial sum of the layer's output. Each
-layer needs two sums over the ranks (https://arxiv.org/abs/1909.08053, section 3):
+(dim 0), and weights that map out of them by input (dim 1). A rank then has only a partial sum of the layer's output,
+and each layer needs two sums over ranks (https://arxiv.org/abs/1909.08053, section 3):
 
     forward     the layer's output: the sum of the ranks' partial sums
     backward    the gradient of the layer's input: the sum of the gradients through each rank's own features
@@ -12,18 +12,17 @@ layers.
 
 - Norms, embeddings and the output layer are whole on every rank. Every rank computes the same gradient of them, so no
   sum is needed.
-- Some parameters inside a split layer are also whole on every rank: projections to latents, norms over single heads,
-  routers. Each rank has only the part of their gradient that its own heads or tokens cause. These parts are summed over
-  the tensor group, before the gradient is reduced over data ranks (see `fsdp`).
-- With `Parallelism.sequence` a rank has only its own tokens outside split layers (see `sequence`). Then the gradients
-  of norms between layers are summed over the tensor group, too.
+- Some parameters inside a split layer are whole, too: projections to latents, norms over single heads, routers. A rank
+  has only the part of their gradient from its own heads or tokens, so these parts are summed over the tensor group.
+- With `Parallelism.sequence`, a rank has only its own tokens outside split layers (see `sequence`). The gradients of
+  norms between layers are then summed over the tensor group, too.
 
-In a mixture of experts the shared experts are split by features. For the routed experts the ranks divide the tokens:
+In a mixture of experts, the shared experts are split by features. For the routed experts, the ranks divide the tokens:
 
 1. Every rank routes and counts all T tokens.
-2. Each of the W ranks sends only its own T / W adjacent tokens to the experts. So no token is sent twice.
+2. Each of the W ranks sends only its own T / W adjacent tokens to the experts, so no token is sent twice.
 3. The result is zero for the tokens of other ranks. The partial sum of the shared experts is added to it.
-4. The sum over the ranks gives the layer's output.
+4. The sum over the ranks is the layer's output.
 """
 
 # W ranks of the tensor group, T tokens of a rank's text, t of one share (T / W)
@@ -63,55 +62,50 @@ SPLIT_DIMS: dict[type[nn.Module], dict[str, int | None]] = {
     FeedForward: _FEED_FORWARD,
     MoE: {"router.weight": None, **{f"shared_experts.{name}": dim for name, dim in _FEED_FORWARD.items()}},
 }
-"""The layers that can be split, with the dim of each parameter's split; None for a parameter that stays whole. Routed
-experts are missing here: the expert group splits them.
+"""The layers that can be split, with the dim along which each parameter is split. None: the parameter stays whole.
+
+Routed experts are missing here, since the expert group splits them.
 """
 
 _ROUTED = "experts."
 
 
 class SumGradient(torch.autograd.Function):
-    """The identity at a split layer's input; its backward sums the gradient over the group."""
+    """The identity, at the input of a split layer. Its backward sums the gradient over the ranks of a group."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        """Return `x`."""
         ctx.group = group
         return x.view_as(x)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """The sum of all ranks' `grad`."""
         return all_reduce(grad.contiguous(), ctx.group), None
 
 
 class SumOutput(torch.autograd.Function):
-    """The sum over the group at a split layer's output. Backward passes the gradient on unchanged: every rank has it
-    whole."""
+    """The sum over the ranks of a group, at the output of a split layer. Its backward is the identity."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: str) -> Tensor:
-        """The sum of all ranks' `x`."""
         return all_reduce(x.contiguous(), group)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Return `grad`."""
+        # Every rank has the whole gradient of the output.
         return grad, None
 
 
 def split_layers(
     model: nn.Module, mesh: Mesh, num_tokens: int, only: Collection[str] | None = None
 ) -> dict[str, int | None]:
-    """Change every attention and feed-forward layer of a decoder in place, so that the ranks of a tensor group share
-    it.
+    """Split every attention and feed-forward layer of a decoder, in place, among the ranks of a tensor group.
 
-    Each rank computes a part of the layer, and the parts are summed. Returns, by parameter name, the dim along which
-    `fully_shard` must split the parameter. None means that the parameter stays whole and its gradient must be summed.
-    Empty without tensor parallelism.
+    Returns parameter name -> dim along which `fully_shard` must split the parameter. None: it stays whole, and its
+    gradient must be summed over the group. The dict is empty without tensor parallelism.
 
     - `num_tokens`: the number of tokens in a call of a layer.
-    - `only`: just the layers of these names are split.
+    - `only`: the names of the layers to split; None for all.
 
     Raises CaseError for a layer that cannot be split evenly or at all, for an unknown name in `only`, and for a mixture
     of experts missing from `only`.
@@ -150,8 +144,10 @@ def split_layers(
 
 
 def split_dims(path: str, module: nn.Module, size: int, num_tokens: int) -> dict[str, int | None]:
-    """The dims along which a layer's parameters are split over `size` ranks, as `split_layers` returns them. Raises
-    CaseError for a layer that cannot be split evenly or at all."""
+    """Return the dims along which a layer's parameters are split over `size` ranks, as `split_layers` returns them.
+
+    Raises CaseError for a layer that cannot be split evenly or at all.
+    """
     known = _known_parameters(path, module)
     _refuse_unless_split_evenly(path, module, size, num_tokens)
     return {f"{path}.{own}": dim for own, dim in known.items()}
@@ -220,7 +216,7 @@ def _refuse_unless_split_evenly(path: str, module: nn.Module, size: int, num_tok
 
 
 def _keeping_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
-    """A subclass of `cls` whose output is only this rank's part of the sequence."""
+    """Return a subclass of `cls` that returns only this rank's part of the sequence."""
 
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, x: Tensor) -> Tensor:
@@ -230,8 +226,7 @@ def _keeping_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
 
 def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
-    """A subclass of `cls` that takes this rank's part of the sequence, gathers all parts, and calls `cls` with the
-    whole."""
+    """Return a subclass of `cls` that takes this rank's part of the sequence, and first gathers the other parts."""
 
     @functools.wraps(cls.forward)
     def forward(self: nn.Module, x: Tensor, *others: Any) -> Tensor:
@@ -242,8 +237,11 @@ def _gathering_class(cls: type[nn.Module], size: int) -> type[nn.Module]:
 
 
 def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type[nn.Module]:
-    """A subclass of `cls` whose forward computes this rank's part of the layer, with a sum over ranks at its input (in
-    backward) and at its output. `by_sequence`: it takes and returns this rank's part of the sequence."""
+    """Return a subclass of `cls` that computes this rank's part of the layer.
+
+    It sums the output over ranks and, in backward, the gradient of the input. With `by_sequence`, it takes and returns
+    only this rank's part of the sequence.
+    """
 
     signature = inspect.signature(cls.forward)
     # The first parameter after `self` is the layer's input.
@@ -264,7 +262,9 @@ def _splitting_class(cls: type[nn.Module], size: int, by_sequence: bool) -> type
 
 
 def _routed_share(self: MoE, cls: type[MoE], size: int, x_TD: Tensor, routing: Routing) -> Tensor:
-    """The routed experts' output for this rank's share of the tokens, and zeros for all other tokens: (T, D)."""
+    """Return the routed experts' output for this rank's share of the tokens, with zeros for all
+    other tokens: (T, D).
+    """
 
     coordinate = self.get_buffer("tensor_coordinate")
 

@@ -1,13 +1,12 @@
-"""Finds the dependencies between nodes, and reorders a graph within them.
+"""Finds which nodes of a graph must run before which others, and sorts a graph within these limits.
 
-A node depends on its inputs, and effects make it depend on nodes that it does not read:
+A node depends on its inputs. Effects add dependencies between nodes that do not read each other:
 
-- a write to a storage depends on that storage's earlier readers and previous writer;
-- a reader depends on the last writer;
-- a random draw depends on the previous draw.
+- A write to memory depends on the memory's earlier readers and its previous writer.
+- A read depends on the memory's last writer.
+- A random draw depends on the previous draw.
 
-So two random draws keep their order, as do two writes of a buffer; other nodes may be swapped. A collective reads its
-input until its wait, so a write to that input stays behind the wait.
+A collective reads its input until its wait, so a later write to that input must stay behind the wait.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bitproof.harness.graph import operators
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
-    """Return, for each node, the nodes that must run before it; only direct dependencies are listed.
+    """Return, for each node, the nodes on which it depends directly.
 
     For example, in `y = x.add(1); x.mul_(2)`, the `mul_` depends on the `add`, because `mul_` writes the memory that
     `add` reads.
@@ -56,10 +55,9 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
 
 
 def reorder(module: GraphModule, key: Callable[[Node], Any] | None = None) -> None:
-    """Sort a graph's nodes so that each follows the nodes that it depends on.
+    """Sort a graph's nodes by `key`, as far as dependencies allow. Without a key, nodes move only if they must.
 
-    If several nodes may come next, the smallest `key(node)` decides. By default, nodes only move if they must.
-    Placeholders stay first and the output last.
+    Placeholders stay first, and the output stays last. Nodes with equal keys keep their order.
     """
     nodes = list(module.graph.nodes)
     place = {node: index for index, node in enumerate(nodes)}

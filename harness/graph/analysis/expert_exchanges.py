@@ -1,4 +1,4 @@
-"""Finds the all-to-alls of experts and their waits; passes hide them behind compute, or keep other traffic away."""
+"""Finds all-to-alls that send rows to experts or back, and the waits for them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from bitproof.harness.graph.symbols import source_of
 
 
 def is_exchange(node: Node) -> bool:
-    """Whether the node launches an all-to-all that sends rows to their experts or back."""
     is_all_to_all = operators.is_collective(node) and operators.operator_name(node) == "all_to_all_single"
+    # Dispatch sends rows to their experts, combine sends them back. Other code may use all-to-alls, too.
     return is_all_to_all and origin_of(node).part in ("dispatch", "combine")
 
 
 def only_wait(launch: Node) -> Node:
-    """The wait for a collective to hide. Other readers of the launch may only read the result's size."""
+    """Return the only wait for the collective `launch`.
+
+    Raises PassError if it has several waits or none, or if another call reads more than the result's size.
+    """
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]
     if len(waits) != 1 or others:

@@ -1,10 +1,9 @@
-"""Forward and backward of a step's graph as two halves, and the values that forward saves for backward.
+"""The forward half and the backward half of a step's graph, and the values that forward saves for backward.
 
-In a partitioned graph (passes/partition.py) each call states its half, and no pass moves a call to the other half.
-`divide` returns each half as a separate graph.
+A call has a half and a direction. The half states when the call runs; the direction states which computation it belongs
+to. For example, an activation that is recomputed in backward has the direction forward and the half backward.
 
-A call's half states when the call runs, and its direction states what the call computes. For example, a recomputed
-activation has the direction forward and the half backward.
+Only the calls of a partitioned graph (passes/partition.py) state their half. No pass moves a call to the other half.
 """
 
 from __future__ import annotations
@@ -21,34 +20,34 @@ from bitproof.harness.graph.origin import origin_of
 Half = Literal["forward", "backward"]
 
 HALF_KEY = "half"
-"""The metadata key of a call's half in a partitioned graph; absent in any other graph."""
+"""The metadata key of a call's half. Only calls of a partitioned graph have it."""
 
 
 def half_of(node: Node) -> Half:
-    """Return the half in which a call runs. In a graph that is not partitioned, it is the call's direction."""
+    """Return the half in which a call runs. In a graph that is not partitioned, this is the call's direction."""
     half: Half = node.meta.get(HALF_KEY) or origin_of(node).direction
     return half
 
 
 def is_partitioned(graph: Graph) -> bool:
-    """Return whether any call of the graph states its half."""
     return any(HALF_KEY in node.meta for node in graph.nodes)
 
 
 def put_in(node: Node, half: Half) -> None:
-    """Set the half in which a call runs. Does nothing in a graph that is not partitioned, where calls state no half."""
+    """Set the half in which a call runs. Does nothing in a graph that is not partitioned."""
     if HALF_KEY in node.meta:
         node.meta[HALF_KEY] = half
 
 
 @dataclass(frozen=True)
 class Halves:
-    """A step's forward and backward as two graphs.
+    """A step's forward and backward as two graphs:
 
-        forward   graph inputs -> the loss, then the saved values
-        backward  the saved values, then the graph inputs that it reads again -> gradients
+        forward(graph inputs) -> loss, saved values
+        backward(saved values, graph inputs that backward reads) -> gradients
 
-    `saved` has the names of the saved values. `read_again` has the indices of the graph inputs that backward reads.
+    - `saved`: the names of the saved values.
+    - `read_again`: the indices of the graph inputs that backward reads.
     """
 
     forward: GraphModule
@@ -58,18 +57,18 @@ class Halves:
 
 
 def run_halves(forward: Any, backward: Any, read_again: Sequence[int], *inputs: Any) -> tuple[Any, ...]:
-    """Run a step's two halves, each compiled by a backend. Returns the loss and then the gradients.
+    """Run the two halves of a step, and return the loss followed by the gradients.
 
-    `read_again` has the indices of the inputs that backward reads.
+    `read_again` has the indices of the `inputs` that backward reads, in addition to the values that forward saves.
     """
     loss, *saved = forward(*inputs)
     return (loss, *backward(*saved, *(inputs[index] for index in read_again)))
 
 
 def divide(module: GraphModule) -> Halves:
-    """Return the two halves of a partitioned graph, without changing `module`.
+    """Return the two halves of a partitioned graph. Does not change `module`.
 
-    A call without a half, for example from a user's pass, is in the half of the calls before it.
+    A call that states no half, for example from a user's pass, is in the half of the calls before it.
     """
     graph = module.graph
     inputs = graph.find_nodes(op="placeholder")
@@ -94,7 +93,9 @@ def divide(module: GraphModule) -> Halves:
 def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
     """Return a new module with copies of `calls`, which are calls of `module`.
 
-    `inputs` become the new graph's inputs. They must include all other nodes that the calls read, except nested graphs.
+    - `inputs`: nodes that become the inputs of the new graph. All nodes that the calls read must be here or in `calls`,
+      except references to nested graphs.
+    - `outputs`: the nodes that the new graph returns.
     """
     graph = Graph()
     env: dict[Node, Node] = {}

@@ -1,24 +1,21 @@
-"""Decides from dataflow, operator by operator, whether a module mixes rows of different chunks.
+"""Finds modules that cannot run in chunks because they mix rows. A row is all elements at one index of the chunked dim.
 
-A row is all elements at one index of the chunked dim. A module may run in chunks if each row of its result is computed
-only from the same row of its inputs. So for each value of the module's forward, the analysis finds the dim that holds
-the rows (see mixing_rules.py). It follows rows through flattening and back, through a sort by expert and its inverse,
-and through an all-to-all and its return:
+A module may run in chunks if each row of its result depends only on the same row of its inputs. For example, batch norm
+mixes rows in training, since it averages over the batch.
 
-1. A chosen module's inputs hold the rows along their chunked dim.
-2. Some calls mix rows: a reduction, a softmax or a running sum along the rows' dim; a product that sums over the rows
-   or has rows in both factors; a pick, a shift or a sort of rows. Their results are mixed, and so are the results of
-   calls that read mixed values.
-3. A call of a nested graph is followed through that graph. Refused are higher-order operators that run several nested
-   graphs, or give them other operands (`cond`, `while_loop`, `map`, `scan`).
-4. Ranks may divide the rows among themselves. Each rank then computes a range of rows: see mixing_shares.py.
-5. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). If a result of such code has as many rows as the
-   code's arguments, it is assumed to have their rows. Everything else is followed.
-6. A value with a chunked dim must not leave the module in three cases: if it is mixed, has its rows in another order,
-   or has only a rank's share of the rows.
+1. In a module's inputs, the chunked dim holds the rows.
+2. For each call in the module's forward, a rule finds the dim of the result that holds the rows (mixing_rules.py). The
+   rules also follow rows through a sort by expert and through an all-to-all, and back.
+3. A result is mixed if its call combines different rows, has no rule, or reads a mixed value.
+4. A call of a nested graph is followed through that graph. Operators with several nested graphs, such as `cond`, are
+   refused, unless they have a rule.
+5. Ranks may divide the rows among themselves (mixing_shares.py).
+6. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). It is believed if its result has as many rows as its
+   arguments.
+7. A value that leaves the module is refused if its rows are mixed, in another order, or only a rank's share. A value
+   without a chunked dim may leave, such as the number of rows per expert.
 
-A mixed value may stay inside. For example, the number of rows per expert determines where rows go, and counts go into
-buffers. Backward needs no check: the derivative mixes no rows that forward does not mix.
+Backward needs no check: a derivative mixes no rows that forward does not mix.
 """
 
 from __future__ import annotations
@@ -45,7 +42,7 @@ from bitproof.harness.torch_compat import disable_current_modes
 
 @dataclass(frozen=True)
 class Mixed:
-    """A value with an element that is computed from several rows. `cause` is the first call that mixes them."""
+    """A value with an element that depends on several rows. `cause` is the first call that mixes rows."""
 
     cause: Node
 
@@ -54,12 +51,12 @@ State = Rows | Mixed | tuple["Rows | Mixed | None", ...] | None
 
 
 def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbol: sympy.Symbol, dim: str) -> None:
-    """Raise ChunkError for the first chunked module whose result mixes rows. The error names the call that mixes.
+    """Raise ChunkError for the first chunked module whose result mixes rows.
 
-    - `nodes`: in topological order.
-    - `roots`: maps each node to the chosen module that contains it, or to None.
+    - `nodes`: nodes in topological order.
+    - `roots`: maps each node to the name of its chunked module, or to None outside chunked modules.
     - `symbol`: the size of the chunked dim.
-    - `dim`: the chunked dim's name in errors.
+    - `dim`: the chunked dim's name in the error, such as "seq".
     """
     follower = _Follower(roots, symbol)
     for node in nodes:
@@ -69,10 +66,10 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Raises ChunkError if a module mixes rows of different chunks, before the module's first chunk runs in eager.
+    """Checks in eager that a module does not mix rows, before its first chunk runs.
 
     The module's forward is traced, unless a module with the same types of submodules was checked before. `dim` is the
-    chunked dim's name in errors.
+    name of the dim `chunk_dim` in errors.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -81,9 +78,9 @@ class MixingCheck:
         self._seen: set[tuple[type, ...]] = set()
 
     def __call__(self, name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-        """Check the module `name` by tracing its `forward` on `arguments`. Raises ChunkError or TraceError.
+        """Check the module called `name`. Raises ChunkError if it mixes rows, and TraceError if it cannot be traced.
 
-        ChunkError: the module mixes rows. TraceError: it cannot be traced.
+        `arguments` has the arguments of `forward` by name.
         """
         built = tuple(type(part) for part in module.modules())
         if built in self._seen:
@@ -106,10 +103,12 @@ class _Follower:
         # By permutation: the sort that computed it, and whether it is that sort's inverse.
         self.permutations: dict[Node, tuple[Node, bool]] = {}
         self.given: dict[Any, dict[Node, Rows]] = {}
-        """The inputs with rows of each call that declares that it keeps rows, by `calls_of` its nodes."""
+        """The inputs with rows of code that declares that it keeps rows.
+
+        The keys are the module calls around the code.
+        """
 
     def follow(self, node: Node) -> None:
-        """Find the dim that holds the chunked rows in the result of the call `node`, and store it."""
         state = self._result(node)
         self.states[node] = state
         for written in operators.written_arguments(node):
@@ -117,7 +116,8 @@ class _Follower:
         self._note_permutation(node)
 
     def refuse_at_border(self, node: Node, dim: str) -> None:
-        """Raise ChunkError if a value that leaves its module has rows that are mixed, rearranged or only a rank's own.
+        """Raise ChunkError if a value leaves its module with rows that are mixed, in another order, or only a rank's
+        share.
 
         `dim` is the chunked dim's name in the error.
         """
@@ -147,10 +147,11 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """Return which dim of the value `node`, an input of the call `reader`, holds the chunked rows.
+        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None if it has none.
 
-        For a value from outside the module, it is the chunked dim.
+        A value from outside the reader's module has its rows in the chunked dim.
         """
+        # Whether the reader belongs to code that declares that it keeps rows.
         is_inside = KEEPS_ROWS_KEY in reader.meta
         if node in self.states and self.roots[node] == self.roots[reader]:
             state = self.states[node] if is_inside else self._from_outside(node)
@@ -164,10 +165,11 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """Return which dim of a value holds the chunked rows, for readers outside the code that computes the value.
+        """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None if it has
+        none.
 
-        If the code declares that it keeps rows, its mixed values count as having the rows of its arguments. The
-        arguments must agree on their rows, and the value must have as many.
+        If this code declares that it keeps rows, a mixed value counts as having the rows of the code's arguments. All
+        arguments must have the same rows, and the value must have as many.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -229,24 +231,18 @@ class _Follower:
         return inner.states.get(results) if isinstance(results, Node) else None
 
     def _made(self, node: Node, name: str) -> State:
-        """Return which dim holds the chunked rows in the result of a call that reads no rows, such as `zeros`.
-
-        All chunks have the same elements, so nothing is mixed. Exception: a call that counts positions, such as
-        `arange`.
-        """
         value = node.meta.get("val")
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return None
+        # A call that reads no rows, such as `zeros`, has the same elements in every chunk. `arange` counts positions,
+        # which differ between chunks.
         if named(name).counts_places:
             return Mixed(node)
         dim = symbols.chunk_dim(value, self.symbol)
         return None if dim is None else Rows(dim)
 
     def _write(self, written: Node, state: State) -> None:
-        """Store which dim of a value holds the chunked rows, after a call has written the value in place.
-
-        Does nothing for a value from outside the module, such as a buffer, which is handled separately.
-        """
+        # A value from outside the module, such as a buffer, is handled elsewhere.
         if written not in self.states:
             return
         self.states[written] = state
@@ -256,11 +252,10 @@ class _Follower:
             self.states.update(dict.fromkeys((x for x in self.states if self.owners[x] is owner), state))
 
     def _note_permutation(self, node: Node) -> None:
-        """Record a call's result in `permutations`, if it is a permutation of rows.
+        """Note whether a call's result is a permutation of rows.
 
-        - The sort of a value with a single dim returns a permutation.
-        - The sort of a permutation returns its inverse.
-        - A copy of a permutation is a permutation as well.
+        A sort along the only dim returns a permutation, and a sort of a permutation returns its inverse. Copies of a
+        permutation are noted, too.
         """
         source = node.args[0] if node.args else None
         if not isinstance(source, Node):
@@ -281,7 +276,10 @@ class _Follower:
 
 
 def _elements(node: Node, name: str) -> list[Node]:
-    """Return the arguments whose elements a call reads. Returns [] if it only reads a layout, as `zeros_like` does."""
+    """Return the arguments whose elements a call reads.
+
+    For example, `zeros_like` reads only a layout, so it returns [].
+    """
     row = named(name)
     if row.reads_layout and row.rows is None:
         return []
@@ -309,9 +307,9 @@ def _refusal(live_out: Node, root: str | None, cause: Node, dim: str, what: str)
 
 
 def _culprit(root: str | None, cause: Node) -> str:
-    """Return the name of the module to leave out, for a refusal of the module `root`.
+    """Return the module that the error advises to leave out.
 
-    This is the innermost module around the call `cause`, if that module is inside `root`; otherwise `root`.
+    This is the innermost module around the call `cause`, if it is inside the module `root`; otherwise `root`.
     """
     # To leave out `root` alone would not help, as the user's pattern may match it again.
     module = origin_of(cause).module

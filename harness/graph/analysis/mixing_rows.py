@@ -1,4 +1,4 @@
-"""The data of the mixing analysis: the dim of a value that holds the chunked rows (`Rows`), and calls with rows."""
+"""Data of the mixing analysis (mixing.py): which dim of a value holds the chunked rows, and calls with such values."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from bitproof.harness.torch_operators import schema_of
 
 @dataclass(frozen=True)
 class SharedRows:
-    """A division of the rows into `count` adjacent ranges, one per rank.
+    """A division of the rows into `count` adjacent ranges, one for each rank.
 
-    For example, 8 rows on 2 ranks are viewed as (2, 4), and rank 1 selects (4,): rows 4 to 7.
+    For example, 8 rows on 2 ranks are viewed as (2, 4), and rank 1 selects rows 4 to 7. `form` states how a value holds
+    the rows:
 
-    `form` states how a value holds the divided rows:
+    - "cut": all rows in two dims. The first numbers the ranges, and the second is within a range.
+    - "one": the rows of this rank's range. The node `index` has the range's number.
+    - "cut summand": as "cut", but rows of other ranks are zeros.
+    - "summand": all rows in a single dim, but rows of other ranks are zeros. The sum over ranks has all rows.
 
-    - "cut": all rows, with a dim that numbers the ranges before the dim of the rows.
-    - "one": the rows of this rank's range. `index` is the range's number.
-    - "cut summand": like "cut", with zeros for the rows of other ranks.
-    - "summand": all rows in a single dim, with zeros for the rows of other ranks. The sum over ranks has all rows.
-
-    `outer` and `inner` are the `Rows` fields before the division.
+    `outer` and `inner` are those fields of `Rows` before the division.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]
@@ -40,10 +39,10 @@ class SharedRows:
 class Rows:
     """The dim of a value that holds the rows. A row is all elements at an index of the chunked dim, whose size is n.
 
-    - `outer`, `inner`: the dim's size is `outer` * n * `inner`. For example, (B, n, D) viewed as (B * n, D) has `outer`
-      B and `inner` 1. Both are None for rows that arrived by an all-to-all.
-    - `order`: the rearrangements of rows that have not been undone, first to last.
-    - `share`: set if the value has only a rank's rows, or the rows in two dims.
+    - `outer`, `inner`: the size of `dim` is `outer` * n * `inner`. For example, (B, n, D) viewed as (B * n, D) has
+      `outer` B and `inner` 1. Both are None if the size is not such a product, as after an all-to-all.
+    - `order`: the rearrangements of rows that were not undone, first to last.
+    - `share`: set if the ranks divide the rows.
     """
 
     dim: int
@@ -55,9 +54,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class RuleCall:
-    """A call, with the dims that hold rows in its arguments, and the arguments that are known to be permutations.
+    """A call and the rows of its arguments.
 
-    `permutations` maps each permutation to (the sort that computed it, whether it is the inverse of that sort).
+    - `symbol`: the size of the chunked dim.
+    - `rows`: argument -> its `Rows`, for arguments with rows.
+    - `permutations`: permutation -> (the sort that returned it, whether it is the inverse of that sort).
     """
 
     node: Node
@@ -67,30 +68,27 @@ class RuleCall:
 
     @cached_property
     def given(self) -> dict[str, Any]:
-        """All arguments by name, including defaults."""
         declared = schema_of(self.node.target).arguments
         defaults = {a.name: a.default_value for a in declared}
         return defaults | dict(zip(defaults, self.node.args, strict=False)) | self.node.kwargs
 
     @property
     def first(self) -> Node:
-        """The first argument."""
         return self.node.args[0]  # type: ignore[return-value]
 
     @property
     def result_rank(self) -> int:
-        """The number of dims of the call's result, or of the first of several results."""
         value = self.node.meta["val"]
         return (value[0] if isinstance(value, (tuple, list)) else value).dim()
 
     def of(self, x: Any) -> Rows | None:
-        """Return the `Rows` of an argument; None if none of its dims holds rows, or if it is not a node."""
+        """Return the `Rows` of an argument; None if it has no rows, or is not a node."""
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
-        """Return the dims that the argument `name` lists, counted from 0; all dims if it is None or an empty list.
+        """Return the dims in the argument called `name`, counted from 0, of a value with `rank` dims.
 
-        `rank` is the number of dims of the value to which the dims belong.
+        If the argument is None or empty, it stands for all dims.
         """
         found = self.given.get(name)
         listed = [found] if isinstance(found, int) else list(found or range(rank))
@@ -98,11 +96,9 @@ class RuleCall:
 
 
 def sizes_of(node: Node) -> list[Any]:
-    """Return a value's sizes as expressions."""
     return [symbols.expression(size) for size in node.meta["val"].shape]
 
 
 def rank_of(node: Node) -> int:
-    """Return a value's number of dims."""
     rank: int = node.meta["val"].dim()
     return rank

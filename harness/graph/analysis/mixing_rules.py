@@ -1,8 +1,9 @@
-"""The rules of mixing.py: which dim of an operator's result holds the chunked rows, given the dims of its arguments.
+"""The rules of mixing.py: for each kind of operator, the dim of its result that holds the chunked rows.
 
-- A rule takes a `RuleCall` and returns the `Rows` of the call's result; None means that the call mixes rows.
-- A rule is called only if some argument holds rows and no input is already mixed.
-- An operator without a rule counts as mixing: unknown operators must not pass.
+- A rule takes a call with the rows of its arguments, and returns the rows of its result. For several results it returns
+  a tuple. None means that the call mixes rows.
+- A rule is called only if an argument has rows and no argument is mixed.
+- An operator without a rule counts as mixing.
 """
 
 from __future__ import annotations
@@ -35,15 +36,14 @@ Rule = Callable[["RuleCall"], Answer]
 
 
 def _common(found: Iterable[Rows]) -> Rows | None:
-    """Return the `Rows` that all arguments have; None if they differ, or there are none."""
     distinct = set(found)
     return distinct.pop() if len(distinct) == 1 else None
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Rule for elementwise operators: if all arguments have the same rows, the result has these rows.
+    """Rule for elementwise operators: rows are mixed if the arguments have them in different dims or orders.
 
-    Otherwise the call mixes rows (None). Shapes are aligned at the last dim, as for broadcasting.
+    Dims are counted from the last, as for broadcasting.
     """
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
@@ -59,9 +59,9 @@ def _all_results(rule: Rule) -> Rule:
 
 
 def _view(call: RuleCall) -> Answer:
-    """Rule for views: a view keeps the row-major order, and with it the number of elements before and after each row.
+    """Rule for views, which keep the row-major order of elements.
 
-    If the result has the rows in no single dim, the view mixes rows (None).
+    Rows are mixed if no single dim of the result holds them.
     """
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
@@ -118,17 +118,16 @@ def _unsqueeze(call: RuleCall) -> Answer:
     return replace(rows, dim=rows.dim + (call.given["dim"] % call.result_rank <= rows.dim))
 
 
-def _cut(call: RuleCall) -> Answer:
-    """Rule for slices. The rows are kept along another dim, or if the slice is the whole dim of the rows; else None."""
+def _slice(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
     is_whole = sizes_of(call.node)[rows.dim] == sizes_of(call.first)[rows.dim]
     return rows if is_whole or call.dims("dim", rank_of(call.first)) != {rows.dim} else None
 
 
 def _split(call: RuleCall) -> Answer:
-    """Rule for splits: along another dim, a split keeps the rows. Along the rows' dim, it mixes them.
+    """Rule for a split: rows are mixed if it is along their dim.
 
-    Rearranged rows, such as rows that are sorted by expert, are an exception: they may be split.
+    Rows in another order, such as rows sorted by expert, may be split, but their parts must be joined again.
     """
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:
@@ -140,17 +139,16 @@ def _split(call: RuleCall) -> Answer:
     return tuple(replace(rows, outer=None, inner=None, order=(*rows.order, token)) for token in tokens)
 
 
-def _take(call: RuleCall) -> Answer:
-    """Rule for `select`, which takes a single index of a dim and removes the dim. None if it is the rows' dim."""
+def _select(call: RuleCall) -> Answer:
     rows = call.rows[call.first]
     (dim,) = call.dims("dim", rank_of(call.first))
     return None if dim == rows.dim else replace(rows, dim=rows.dim - (dim < rows.dim))
 
 
 def _join(call: RuleCall) -> Answer:
-    """Rule for concatenation: along another dim, it keeps the rows, if all parts have the same.
+    """Rule for a concatenation: rows are mixed if it is along their dim.
 
-    Along the rows' dim it mixes, unless it joins all parts of a split in order.
+    All parts of a split may be joined again in order.
     """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
@@ -171,7 +169,6 @@ def _stack(call: RuleCall) -> Answer:
 
 
 def _reduce(call: RuleCall) -> Answer:
-    """Rule for a sum, a mean or an extreme: over other dims, it keeps the rows. Over the rows' dim, it mixes them."""
     rows, rank = call.rows[call.first], rank_of(call.first)
     reduced = call.dims("dim", rank)
     if rows.dim in reduced:
@@ -180,15 +177,17 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """Rule for a softmax, a running sum, a sort or a shift: it keeps the rows, unless it is along their dim."""
+    """Rule for a softmax, a running sum, a sort or a shift: rows are mixed if it works along their dim."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rule for matrix products. Rows may be in the first factor's rows, the second's columns, or a batch dim of both.
+    """Rule for matrix products.
 
-    Any other product mixes, such as one that sums over the rows.
+    Rows stay separate if they are the first factor's rows, the second's columns, or the batch.
+
+    Any other product mixes rows, such as one that sums over them.
     """
     # The factors are the last two arguments: `addmm` and `baddbmm` take a bias before them.
     factors: list[Any] = list(call.node.args)[-2:]
@@ -213,9 +212,9 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Rule for grouped products: each row of the first factor is multiplied by the matrix of its group.
+    """Rule for grouped matrix products, which multiply each row of the first factor by its group's matrix.
 
-    The product mixes if the second factor has rows.
+    Rows are mixed if the second factor has any.
     """
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
@@ -226,18 +225,15 @@ def _normalized(call: RuleCall) -> Answer:
     return rows if rows and rows.dim < rank_of(call.first) - len(call.given["normalized_shape"]) else None
 
 
-def _of_batch(call: RuleCall) -> Answer:
-    """Rule for attention: the rows must be in the batch or the heads, which attention treats independently.
-
-    All arguments with rows must have them in the same dim.
-    """
+def _attention(call: RuleCall) -> Answer:
+    """Rule for attention: rows are mixed unless they are in the batch or the heads."""
     rows = _common(call.rows.values())
     # Queries, keys and values have the shape (batch, heads, positions, features).
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
 def _per_sample(call: RuleCall) -> Answer:
-    """Rule for convolutions and group norms: rows stay separate if they are the samples of the batch; else None."""
+    """Rule for convolutions and group norms: rows are mixed unless they are the samples of the batch."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -247,8 +243,8 @@ def _embedding(call: RuleCall) -> Answer:
 
 
 def _search(call: RuleCall) -> Answer:
-    """Rule for looking up each value in a table. The call mixes if the table has rows."""
     return (
+        # Each value is looked up in a table, which must have no rows.
         elementwise(call) if call.of(call.given.get("sorted_sequence", call.given.get("boundaries"))) is None else None
     )
 
@@ -260,9 +256,9 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Rule for a scatter along another dim than the rows', which moves elements within each row.
+    """Rule for a scatter: rows are mixed if it is along their dim, or if the index has no rows.
 
-    None for a scatter along the rows' dim, and if the index has no rows. The target may be a constant.
+    The target need not have rows.
     """
     rows = _common(call.rows.values())
     is_own = call.of(call.given["index"]) is not None and call.given["dim"] % call.result_rank != (rows and rows.dim)
@@ -270,13 +266,11 @@ def _scatter(call: RuleCall) -> Answer:
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rule for `x[index]`. A row is all elements at one index of the chunked dim. Rows stay unmixed in three cases:
+    """Rule for `x[index]`. Rows stay separate in three cases, and are mixed in any other:
 
-    - Only the index has rows; `x` has none.
-    - Only `x` has rows, and the index selects along other dims of `x`.
+    - Only the index has rows. For example, in `table[tokens]` each token is a row.
+    - Only `x` has rows, and the index selects along other dims.
     - Only `x` has rows, and the index permutes them.
-
-    In any other case the result is None, which means that the call mixes rows.
     """
     source, indices = call.of(call.first), call.node.args[1]
     places = [i for i, x in enumerate(indices) if x is not None]  # type: ignore[arg-type]
@@ -300,9 +294,9 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Rule for writing rows to the indices of a permutation: it rearranges the rows by the permutation's inverse.
+    """Rule for `x[permutation] = values`, which moves the rows of `values` by the inverse permutation.
 
-    All of the target is overwritten, so the target's own elements have no effect.
+    The elements of `x` have no effect, as all are overwritten.
     """
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
@@ -313,9 +307,9 @@ def _index_put(call: RuleCall) -> Answer:
 
 
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
-    """Return the rows with a permutation added at the end of their `order`.
+    """Return `rows` with a permutation added to their `order`.
 
-    If the last entry is the inverse of the permutation, that entry is removed instead.
+    If it is the inverse of the last entry, that entry is removed.
     """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
@@ -324,7 +318,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rule for an all-to-all, which sends rows to other ranks. An all-to-all with the sizes swapped sends them back."""
+    """Rule for an all-to-all, which sends rows to other ranks. A second one with swapped sizes sends them back."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None
@@ -341,9 +335,9 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """Rule for an all-gather: it joins all ranks' rows, rank after rank.
+    """Rule for an all-gather, which joins the rows of all ranks.
 
-    The rows must be in dim 0, which is gathered.
+    Rows are mixed if they are not in dim 0, which is gathered.
     """
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
@@ -351,7 +345,9 @@ def _all_gather(call: RuleCall) -> Answer:
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """Rule for a reduce-scatter, which adds each row over ranks. After an all-gather, it returns a rank's own rows."""
+    """Rule for a reduce-scatter, which sums each row over ranks, and returns the rows that this rank gave to an
+    all-gather.
+    """
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"
     return replace(whole(rows), outer=rows.outer // size) if is_known and not rows.order else None
@@ -364,10 +360,10 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.PERMUTE: _permute,
     RowFlow.SQUEEZE: _squeeze,
     RowFlow.UNSQUEEZE: _unsqueeze,
-    RowFlow.CUT: _cut,
+    RowFlow.CUT: _slice,
     RowFlow.SPLIT: _split,
-    RowFlow.TAKE: _take,
-    RowFlow.EACH_TAKE: _all_results(_take),
+    RowFlow.TAKE: _select,
+    RowFlow.EACH_TAKE: _all_results(_select),
     RowFlow.JOIN: _join,
     RowFlow.STACK: _stack,
     RowFlow.REDUCE: _reduce,
@@ -392,22 +388,24 @@ RULES: dict[RowFlow, Rule] = {
     RowFlow.REDUCE_SCATTER: _reduce_scatter,
     RowFlow.SELECT: selected,
     RowFlow.COPY_INTO: copied_into,
-    RowFlow.EACH_OF_BATCH: _all_results(_of_batch),
+    RowFlow.EACH_OF_BATCH: _all_results(_attention),
 }
-"""The rule of each row flow."""
 
 
 def rule_of(node: Node) -> Rule | None:
-    """Return the rule for a call; None if its operator has none. Operators that torch tags as pointwise share one."""
+    """Return the rule for a call; None if its operator has none.
+
+    All operators that torch tags as pointwise share a rule.
+    """
     if (flow := named(operators.operator_name(node)).rows) is not None:
         return RULES[flow]
     return elementwise if torch.Tag.pointwise in getattr(node.target, "tags", ()) else None
 
 
 def follow(rule: Rule, call: RuleCall) -> Answer:
-    """Apply an operator's `rule` to a call: return the `Rows` of its result, or None if the call mixes rows.
+    """Apply a rule to a call, and return the `Rows` of its result; None if the call mixes rows.
 
-    If the rows are divided between ranks, most operators mix them, and their rule is not applied.
+    If ranks divide the rows, only a few operators may read them; all others count as mixing.
     """
     forms = {rows.share.form for rows in call.rows.values() if rows.share}
     if forms & {"cut", "cut summand"} and rule not in (_view, selected):

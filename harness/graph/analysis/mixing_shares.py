@@ -1,4 +1,4 @@
-"""Rows divided between the ranks of a tensor group, as in a mixture of experts: each rank computes a range of them.
+"""Rows that ranks divide among themselves, as in a mixture of experts. Each rank computes a range of the rows:
 
     cut        view (T, D) as (W, T / W, D)                    rows are in two dims
     selected   index_select along the first of these           the rank's own range of rows
@@ -7,12 +7,11 @@
     summed     all_reduce of the summand                       all rows
                reduce_scatter of the summand, if it only divides `Rows.outer`
 
-- Only the listed operators may read cut rows.
-- Between `selected` and `copied`, a range's rows are like any rows.
-- Only moves and additions may read a summand.
+- Only the listed operators may read rows in two dims.
+- A rank's own range may be read like any rows.
+- A summand has zeros for other ranks' rows, so it may only be moved and added.
 
-With chunks, a rank's range has other rows than without chunks, so any other operator could return different results.
-The analysis assumes that the group of the all_reduce is the group that divides the rows: a graph does not state that.
+The analysis assumes that the all_reduce runs over the ranks that divide the rows. A graph does not state that.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ _ADDS = frozenset({"add"})
 
 
 def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows | None:
-    """Return the `Rows` of a view that divides the rows into ranges, one per rank; None for any other view.
+    """Return the `Rows` of a view that divides the rows into ranges, one for each rank; None for any other view.
 
-    `before` and `after` are the view's sizes. In the result, `dim` holds a range's rows, and the dim before it numbers
-    the ranges.
+    - `before`, `after`: the sizes of the view's input and result.
+    - `dim`: the dim of the result within a range. The dim before it numbers the ranges.
     """
     rows = call.rows[call.first]
     # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.
@@ -51,9 +50,9 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
 
 
 def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
-    """Return the `Rows` of the result of a view that joins the two dims of divided rows, (range, row), into one.
+    """Return the `Rows` of a view that joins the two dims of divided rows into one; None for any other view.
 
-    None for any other view. `before` and `after` are the sizes of the view's input and result.
+    `before` and `after` are the sizes of the view's input and result.
     """
     share, dim = rows.share, rows.dim - 1
     assert share is not None
@@ -66,9 +65,9 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Return the `Rows` of the result of an `index_select`; None if the call mixes rows.
+    """Rule for `index_select`: rows are mixed if it selects along their dim.
 
-    The selected dim must not hold the rows. If it numbers the ranges of divided rows, the call selects a rank's range.
+    If ranks divide the rows, it must select a single range.
     """
     rows, index = call.rows.get(call.first), call.given["index"]
     dim = call.given["dim"] % rank_of(call.first)
@@ -81,11 +80,11 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Return the `Rows` of the result of an `index_copy` of rows into zeros; None for any other copy.
+    """Rule for an `index_copy` into zeros. Any other copy mixes rows, and this copy does so unless:
 
-    - The dim along which the rows are copied must not hold them.
-    - The zeros must have no other readers, which might write them.
-    - A range of rows must return to the index from which it was selected.
+    - the dim along which it copies does not hold the rows;
+    - no other call reads the zeros, since it might write them;
+    - a rank's range is copied to the index from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)
@@ -103,25 +102,20 @@ def copied_into(call: RuleCall) -> Rows | None:
 
 
 def is_summand(rows: Rows) -> bool:
-    """Return whether the rows are a summand: other ranks' rows are zeros, until the ranks' values are added up."""
+    """Return whether a value has zeros for the rows of other ranks, so that only the sum over ranks has all rows."""
     return rows.share is not None and rows.share.form == "summand"
 
 
 def whole(rows: Rows) -> Rows:
-    """Return the `Rows` of a value after the ranks have added up their summands: its rows are no longer divided.
-
-    The `Rows` of a value that is no summand are returned unchanged.
-    """
+    """Return the `Rows` of the sum over ranks, if `rows` are those of a summand; otherwise return them unchanged."""
     return replace(rows, share=None) if is_summand(rows) else rows
 
 
 def summed(call: RuleCall, rows: list[Rows]) -> Rows | None:
-    """Return the `Rows` of the result of a call that reads a summand; None for a call that may not read one.
+    """Return the `Rows` of a call that reads a summand; None if it may not read a summand.
 
-    A summand has all rows, with zeros for other ranks' rows. `rows` has the `Rows` of each argument.
-
-    - A sum over ranks makes the rows whole.
-    - An addition, a copy or a wait returns a summand.
+    A summand has zeros for other ranks' rows. `rows` has the `Rows` of each argument. A sum over ranks makes the rows
+    whole. An addition, a copy or a wait returns a summand.
     """
     name = operators.operator_name(call.node)
     distinct = set(map(whole, rows))

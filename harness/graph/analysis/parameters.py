@@ -1,4 +1,4 @@
-"""Finds the graph inputs that are parameters, and the collectives that gather them."""
+"""Finds the graph inputs that are parameters, and the path from an all-gather back to its parameter."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 
 
 def parameters_of(graph: Graph) -> dict[Node, int]:
-    """Return the graph inputs that are parameters, with their indices.
+    """Return the graph inputs that are parameters, as node -> index.
 
-    Parameters are the first inputs, as many as the graph returns gradients.
+    They are the first inputs, as many as the graph returns gradients.
     """
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.
@@ -27,9 +27,9 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """Return the nodes from the input of the all-gather `launch` back to the parameter that it gathers.
+    """Return the nodes between the all-gather `launch` and the parameter that it gathers.
 
-    The last node is the parameter; the nodes before it are views, casts and padding.
+    The list goes backward: views, casts and padding, and then the parameter.
     """
     source = launch.args[0]
     assert isinstance(source, Node)

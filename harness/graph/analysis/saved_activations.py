@@ -1,7 +1,7 @@
-"""Activations: forward's values that backward needs. The memory passes share these definitions.
+"""Activations: values that forward computes and backward needs. The memory passes share these functions.
 
-An activation is a value of forward that backward, or another activation's recomputation, reads. Its tag states whether
-it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes are no activations.
+An activation's tag states whether it is saved, recomputed, or offloaded to host memory. Parameters, inputs and sizes
+are no activations.
 """
 
 from __future__ import annotations
@@ -23,45 +23,43 @@ TAG_KEY = "memory"
 """The metadata key of an activation's tag."""
 
 STANDS_FOR_KEY = "stands_for"
-"""The metadata key of a value that replaces an activation in backward; it names the activation."""
+"""The metadata key of a value that replaces an activation in backward.
+
+The value of the key is the activation's name.
+"""
 
 
 def is_backward(node: Node) -> bool:
-    """Return whether a node is a call that runs in backward.
-
-    In a graph that is not partitioned, a call runs in backward if its direction is backward.
-    """
     return node.op == "call_function" and half_of(node) == "backward"
 
 
 def is_forward_value(node: Node) -> bool:
-    """Return whether a node is a call of forward that returns one or more tensors."""
     value = node.meta.get("val")
     is_tensors = isinstance(value, (torch.Tensor, tuple, list))
     return node.op == "call_function" and is_tensors and half_of(node) == "forward"
 
 
 def tag_of(node: Node) -> Tag | None:
-    """Return an activation's tag, or None if it has none."""
     return node.meta.get(TAG_KEY)
 
 
 def is_recomputed(node: Node) -> bool:
-    """Return whether an activation is tagged `recompute`."""
     return tag_of(node) == "recompute"
 
 
 def names_to_save(node: Node) -> tuple[str, ...]:
-    """Return the names of a call in `Memory.save`: its operator's, and "attention" if it is attention."""
+    """Return the names that may choose a call in `Memory.save`: its operator's name and, for attention, "attention"."""
     if node.op != "call_function":
         return ()
     return (operator_name(node), "attention") if attends(node) else (operator_name(node),)
 
 
 def calls_to_save(graph: Graph, save: Sequence[str], blocks: str) -> dict[str, list[Node]]:
-    """Return the calls that each entry of `Memory.save` chooses, in the order of the graph.
+    """Return entry of `save` -> the calls that it chooses, in the graph's order.
 
-    An entry chooses among the calls of its operator in each block's forward: "mm/2" chooses the first, third, ...
+    - `save`: the field `Memory.save` of a case. The entry "mm/2" chooses every second call of `mm` in each block: the
+      first, third, and so on.
+    - `blocks`: a pattern of modules. Each match is a block of layers.
     """
     calls: dict[tuple[str, str], list[Node]] = {}
     for node in graph.nodes:
@@ -77,10 +75,10 @@ def calls_to_save(graph: Graph, save: Sequence[str], blocks: str) -> dict[str, l
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """Return, for each activation, the first backward call that needs it.
+    """Return activation -> the first backward call that needs it.
 
     `recomputed` returns whether an activation is recomputed. A call that reads a recomputed activation also needs the
-    values from which it is recomputed.
+    inputs of the recomputation.
     """
     needs: dict[Node, Node] = {}
     for reader in filter(is_backward, graph.nodes):
@@ -97,7 +95,7 @@ def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, 
 
 
 def block_of(node: Node, blocks: str) -> str | None:
-    """Return the name of the block of layers that contains a call's module, or None.
+    """Return the name of the block of layers that contains a call's module; None if there is none.
 
     `blocks` is a pattern of modules. For example, with layers.*, the module layers.3.mlp is in the block layers.3.
     """
@@ -106,7 +104,9 @@ def block_of(node: Node, blocks: str) -> str | None:
 
 
 def block_starts(graph: Graph, blocks: str, of: Callable[[Node], bool]) -> list[Node]:
-    """Return the first call of each block of layers, in order. Only nodes for which `of` returns True count.
+    """Return the first call of each block of layers, in the graph's order.
+
+    Only nodes for which `of` returns True count.
 
     `blocks` is a pattern of modules, as for `block_of`.
     """

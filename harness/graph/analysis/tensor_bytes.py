@@ -1,11 +1,7 @@
-"""Computes the bytes of a value's storage, with numbers for sizes that are symbolic in the graph.
+"""Computes the bytes of a value's storage, if its sizes are symbols in the graph.
 
-The chunk symbol has the number from the case. If a size depends on data, the estimate assumes balanced routing:
-
-- Each rank gets an equal share of the rows that an all-to-all exchanges.
-- Each part of a split gets an equal share of the rows.
-
-Any other data-dependent size has no number.
+The size of the chunked dim is that of the case. If a size depends on data, each rank or part of a split is assumed to
+get an equal share. Other sizes that depend on data have no number.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ MIB = 2**20
 
 
 class TensorBytes:
-    """Computes the bytes of a graph's values."""
+    """The bytes of the values of a graph, with numbers for the graph's symbols."""
 
     def __init__(self, graph: Graph, chunk_symbol: ChunkSymbol) -> None:
         self._symbols: dict[sympy.Basic, sympy.Basic] = {chunk_symbol.symbol: sympy.Integer(chunk_symbol.hint)}
@@ -39,7 +35,7 @@ class TensorBytes:
     def of(self, value: torch.Tensor) -> int | None:
         """Return the bytes that a tensor spans in memory, from its first to its last element.
 
-        None if a size or stride has no number.
+        None if a size or stride depends on data in a way that cannot be estimated.
         """
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         # One more than the distance from the first to the last element.

@@ -1,6 +1,7 @@
-"""Counts the calls of a finished graph whose values are in no record: an error in them may go unnoticed.
+"""Counts the calls of a finished graph whose values are not recorded, so an error in them may go unnoticed.
 
-Records hold the graph's results and its observed activations. Only `--every-call` compares the other values.
+By default, only the graph's results and the observed activations are recorded and compared. `--every-call` compares all
+values.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from bitproof.harness.graph.observation import observed
 
 
 def count_uncompared(module: GraphModule) -> tuple[int, int]:
-    """Return (number of calls whose values are not compared, number of all calls with values)."""
+    """Return (number of calls whose values are not compared, number of all calls that return a value)."""
     calls = {node for node in module.graph.nodes if node.op == "call_function" and not _is_no_call(node)}
     readers = [*module.graph.find_nodes(op="output"), *module.graph.find_nodes(op="call_function", target=observed)]
     compared = {_call_of(value) for reader in readers for value in reader.all_input_nodes}
@@ -25,7 +26,7 @@ def _is_no_call(node: Node) -> bool:
 
 
 def _call_of(node: Node) -> Node:
-    """Return the call that computed a value. For an item that `getitem` picked, it is the call of the tuple."""
+    # `getitem` only takes a value from the tuple that a call returned.
     while node.op == "call_function" and node.target is operator.getitem:
         node = node.all_input_nodes[0]
     return node

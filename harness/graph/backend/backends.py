@@ -71,15 +71,19 @@ SETTINGS: dict[str, Any] = {
     "max_autotune": False,
     "max_autotune_gemm": False,
 }
-"""Inductor's settings, as far as this torch has them: no autotuning, no cache."""
+"""Inductor's settings: deterministic, without autotuning and without caches.
+
+Settings that this torch lacks are ignored.
+"""
 
 
 @dataclass(frozen=True)
 class Compiled:
     """A compiled step, which is called with the graph's inputs.
 
-    `step` is the compiled function: it takes a list of inputs, and empties the list while reading. `folder` holds the
-    step's files; `facts` are for the report.
+    - `step`: the compiled function. It takes a list of inputs, which it empties while it reads them.
+    - `folder`: the folder with the step's files.
+    - `facts`: facts for the report, by name.
     """
 
     step: Step
@@ -87,7 +91,6 @@ class Compiled:
     facts: dict[str, Any]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the step, and return the graph's outputs."""
         return self.step(list(inputs))
 
 
@@ -99,8 +102,8 @@ def compile_for(
 ) -> Compiled:
     """Compile a graph with a backend, and return the compiled step.
 
-    - `group_sizes`: the number of ranks of every process group by name.
-    - `regions`: for regional_inductor, patterns of modules to compile. Without any, each attention operator is
+    - `group_sizes`: process group's name -> number of ranks.
+    - `regions`: for regional_inductor, patterns of the modules to compile. Without patterns, each attention operator is
       compiled.
 
     Raises MachineError if this machine cannot compile the graph, and PassError if Inductor cannot compile it anywhere.
@@ -162,7 +165,7 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
 
 @dataclass(frozen=True)
 class CompiledHalves:
-    """A partitioned step whose halves are compiled separately. The step is called with the graph's inputs.
+    """A compiled step whose forward and backward were compiled separately. It is called with the graph's inputs.
 
     `read_again` has the indices of the inputs that backward reads.
     """
@@ -172,12 +175,10 @@ class CompiledHalves:
     read_again: tuple[int, ...]
 
     def __call__(self, *inputs: Any) -> Any:
-        """Run the step, and return the graph's outputs."""
         return run_halves(self.forward, self.backward, self.read_again, *inputs)
 
     @property
     def facts(self) -> dict[str, object]:
-        """The report's facts about both halves."""
         facts = {"forward": self.forward.facts, "backward": self.backward.facts}
         # Reports and precompiled steps state a single hash for a step.
         code = "".join(half["generated_hash"] for half in facts.values())
@@ -190,9 +191,10 @@ def compile_halves(
     group_sizes: Mapping[str, int],
     regions: tuple[str, ...] = (),
 ) -> CompiledHalves:
-    """Compile both halves of a partitioned graph; see `compile_for`.
+    """Compile both halves of a partitioned graph, as `compile_for` compiles a graph.
 
-    Raises MachineError and PassError as `compile_for` does, and PassError if a data-dependent size is saved.
+    Raises MachineError and PassError as `compile_for` does. Also raises PassError if forward determines a size that
+    backward reads.
     """
     halves = divide(module)
     given = {node.name: node.meta["val"] for node in halves.backward.graph.find_nodes(op="placeholder")}
@@ -209,16 +211,12 @@ def compile_halves(
 
 
 def _remove(folder: str, owner: int) -> None:
-    """Remove a step's files in `folder`. Does nothing in a rank that inherited them by a fork.
-
-    `owner` is the id of the process that made the files.
-    """
+    # A rank that was forked inherits the finalizer, but must not remove its parent's files.
     if os.getpid() == owner:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
-    """Compile the whole graph. Returns the compiled function and facts for the report."""
     values = _input_values(module)
     lowered = _functional(module, values)
     with compiling(values[0].fake_mode):
@@ -229,8 +227,10 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
     """Compile the regions of a copy of the graph; the rest of the copy runs in eager.
 
-    `patterns` choose the modules that become regions. Without patterns, each attention operator is a region. Returns
-    the copy, and facts for the report. Raises PassError if there is no region.
+    Returns (the copy, facts for the report).
+
+    `patterns` choose the modules that are regions. Without patterns, each attention operator is a region. Raises
+    PassError if there is no region.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 
@@ -264,7 +264,6 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
 
 
 def _attention_region(node: Node) -> str | None:
-    """Return the name of the node's region, or None. Each attention operator is a region, and so is its backward."""
     if (
         node.op == "call_function"
         and not isinstance(node.target, HigherOrderOperator)
@@ -275,16 +274,15 @@ def _attention_region(node: Node) -> str | None:
 
 
 def _flex_region(node: Node) -> str | None:
-    """Return the name of the node's region, or None. A region is a FlexAttention operator and its nested graphs."""
     if isinstance(node.target, HigherOrderOperator) and (attends(node) or attends_backward(node)):
         return node.name
     if node.op == "get_attr":
+        # A nested graph belongs to the operator that runs it.
         return next((region for user in node.users if (region := _flex_region(user))), None)
     return None
 
 
 def _unshare_nested_graphs(module: GraphModule) -> None:
-    """Give each higher-order operator references of its own to its nested graphs."""
     # A region contains the references to its nested graphs; a shared reference would belong to two regions.
     for node in [node for node in module.graph.nodes if isinstance(node.target, HigherOrderOperator)]:
         for shared in [x for x in node.all_input_nodes if x.op == "get_attr" and len(x.users) > 1]:
@@ -295,9 +293,9 @@ def _unshare_nested_graphs(module: GraphModule) -> None:
 
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
-    """Trace a graph again, and return it in the operators that Inductor lowers.
+    """Return a graph with the operators that Inductor lowers, and with in-place writes as copies at its end.
 
-    In-place writes become copies at the graph's end. `values` are the fake values of its inputs.
+    `values` are the fake values of the inputs.
     """
 
     def run(*inputs: Any) -> Any:
@@ -325,7 +323,7 @@ def _copy_graph(module: GraphModule) -> GraphModule:
 
 @contextmanager
 def settings_in(folder: str | Path) -> Iterator[None]:
-    """Context in which Inductor is deterministic, and keeps its files in `folder`."""
+    """Context in which Inductor is deterministic, and writes its files to `folder`."""
     # A folder of its own also hides what was compiled earlier, which would otherwise be read from a cache.
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
@@ -337,7 +335,7 @@ def settings_in(folder: str | Path) -> Iterator[None]:
 def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
     """Context for compiling, in which process groups with these names and sizes are registered.
 
-    Inductor reads their sizes. The compiled code looks up the real groups by name when it runs.
+    Inductor reads only the sizes. The compiled code finds the real groups by name when it runs.
     """
     with ExitStack() as registered:
         # Kept here, because torch's registry only has weak references to groups.

@@ -23,9 +23,10 @@ RegionOf = Callable[[Node], str | None]
 
 
 def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
-    """Return a function that takes a node of `graph` and returns the name of its region, or None outside regions.
+    """Return a function that maps a node of `graph` to the name of its region; None outside regions.
 
-    The first of `patterns` that matches the node's module, or a module around it, determines the region.
+    The module that contains the node, or a module around that, must match one of `patterns`. The first pattern that
+    matches determines the region.
     """
     of_parameters = made_of_parameters(graph)
 
@@ -48,7 +49,6 @@ def marked_by(patterns: tuple[str, ...], graph: Graph) -> RegionOf:
 
 
 def made_of_parameters(graph: Graph) -> set[Node]:
-    """Return the graph's parameters, and all values that are computed only from parameters."""
     found = set(parameters_of(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.all_input_nodes and found.issuperset(node.all_input_nodes):

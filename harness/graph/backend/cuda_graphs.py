@@ -44,7 +44,7 @@ from bitproof.harness.torch_operators import is_watched
 NAME = "cuda_graph"
 MOST_TOLD = 3
 WARM_UPS = 1
-"""Runs before the capture, in which kernels are loaded and communicators made."""
+"""The number of runs before the capture. They load kernels and create communicators."""
 
 _HOST_WAITS = (Sync.HOST_WAITS, Sync.HOST_WAITS_EVENT, Sync.HOST_WAITS_STREAM)
 _HOST_COPIES = (Work.OFFLOAD, Work.RELOAD, Work.TRANSFER)
@@ -55,7 +55,7 @@ _HOST_COPIES = (Work.OFFLOAD, Work.RELOAD, Work.TRANSFER)
 
 @dataclass(frozen=True)
 class Obstacle:
-    """A call that a CUDA graph cannot capture, and why."""
+    """A call that a CUDA graph cannot capture, and the reason."""
 
     node: Node
     why: str
@@ -67,7 +67,6 @@ class Obstacle:
 
 
 def obstacles(module: GraphModule) -> list[Obstacle]:
-    """Return an obstacle for each call of a finished graph and its nested graphs that cannot be captured, in order."""
     for_cuda = is_for_cuda(module)
     found = []
     # Nested graphs are submodules, so `modules` also yields them.
@@ -104,7 +103,6 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
 
 
 def _reads_a_number(node: Node) -> bool:
-    """Whether the host reads the value of a call, and so waits for it, as for `item` or `equal`."""
     return torch.Tag.data_dependent_output in getattr(node.target, "tags", ())
 
 
@@ -114,17 +112,16 @@ def _is_mask(node: Node) -> bool:
 
 
 def _is_operator(target: Any) -> bool:
-    """Whether a call's target is an operator of torch, or one of Python's `operator` functions for sizes and items."""
     return isinstance(target, OpOverload | HigherOrderOperator) or getattr(target, "__module__", None) == "_operator"
 
 
 def _is_on_host(node: Node) -> bool:
-    """Whether a call returns a CPU tensor. False for `getitem`, which only picks a tensor from a call's results."""
+    # `getitem` only picks a tensor from a call's results.
     return device_of(node.meta.get("val")) == "cpu" and node.target is not operator.getitem
 
 
 def check_capture(module: GraphModule) -> PassReport:
-    """Return a report if a step can be captured as a CUDA graph. Otherwise raises PassError, which names the calls."""
+    """Return a report if a step can be captured as a CUDA graph; otherwise raise PassError, which names the calls."""
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):
         more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
@@ -142,13 +139,15 @@ def check_capture(module: GraphModule) -> PassReport:
 
 
 class StaticStep:
-    """A step with static inputs, which may be a CUDA graph.
+    """A step with inputs and outputs at fixed addresses, as a CUDA graph needs.
 
-    - `run`: runs the graph of `module` without a CUDA graph.
-    - `num_state`: the number of tensors of state, which come first among the inputs.
+    On a GPU, the step is captured if possible.
 
-    State is read and written in place; all other inputs are copied into static inputs. Each call of the step overwrites
-    the results of the call before.
+    - `run`: runs the graph of `module`, call by call.
+    - `num_state`: the number of tensors of state, such as parameters. They are the first inputs.
+
+    State is read and written in place. All other inputs are copied to fixed addresses. Each call overwrites the results
+    of the previous call.
     """
 
     def __init__(self, run: Callable[..., Any], module: GraphModule, num_state: int) -> None:
@@ -163,9 +162,9 @@ class StaticStep:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, *inputs: Any) -> list[Any]:
-        """Run the step and return its results. Raises PassError if a tensor of state has moved in memory.
+        """Run the step, and return its results.
 
-        Each tensor of state must have the same address as in the first call.
+        Raises PassError if a tensor of state has another address than in the first call.
         """
         state, own = inputs[: self._num_state], inputs[self._num_state :]
         # The first call fixes the addresses of state, and allocates the static inputs.
@@ -188,7 +187,6 @@ class StaticStep:
         return list(self._outputs)
 
     def _begin(self, state: Sequence[Tensor], own: Sequence[Tensor]) -> None:
-        """Allocate the static inputs. If state is on a GPU and nothing is an obstacle, also capture the graph."""
         self._state = [x.data_ptr() for x in state]
         self._static = [x.clone() for x in own]
         if self._can_capture and any(x.is_cuda for x in state):
@@ -205,9 +203,9 @@ class StaticStep:
                 static.copy_(new)
 
     def _capture(self, state: Sequence[Tensor]) -> None:
-        """Capture the graph after a warm-up, which runs it; the warm-up's in-place writes are undone.
+        """Capture the graph after a warm-up run, whose in-place writes are undone.
 
-        Raises MachineError if CUDA cannot capture the graph.
+        Raises MachineError if CUDA cannot capture it.
         """
         inputs = [*state, *self._static]
         # The warm-up is a whole step. Its in-place writes must not count.

@@ -1,4 +1,4 @@
-"""Removes the index of the rank's own device from device constants in a finished graph.
+"""Removes the rank's device index from constants of a finished graph.
 
 For example, `x.new_zeros(..., device=x.device)` writes `cuda:3` into the graph of rank 3. Without the index, all ranks
 have the same graph, and each process uses its current device.
@@ -14,9 +14,11 @@ from torch.fx.node import map_aggregate
 
 
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
-    """Replace `device`, such as `cuda:3`, by its type, such as `cuda`, in the graph and its nested graphs.
+    """Replace `device`, such as `cuda:3`, by its type, `cuda`, in a graph and its nested graphs.
 
-    `device` is the rank's own. Returns the number of replacements. The indices of other devices stay.
+    Return the number of changes.
+
+    Other devices stay unchanged.
     """
     if device.index is None:
         return 0

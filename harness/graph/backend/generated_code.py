@@ -1,15 +1,14 @@
-"""A hash of the code that Inductor and Triton generated, equal for two traces of a step on every GPU.
+"""A hash of the code that Inductor and Triton generated, which is equal for two traces of a step on any GPU.
 
-The graph's own hash does not cover that code: another release, another heuristic, or autotuning may generate other
-kernels for the same graph, with other bits.
+The hash of the graph does not cover generated code. For example, another release may generate other kernels, and so
+other bits, for the same graph.
 
-Inductor writes its calls and every Triton kernel as Python, and CPU kernels as strings in that Python. The hash leaves
-out parts that differ between traces but change no bit of a result:
+The hash leaves out parts that differ between traces without an effect on the bits:
 
-1. comments: they name the temporary folder, its files, and the order in which graphs were compiled;
-2. the temporary folder, wherever else it is named;
-3. the index of the target device: each rank compiles for its own;
-4. the numbers of data-dependent symbols, which a process never resets: they are renumbered by appearance.
+1. Comments, which name temporary files and the order of compilation.
+2. The temporary folder.
+3. The index of the GPU.
+4. The numbers of data-dependent symbols, which a process never resets. They are counted again from the top of the code.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ _INDEX = (
     r"(?<=DeviceGuard\(){0}(?=\))",
     r"(?<=\bset_device\(){0}(?=\))",
 )
-"""Patterns for a device in generated code; {0} is its index."""
+"""Patterns for a device in generated code. {0} is its index."""
 
 _SYMBOL = re.compile(r"\bu\d+\b")
 
 _COMMENT = re.compile(r"^\s*# .*$", re.MULTILINE)
-"""A comment line, also in code within strings. C++ has `#include`, without a space."""
+"""A comment line. In strings with C++ code, `#include` has no space after `#`, so it is no match."""
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.(?:cpp_pybinding|triton)\(", re.MULTILINE)
 _CALL = re.compile(r"^\s+(\w+?)(?:\.run)?\(", re.MULTILINE)
 
 
 def hash_generated(folder: Path, index: int | None = None) -> str:
-    """Return a hash of the generated code in a folder, which does not depend on the GPU or on the names of files.
+    """Return a hash of the generated code in a folder, which depends neither on the GPU nor on file names.
 
     `index` is the index of the GPU for which the code was generated, or None.
     """
@@ -49,9 +48,9 @@ def hash_generated(folder: Path, index: int | None = None) -> str:
 
 
 def count_launches(folder: Path) -> int:
-    """Return how many kernel launches the generated code in a folder has.
+    """Return the number of kernel launches in the generated code in a folder.
 
-    Only CPU and Triton kernels that this code defines count, not torch's own kernels.
+    Only CPU and Triton kernels that this code defines are counted, not torch's own kernels.
     """
     launches = 0
     for source in (file.read_text() for file in folder.rglob("*.py")):

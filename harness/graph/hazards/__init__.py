@@ -1,16 +1,11 @@
-"""Hazards of a finished graph that do not show in its bits: memory races, and deadlocks between ranks.
+"""Finds memory races in a finished graph, and possible deadlocks between ranks.
 
-A race is a pair of calls that use the same memory without an order between them, if one of them writes or frees it. On
-a GPU, a call may read memory that another stream is still writing. On an idle machine such a graph may compute the
-right bits every time. So equal bits are no evidence that a graph has no race.
+Equal bits do not show that a graph has no race. For example, a GPU call may read memory that another stream is still
+writing. On an idle machine such a graph may still compute the right bits every time.
 
-1. Follow the graph's calls in order (`walk`) with their effects on memory (`effects`), by the rules of
-   `harness.operators.happens_before`. A graph with streams is followed twice: the first time finds when each piece of
-   memory is freed.
+1. Follow the graph's calls in order (`walk`), with their effects on memory (`effects`). The rules for races are in
+   `harness.operators.happens_before`.
 2. Check the order in which ranks launch collectives (`turns`).
-
-Graphs from users may also call methods, modules and functions, whose effects follow from their names. An unknown call
-is assumed to read all its arguments and to share memory with none.
 """
 
 from __future__ import annotations
@@ -33,9 +28,12 @@ MOST_TOLD = 3
 
 @dataclass(frozen=True)
 class Hazard:
-    """A race: the call `second` conflicts with an earlier call, `first`, in memory that the call `memory` allocated.
+    """A race: two calls use the same memory without an order between them, and at least one of them writes or frees it.
 
-    `does` describes the conflict; `missing` is the call that would order the two, such as a wait.
+    - `first`, `second`: the two calls, in the graph's order.
+    - `memory`: the call that allocated the memory.
+    - `does`: a description of the race.
+    - `missing`: a description of the call that would order the two, such as a wait.
     """
 
     first: At
@@ -56,8 +54,8 @@ def find_hazards(
 ) -> tuple[list[Hazard], list[Deadlock]]:
     """Return (races, possible deadlocks) of a graph, both in the graph's order.
 
-    `groups` has the ranks of every instance of each process group, by the group's name; if it is None, groups are not
-    checked.
+    `groups` maps the name of each process group to its instances, each a tuple of ranks. With None, calls are not
+    compared with groups.
     """
     walk = GraphWalk(module)
     # With streams, memory freed on one stream may be reused while another still uses it. The walk learns only at its
@@ -69,7 +67,10 @@ def find_hazards(
 
 
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
-    """Return a line for each race and possible deadlock, at most MOST_TOLD; then `and 3 more` if there are others."""
+    """Return a line of text for each race and each possible deadlock, at most MOST_TOLD.
+
+    If there are more, another line states how many, such as `and 3 more`.
+    """
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))
     left = len(found) - MOST_TOLD
@@ -77,11 +78,11 @@ def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = N
 
 
 def turns_of(module: GraphModule, ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """Return the launches of collectives and messages in a rank's graph, and the waits for them, in order.
+    """Return a rank's launches of collectives and messages, and its waits for them, in order.
 
-    - `ranks_in`: takes a group's name, and returns the ranks in the rank's own instance of the group; None for an
-      unknown group.
-    - `rank`: the rank's own number. If it is None, messages are left out.
+    - `ranks_in`: maps a group's name to the ranks in this rank's instance of the group. It returns None for an unknown
+      group.
+    - `rank`: the rank's number. With None, messages between two single ranks are left out.
     """
     return rank_turns(GraphWalk(module).turns, ranks_in, rank)
 
@@ -107,10 +108,7 @@ def _missing(race: Race, second: At) -> str:
 
 
 def _waits_for(first: object, work: Launch) -> list[str]:
-    """Return the names of all operators that wait for the kind of work that `work` launches, such as a collective.
-
-    Operators in the namespace of the launching call, `first`, come first.
-    """
+    # All operators that wait for this kind of work, such as a collective. Those in the namespace of `first` come first.
     waits = [row.name for row in ROWS.values() if row.wait is not None and row.wait.work is work.work]
     namespace = str(getattr(first.node.target, "namespace", "")) if isinstance(first, At) else ""
     return sorted(waits, key=lambda name: not name.startswith(f"{namespace}."))

@@ -1,7 +1,7 @@
 """A call's effects on the memory of its arguments.
 
-The effects of an operator follow from its schema and its row in the table of operators. Methods, modules and functions
-have effects by name. An unknown call reads all its arguments.
+The effects of an operator follow from its schema and its row in the table of operators. A method, module or Python
+function is looked up by its name. An unknown call is assumed to read all its arguments and to write none.
 """
 
 from __future__ import annotations
@@ -23,14 +23,18 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOve
 from bitproof.harness.torch_operators import schema_of, storage_key, written_by_kernel
 
 Places = tuple[tuple[int | None, str], ...]
-"""Arguments of an overload: index (None if keyword-only) and name."""
+"""Arguments of an operator overload as pairs (index, name). The index is None for a keyword-only argument."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerMessage:
-    """A message to or from a single rank. `is_sent` is False if this rank receives it.
+    """A message between this rank and a single other rank, its peer.
 
-    `peer` and `tag` are the call's arguments: the other rank, and the number that distinguishes messages.
+    `is_sent` is False if this rank receives the message.
+
+    - `tensor`: the tensor that is sent, or that receives the message.
+    - `peer`: the call's argument for the other rank, usually its number.
+    - `tag`: the call's argument for the number that distinguishes messages.
     """
 
     is_sent: bool
@@ -44,16 +48,16 @@ class Effects:
     """A call's effects on the memory of its arguments.
 
     - `row`: the operator's row in the table of operators.
-    - `writes`: the arguments that the call writes in place.
-    - `shares`: the arguments whose memory the result shares, as a view does.
-    - `adopts`: two arguments: the call gives the first the memory of the second.
-    - `awaits`: the arguments whose launches (of a collective or a copy) the call waits for.
-    - `frees`: the arguments whose memory the call frees.
-    - `only_shows`: whether the call reads no element of its arguments.
-    - `gives_several`: whether the call has several results, each with its own memory.
-    - `syncs_host`: whether the host waits for the call's result.
-    - `messages`: messages between single ranks, each of them a launch.
-    - `is_behind_token`: whether the first result is a token, which has no memory.
+    - `writes`: arguments that the call writes in place.
+    - `shares`: arguments whose memory the result shares, as a view does.
+    - `adopts`: a pair of arguments, as in `x.set_(y)`. From then on, the first has the memory of the second.
+    - `awaits`: arguments that a collective or copy is still filling. The call waits until they are filled.
+    - `frees`: arguments whose memory the call frees.
+    - `only_shows`: True if the call reads no element of its arguments, as a view or a query for a size.
+    - `gives_several`: True if the call has several results, each in its own memory.
+    - `syncs_host`: True if the host waits for the call's result, as for `item`.
+    - `messages`: the messages to or from single ranks that the call starts.
+    - `is_behind_token`: True if the call's first result is a token, which has no memory.
     """
 
     row: Operator
@@ -119,11 +123,8 @@ _NUMBERS = (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
 def _selects(place: Any) -> bool:
-    """Whether indexing with `place` copies the selected elements.
-
-    Lists and tensors copy; numbers and slices make a view.
-    """
     places = place if isinstance(place, tuple) else (place,)
+    # Lists and tensors copy the elements that they select; numbers and slices make a view.
     return any(isinstance(x, (list, Tensor)) for x in places)
 
 
@@ -132,10 +133,17 @@ def _selects(place: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The effects of an operator's overload, computed once from its schema and applied to the arguments of each call.
+    """The effects of an operator overload, computed once from its schema.
 
-    - `is_plain`: the overload writes, shares, awaits and frees nothing, so its calls have the effects `plain`.
-    - `may_return_argument`: calls share, in addition, the memory of the arguments that they may return.
+    They are applied to the arguments of each call.
+
+    - `plain`: the effects of a call if `is_plain`.
+    - `is_plain`: True if the overload writes, shares, awaits and frees nothing.
+    - `may_return_argument`: True if the overload may return an argument itself. The result then shares that argument's
+      memory.
+    - `reads_data`: True if the host reads the result, as for `item`.
+
+    The other fields are as in `Effects`, but name the overload's arguments.
     """
 
     row: Operator
@@ -222,9 +230,9 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 
 
 def _effects_by_name(node: Node, name: str) -> Effects:
-    """Return the effects of a node that calls the torch method or function `name`, such as `x.add_`.
+    """Return the effects of a call that states a name but no overload, such as the method `add_`.
 
-    These are the effects of all overloads of the operator with the same name, united.
+    All overloads of the operator with this name are united.
     """
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
@@ -256,12 +264,10 @@ def _effects_by_name(node: Node, name: str) -> Effects:
 
 
 def _effects_of_higher(node: Node, row: Operator) -> Effects:
-    """Return the effects of a call of a higher-order operator: usually those of the operator that it runs.
-
-    A Triton kernel writes the arguments found by torch's analysis, or, without an analysis, each of its tensors.
-    """
     if row.writes is not None:
         given = node.kwargs.get(row.writes)
+        # A Triton kernel writes the arguments that torch's analysis finds; without an analysis, it may write any of its
+        # tensors.
         named = given if isinstance(given, Mapping) else {}
         written = written_by_kernel(node.kwargs, {name: _value(x) for name, x in named.items()})
         return Effects(row, writes=[x for name, x in named.items() if isinstance(x, Node) and name in written])
@@ -292,15 +298,15 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
 
 
 _WORK_WAIT = Operator(name="Work.wait", wait=Wait(work=Work.COLLECTIVE, argument="self"))
-"""`wait` of torch's own async handle, `Work`."""
+"""`Work.wait`. A `Work` is torch's async handle of a collective."""
 _WITH_EFFECTS = "higher_order.with_effects"
 _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a call that sends messages to single ranks, or receives them from single ranks.
+    """Return the effects `found` of a call, with the messages added that it exchanges with single ranks.
 
-    `found` has the call's other effects. `target` is the called operator, and `args` are its arguments by position.
+    `target` is the called operator, and `args` are its arguments by position.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     # A batch of messages has a list for each property; other calls have `dst` to send, or `src` to receive.
@@ -316,7 +322,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a collective. `found` are the effects that it has as an asynchronous launch."""
+    """Return the effects of a collective. `found` has its effects as an asynchronous launch."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
@@ -332,7 +338,10 @@ def _value(x: Any) -> Any:
 
 
 def _copied(node: Node, source: Node) -> bool:
-    """Whether a call such as `reshape` copies its argument `source`. True if one of the two has no fake tensor."""
+    """Whether a call such as `reshape` copied its argument `source`.
+
+    Also True if the fake tensors to compare are missing.
+    """
     own, shown = node.meta.get("val"), source.meta.get("val")
     if not (isinstance(own, Tensor) and isinstance(shown, Tensor)):
         return True

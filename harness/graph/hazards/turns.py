@@ -1,16 +1,16 @@
-"""The order in which ranks launch collectives, and possible deadlocks.
+"""Checks the order in which ranks launch collectives, and finds possible deadlocks.
 
-Ranks that run the same graph launch the same collectives in the same order. No such order leads to a deadlock, even if
-groups share ranks, a stream or a process group. There are three conditions:
+Ranks that run the same graph launch the same collectives in the same order, and so cannot deadlock, under three
+conditions:
 
-1. Every collective names an existing group, and each rank belongs to a single instance of it.
-2. If the call has the group's size or split sizes as an argument, they fit the group's number of ranks.
+1. Every collective names an existing group, and each rank belongs to exactly one instance of the group.
+2. If the call has the group's size or split sizes as arguments, these fit the group's number of ranks.
 3. All ranks reach the collective: it is not in a branch that depends on data.
 
-If ranks have different graphs, their orders are compared (`harness.operators.crossings`).
+If ranks run different graphs, `harness.operators.crossings` compares their orders.
 
 Not covered: if GPUs run collectives of two groups in different orders, these may starve each other of a GPU's
-resources. NCCL's own switch prevents that (`harness/machine/nccl.py`).
+resources. A setting of NCCL prevents that (`harness/machine/nccl.py`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SIZES = ("group_size",)
 
 
 def name_of_call(call: At) -> str:
-    """Return a call's operator, module and direction as text: `aten.mm.default in layers.0 (forward)`."""
+    """Return a call's operator, module and direction, such as `aten.mm.default in layers.0 (forward)`."""
     origin = origin_of(call.node)
     target, _ = operators.called(call.node)
     if (packet := getattr(target, "overloadpacket", None)) is not None:
@@ -47,9 +47,11 @@ def name_of_call(call: At) -> str:
 # Proof for the conditions at the top: consider the first collective that some rank has not reached. It is the next
 # collective for each such rank, so all ranks of its group reach it.
 def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> list[Deadlock]:
-    """Return the possible deadlocks of ranks that all run the same graph: collectives that a rank may not reach.
+    """Return the collectives that some rank may never reach, if all ranks run the same graph: these are possible
+    deadlocks.
 
-    The conditions are at the top of this file. If `groups` is None, calls are not compared with groups.
+    `turns` has the graph's launches and waits. `groups` maps each group's name to its instances, each a tuple of ranks;
+    with None, calls are not compared with groups.
     """
     found = []
     for turn in turns:
@@ -76,7 +78,7 @@ def one_order(turns: Sequence[Turn], groups: Mapping[str, Partition] | None) -> 
 
 
 def _misfits(call: At, group: str, groups: Mapping[str, Partition]) -> list[str]:
-    """Return a call's contradictions to its group, in words: `counts 4 ranks in the group ep, which has 2`."""
+    """Return the ways in which a call contradicts its group, such as `counts 4 ranks in the group ep, which has 2`."""
     found, partition = [], groups[group]
     ranks = [rank for part in partition for rank in part]
     if len(set(ranks)) != len(ranks):
@@ -110,13 +112,13 @@ RanksIn = Callable[[str], tuple[int, ...] | None]
 
 
 def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None) -> list[RankTurn]:
-    """Convert a rank's launches and waits to data that can be compared with those of other ranks.
+    """Convert a rank's launches and waits to data that can be compared with the data of other ranks.
 
-    - `ranks_in`: takes a group's name, and returns the ranks in the rank's own instance of the group. It returns None
-      for an unknown group, whose calls are left out.
-    - `rank`: the rank's own number. If it is None, messages between single ranks are left out.
+    - `ranks_in`: maps a group's name to the ranks in this rank's instance of the group. It returns None for an unknown
+      group, and the calls of that group are left out.
+    - `rank`: the rank's number. With None, messages between two single ranks are left out.
 
-    A message is also left out if the graph does not state its other rank.
+    Messages are also left out if the graph does not state the other rank as a number.
     """
     found: list[RankTurn] = []
     # By launch, its index in the result: a wait refers to it.
@@ -152,10 +154,11 @@ def rank_turns(turns: Sequence[Turn], ranks_in: RanksIn, rank: int | None = None
 
 
 def _ends(call: At, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return (rank that sends a message, rank that receives it).
+    """Return the two ranks of a message, as (sender, receiver).
 
-    None if the graph does not state the other rank as a number, or states a number beyond the group. `ranks` are the
-    group's ranks.
+    `rank` is this rank; `ranks` are the ranks of the group.
+
+    Returns None if the graph does not state the other rank as a number, or if that number is not in the group.
     """
     peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
@@ -170,9 +173,11 @@ def _counts_in_group(call: At) -> bool:
 
 
 def _type_of_input(call: At) -> str:
-    """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare them between ranks.
+    """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare ranks.
 
-    The sizes are left out if ranks may have different numbers of rows. Returns "" if the input is unknown.
+    "" if it is unknown.
+
+    Only the dtype is returned if ranks may have different sizes, as for an all-to-all.
     """
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)

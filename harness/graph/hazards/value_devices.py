@@ -1,4 +1,4 @@
-"""Finds the devices of a graph's values, and the calls that block the host."""
+"""Finds the devices of a graph's values, and the copies that block the host."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.torch_operators import schema_of
 
 ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
-"""Devices as bits; ELSEWHERE is for numbers, other devices and unknown values."""
+"""Bits of a bit mask of devices. ELSEWHERE stands for other devices, numbers and unknown values."""
 
 
 def places_of(value: Any) -> int:
-    """Return the devices of a value as bits: ON_CUDA, ON_HOST, ELSEWHERE.
-
-    A tuple or a list has the bits of all its items.
-    """
+    """Return the devices of a value as a bit mask. For a tuple or list, it has the bits of all items."""
     if isinstance(value, Tensor):
         return {"cuda": ON_CUDA, "cpu": ON_HOST}.get(value.device.type, ELSEWHERE)
     if isinstance(value, (tuple, list)) and value:
@@ -27,7 +24,7 @@ def places_of(value: Any) -> int:
 
 
 def is_for_cuda(module: GraphModule) -> bool:
-    """Return whether the graph of `module`, or a graph nested in it, has inputs on a GPU."""
+    """Return whether a graph, or a graph nested in it, has inputs on a GPU."""
     graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
     return any(device_of(x.meta.get("val")) == "cuda" for graph in graphs for x in graph.find_nodes(op="placeholder"))
 
@@ -40,7 +37,7 @@ def _may_hold_up_host(target: Any) -> bool:
 
 
 def holds_up_host(node: Node) -> bool:
-    """Return whether a call copies between host and device and blocks until the copy is done."""
+    """Return whether a call copies between host and GPU and blocks the host until the copy is done."""
     if not _may_hold_up_host(node.target):
         return False
     declared = [argument.name for argument in schema_of(node.target).arguments]
@@ -50,7 +47,10 @@ def holds_up_host(node: Node) -> bool:
 
 
 def device_of(value: Any) -> str | None:
-    """Return the device type of a tensor, or of the first item of a tuple or list; None for any other value."""
+    """Return the device type of a tensor, such as "cuda", or of the first item of a tuple or list.
+
+    None for any other value.
+    """
     if isinstance(value, Tensor):
         return value.device.type
     return next((device_of(x) for x in value), None) if isinstance(value, (tuple, list)) else None

@@ -1,10 +1,12 @@
-"""Follows a graph's calls in order, and finds each call's stream and memory for `harness.operators.happens_before`.
+"""Follows a graph's calls in order, and finds the memory and the stream of each call.
 
-1. A value's memory is a set of pieces, each with a key. Nested graphs are followed, too, if their inputs can be matched
-   with operands.
-2. A call runs on a stream: the current stream, unless the graph names another. In a graph for CUDA, calls without
-   device tensors run on the host. Copies between host and device block the host unless they are non-blocking.
-3. Launches of collectives, and waits for them, are recorded in order, each as a `Turn`.
+1. A value's memory is a set of pieces, each with a key. Views share pieces. Nested graphs are followed too, if their
+   inputs can be matched with the operands of the call.
+2. A call runs on the current stream, or on the stream that the graph names. In a graph for CUDA, calls without GPU
+   tensors run on the host.
+3. Launches of collectives, and the waits for them, are recorded in order.
+
+`harness.operators.happens_before` decides from memory and streams which calls race.
 """
 
 from __future__ import annotations
@@ -27,20 +29,20 @@ from bitproof.harness.torch_compat import OpOverload
 from bitproof.harness.torch_operators import schema_of
 
 Memory = tuple[Key, ...]
-"""The pieces of memory that a value may use."""
+"""The keys of the pieces of memory that a value may use."""
 Held = Memory | Mapping[Any, Any]
-"""A value's memory; for a call with several results, the memory of each result by its index."""
+"""A value's memory. For a call with several results: the memory of each result, by its index."""
 
 CHOOSES = ("cond", "while_loop")
-"""Higher-order operators that run a graph depending on data."""
+"""Higher-order operators that choose by data which graph to run, or how often."""
 
 
 @dataclass(frozen=True, slots=True)
 class At:
-    """A call at a place in the graph, or one of the messages that the call launches.
+    """A call and its location in the graph.
 
-    `where` describes the nested graph that contains the call; "" for the whole graph. `message` is the message, or
-    None.
+    - `where`: a description of the nested graph that contains the call; "" for the outermost graph.
+    - `message`: set if this stands for only one of the messages that the call starts.
     """
 
     node: Node
@@ -56,9 +58,9 @@ class Turn:
     """A launch of a collective or a message, or a wait for such a launch.
 
     - `call`: the launch.
-    - `waits`: the wait; None if this is the launch.
-    - `choice`: the data-dependent call, such as `cond`, whose branch contains the launch or wait; None if there is
-      none.
+    - `waits`: the waiting call; None if this is the launch itself.
+    - `choice`: the data-dependent call, such as `cond`, whose branch contains the launch or the wait; None outside
+      branches.
     """
 
     call: At
@@ -67,12 +69,14 @@ class Turn:
 
 
 class GraphWalk:
-    """The results of following a graph call by call, which happens when the object is created.
+    """Follows a graph call by call when it is created, and keeps the results.
 
     - `races`: tuples (time, second call, race). The time is the second call's number.
-    - `turns`: the launches of collectives and the waits, in order.
-    - `last_use`: the time at which each piece of memory is last used. A second walk that gets these times assumes that
-      memory is freed then.
+    - `turns`: the launches of collectives and messages, and the waits for them, in order.
+    - `last_use`: the time of the last use of each piece of memory.
+
+    A walk with another walk's `last_use` as argument also checks that memory is not reused too early: it frees each
+    piece after its last use.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:
@@ -107,8 +111,8 @@ class GraphWalk:
     def _follow_graph(self, module: GraphModule, operands: Sequence[Held] | None, where: str) -> Held:
         """Follow a graph, and return the memory of its results.
 
-        `operands` has the memory of the inputs, if the graph is nested in another graph; None for the whole graph.
-        `where` describes the nested graph.
+        - `operands`: for a nested graph, the memory of each input; None for the outermost graph.
+        - `where`: a description of the nested graph; "" for the outermost graph.
         """
         given = iter(operands or ())
         held: dict[Node, Held] = {}
@@ -205,7 +209,7 @@ class GraphWalk:
         return result
 
     def _follow_graphs_of(self, node: Node, held: Mapping[Node, Held], where: str) -> None:
-        """Follow the branches of a data-dependent call, or nested graphs whose inputs are not the call's operands."""
+        # Branches of a data-dependent call, or nested graphs whose inputs may not be the call's operands.
         bodies = [(x, body) for x in node.all_input_nodes if (body := operators.graph_of(x)) is not None]
         if not bodies:
             return
@@ -235,10 +239,6 @@ class GraphWalk:
             self.turns.append(Turn(call, choice=self._choice))
 
     def _send(self, call: At, effects: Effects, held: Mapping[Node, Held], result: Held, stream: Stream) -> None:
-        """Follow a call that sends or receives messages between single ranks.
-
-        Each message is in flight until its own wait.
-        """
         assert effects.row.launch is not None
         sent = [each for each in effects.messages if each.is_sent]
         reads = _flat([held[each.tensor] for each in sent])
@@ -247,6 +247,7 @@ class GraphWalk:
         # A send fills no tensor: its wait completes the `Work` that the call returned, if it did.
         own = () if effects.shares else _flat([result])
         for message in effects.messages:
+            # Each message is in flight until its own wait, so each is a launch.
             at, memory = At(call.node, call.where, message), _flat([held[message.tensor]])
             fills, takes = (own, memory) if message.is_sent else (memory, ())
             self._order.launch(at, self._time, effects.row.launch, [fills], takes)
@@ -284,11 +285,7 @@ class GraphWalk:
         return {place: self._new(At(node, where)) for place in dict.fromkeys([*places, None])}
 
     def _behind_token(self, node: Node, effects: Effects, held: Mapping[Node, Held], where: str) -> Held:
-        """Return the memory of the results of a call with a token.
-
-        The token is the first result, and has no memory. The other results are those of the operator that the call
-        runs.
-        """
+        # Result 0 is the token, without memory. The others are the results of the operator that the call runs.
         taken = [x.args[1] for x in node.users if x.target is operator.getitem and isinstance(x.args[1], int)]
         places = [place for place in dict.fromkeys(taken) if place > 0]
         if effects.shares:
@@ -309,7 +306,6 @@ class GraphWalk:
         return memory
 
     def _note_use(self, values: Sequence[Node], held: Mapping[Node, Held]) -> None:
-        """Record the present time as the time of the last use of these values' memory."""
         for x in values:
             memory = held[x]
             for key in memory if isinstance(memory, tuple) else _flat([memory]):
@@ -321,12 +317,8 @@ class GraphWalk:
     # -- streams ----------------------------------------------------------------------------------------
 
     def _stream_of(self, node: Node, effects: Effects, places: int) -> Stream:
-        """Return the stream on which a call runs.
-
-        Launches of collectives, and waits for them, run on the current stream on every device. `places` is a bit mask:
-        the devices of the call's values.
-        """
         current = (node.meta.get("custom") or {}).get("stream", self._stream) if self.names_streams else self._stream
+        # Launches of collectives, and waits for them, run on the current stream on every device.
         if not self._has_cuda or effects.row.launch is not None or effects.row.wait is not None:
             return current
         return current if places & ON_CUDA else HOST
@@ -340,12 +332,9 @@ class GraphWalk:
         return found
 
     def _sync(self, node: Node, sync: Sync, held: Mapping[Node, Held]) -> None:
-        """Follow a call about streams and events: a switch to another stream, a recorded event, or a wait.
-
-        The call's arguments are the numbers of streams and events.
-        """
         schema = schema_of(node.target)
         given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
+        # The arguments are the numbers of streams and events, except for KEEP, whose first argument is a tensor.
         first, *others = given.values()
         match sync:
             case Sync.SWITCH:
@@ -388,7 +377,7 @@ def _parts(value: Held) -> list[Memory]:
 
 
 def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
-    """Return the memory of an argument; for a list or a tuple, a dict with the memory of each item by its index."""
+    """Return the memory of an argument. For a list or a tuple: a dict with the memory of each item, by its index."""
     if isinstance(argument, Node):
         return held[argument]
     if isinstance(argument, (list, tuple)):
@@ -401,9 +390,9 @@ def _structure(argument: Any, held: Mapping[Node, Held]) -> Held:
 
 
 def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
-    """Return the graph that a call runs, and an operand for each input of that graph.
+    """Return (the graph that a call runs, an operand for each of its inputs).
 
-    None if the call runs no graph or chooses between several graphs, or if the operands are not known.
+    Returns None if the call runs no graph or several graphs, or if the operands are not known.
     """
     if node.op == "call_module":
         module = submodule_of(node)
@@ -421,9 +410,9 @@ def _body(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
 
 
 def _operands(node: Node, body: GraphModule) -> list[Any] | None:
-    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` that follow the graphs.
+    """Return the operands for the inputs of the nested graph `body`: the arguments of `node` after its graphs.
 
-    None if the number of operands is not the number of inputs.
+    Returns None if their number is not the number of inputs.
     """
     places = [place for place, x in enumerate(node.args) if isinstance(x, Node) and operators.graph_of(x) is not None]
     if not places:

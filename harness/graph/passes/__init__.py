@@ -1,1 +1,1 @@
-"""The passes. Each has a module of its own, named as in the pass list of `harness.graph.pipeline`."""
+"""The passes, each in a module with the name of the pass."""

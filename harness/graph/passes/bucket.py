@@ -48,13 +48,15 @@ aten = torch.ops.aten
 c10d = torch.ops._c10d_functional
 
 REDUCTIONS = "reduce"
-"""The purpose of a group for gradients' reductions only."""
+"""The purpose of a group that runs only reductions of gradients."""
 
 _TO_GRADIENT = operators.VIEWS | {aten._to_copy.default, aten.slice.Tensor, aten.add.Tensor}
 
 
 class _Member(NamedTuple):
-    """The collective of one parameter: its launch, its wait, and the parameter's index among the graph's inputs."""
+    """The collective of a single parameter: its launch, its wait, and the parameter's index among
+    the graph's inputs.
+    """
 
     launch: Node
     wait: Node
@@ -62,7 +64,6 @@ class _Member(NamedTuple):
 
     @property
     def source(self) -> Node:
-        """The node whose value the collective sends."""
         return _source(self.launch)
 
 
@@ -75,8 +76,8 @@ def _source(launch: Node) -> Node:
 class _Kind(NamedTuple):
     """The properties that all members of a bucket share.
 
-    `arguments` are the collective's arguments between the tensor and the group: the group's size, and for a reduction
-    first its operation, "sum" or "avg".
+    `arguments` are the collective's arguments between the tensor and the group: the group's size and, before it, the
+    operation of a reduction, "sum" or "avg".
     """
 
     group: str
@@ -90,7 +91,7 @@ class _Kind(NamedTuple):
 
     @property
     def meta(self) -> dict[str, Any]:
-        """The metadata of the nodes that are written for the bucket, except their values."""
+        """The metadata for the bucket's calls, except for their fake values."""
         origin = Origin(self.block, self.direction)
         marks = {META_KEY: origin, RECOMPUTED_KEY: self.recomputed or None, CHUNK_KEY: self.chunk, HALF_KEY: self.half}
         return {key: mark for key, mark in marks.items() if mark is not None}
@@ -102,9 +103,10 @@ class _Bucket(NamedTuple):
 
 
 def bucket(module: GraphModule, context: PassContext, *, blocks: str, join_chunks: bool = True) -> GraphModule:
-    """Join collectives of a block's parameters into buckets: see the top of this file.
+    """Join collectives of a block's parameters into buckets.
 
-    `blocks` is a pattern over module names, such as layers.*. With `join_chunks` both chunks' reductions share buckets.
+    - `blocks`: a pattern of modules, such as layers.*. Each match is a block.
+    - `join_chunks`: True if reductions of both chunks share buckets.
     """
     graph = module.graph
     place = {node: index for index, node in enumerate(graph.nodes)}
@@ -173,9 +175,10 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 
 
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
-    """Yield each launch of the collective `name`, with its wait.
+    """Yield (launch, wait) for each call of the collective `name`.
 
-    A launch is left out if anything but a single wait reads it, or if some call writes its input or output in place.
+    A launch is left out if another call than a single wait reads it, or if some call writes its input or output in
+    place.
     """
     owners = operators.storage_owners(graph.nodes)
     written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
@@ -192,8 +195,10 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
 
 
 def _drop_repeated(gathers: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_Member]:
-    """Drop gathers that repeat another one, and return those that remain. Readers of a dropped gather read the other
-    one."""
+    """Drop gathers that repeat an earlier gather, and return the others.
+
+    Readers of a dropped gather read the earlier gather.
+    """
     first: dict[Any, _Member] = {}
     for member in gathers:
         kind = kind_of(member)
@@ -216,7 +221,7 @@ def _sort(members: list[_Member], kind_of: Callable[[_Member], _Kind]) -> list[_
 
 
 def _block_of(module: str, pattern: str) -> str:
-    """The name of the block that contains a module; for a module outside all blocks, its own name."""
+    """Return the name of the block that contains a module. A module outside all blocks is its own block."""
     # As many parts of the name as the pattern has: layers.3 of layers.3.attention.wq, for layers.*
     block = ".".join(module.split(".")[: pattern.count(".") + 1])
     return block if fnmatch.fnmatchcase(block, pattern) else module
@@ -236,8 +241,7 @@ class _Writer:
         self.place = place
 
     def write_gathers(self, buckets: list[_Bucket]) -> None:
-        """Write each bucket's results at the first wait among its members, and just before them the launch of the next
-        bucket."""
+        """Write the wait and results of each bucket at its members' first wait. Before that, launch the next bucket."""
         launched: list[Node] = []
         for index, bucket in enumerate(buckets):
             anchor = min((member.wait for member in bucket.members), key=self.place.__getitem__)
@@ -251,8 +255,7 @@ class _Writer:
                 self._finish_gather(bucket, launched[index])
 
     def write_reductions(self, buckets: list[_Bucket], groups: GroupTable) -> None:
-        """Write each bucket's launch where its last gradient is ready, and its wait just before the next bucket's
-        launch."""
+        """Launch each bucket after its last gradient. Write its wait just before the next bucket's launch."""
         waiting: tuple[_Bucket, Node] | None = None
         for bucket in buckets:
             anchor = max((member.launch for member in bucket.members), key=self.place.__getitem__)
@@ -268,8 +271,10 @@ class _Writer:
                 self._finish_reduction(*waiting, output)
 
     def _launch_gather(self, bucket: _Bucket, anchor: Node) -> Node:
-        """Write a bucket's launch before `anchor`: the members' shards, of n_i elements each, are joined to (N,), and
-        this is gathered to (W * N,)."""
+        """Launch a bucket's gather before `anchor`.
+
+        Shards of n_i elements are joined to (N,), and gathered to (W * N,).
+        """
         kind, members = bucket
         # The launch moves ahead, so the casts of all members must move with it.
         for member in members:
@@ -295,8 +300,10 @@ class _Writer:
         self._replace_waits(kind, members, self._call(kind, aten.split_with_sizes_copy.default, rows_WN, sizes, 1))
 
     def _launch_reduction(self, bucket: _Bucket, group: str) -> Node:
-        """Write a bucket's launch: gradients, viewed as (W, n_i), are concatenated to (W, N), and this is reduced and
-        scattered to (1, N)."""
+        """Launch a bucket's reduction.
+
+        Gradients, viewed as (W, n_i), are joined to (W, N), and reduce-scattered to (1, N).
+        """
         kind, members = bucket
         first = members[0].launch
         if len(members) == 1:
@@ -326,7 +333,6 @@ class _Writer:
             member.wait.replace_all_uses_with(self._call(kind, aten.view.default, part, shape))
 
     def _call(self, kind: _Kind, target: Any, *args: Any) -> Node:
-        """Write a call with the bucket's metadata. Its fake value is computed from the fake values of its arguments."""
         values = map_arg(args, lambda node: node.meta["val"])
         with torch.no_grad(), _fake_mode_of(values):
             value = target(*values)

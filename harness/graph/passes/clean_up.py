@@ -19,7 +19,6 @@ from bitproof.harness.graph.observation import hand_on_marks
 
 
 def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
-    """Drop unused nodes that tracing left behind: see the top of this file."""
     for node in module.graph.nodes:
         if _is_identity(node) and not any(_writes_to(user, node) for user in node.users):
             node.replace_all_uses_with(node.args[0])

@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 
 
 def concretize_symbols(module: GraphModule, context: PassContext) -> GraphModule:
-    """Replace the chunk symbol by its number everywhere: see the top of this file."""
     # 1. Conditions first: numbers that violate them would give a wrong graph.
     _check_guards(context)
     symbol, extent = context.chunk_symbol.symbol, context.chunk_symbol.hint

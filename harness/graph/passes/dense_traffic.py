@@ -44,9 +44,10 @@ from bitproof.harness.graph.origin import origin_of
 
 
 class _Region(NamedTuple):
-    """A dense region: the places of its first node and of the first node after it.
+    """A dense region: the index of its first node, and of the first node after it.
 
-    `half` is its number among the halves; in the last region of a half, no all-to-all follows.
+    - `half`: in a partitioned graph 0 for forward and 1 for backward, otherwise always 0.
+    - `is_last`: True if no all-to-all follows in the half.
     """
 
     start: int
@@ -58,10 +59,9 @@ class _Region(NamedTuple):
 class _Key(NamedTuple):
     """A node's new place in the graph, for sorting.
 
-    - `place`: a place in the graph before the pass.
-    - `side`: -1 if the node is put before the node that was at `place`, 1 if it is put after that node, and 0 if it was
-      at `place` itself.
-    - `original`: the node's place before the pass.
+    - `place`: the index of a node in the graph before the pass.
+    - `side`: -1 to go before that node, 1 to go after it, and 0 for the node itself.
+    - `original`: the node's own index before the pass.
     """
 
     place: int
@@ -75,7 +75,7 @@ class _Collective(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The places at which a collective is launched and awaited, inside a region."""
+    """The new places of a collective's launch and wait, and the region that contains them."""
 
     launch: _Key
     wait: _Key
@@ -83,13 +83,12 @@ class _Plan(NamedTuple):
 
 
 def dense_traffic(module: GraphModule, context: PassContext) -> GraphModule:
-    """The pass: see the top of this file."""
     by_object = collectives_by_object(module.graph, context.groups)
     traffic = _Traffic(module)
     if not traffic.exchanges:
         raise _refuse_without_exchange()
     before = len(traffic.beside())
-    keys = _keys(traffic, by_object)
+    keys = _new_places(traffic, by_object)
     if keys:
         reorder(module, lambda node: keys.get(node, traffic.own(node)))
         after = collectives_by_object(module.graph, context.groups)
@@ -121,8 +120,6 @@ def _as_names(by_object: list[list[Node]]) -> set[tuple[str, ...]]:
 
 
 class _Traffic:
-    """The all-to-alls, dense regions and parameters' collectives of a graph, in its order."""
-
     def __init__(self, module: GraphModule) -> None:
         self.nodes = list(module.graph.nodes)
         self.place = {node: place for place, node in enumerate(self.nodes)}
@@ -138,11 +135,11 @@ class _Traffic:
         return _Key(self.place[node], 0, self.place[node])
 
     def has_compute(self, start: int, end: int) -> bool:
-        """Whether a dense product or attention is at a place from `start` up to `end`."""
+        """Return whether a matrix product or attention outside the experts' layers is in [start, end)."""
         return bisect.bisect_left(self._dense, end) > bisect.bisect_left(self._dense, start)
 
     def is_beside(self, x: _Collective) -> bool:
-        """Whether a collective is in flight while an all-to-all is."""
+        """Return whether a collective and an all-to-all are in flight at the same time."""
         launch, wait = self.place[x.launch], self.place[x.wait]
         return any(start < wait and launch < end for start, end in self.exchanges)
 
@@ -150,13 +147,16 @@ class _Traffic:
         return [x for x in (*self.gathers, *self.reductions) if self.is_beside(x)]
 
     def _launched(self, name: str) -> list[_Collective]:
-        """The collectives of an operator whose results only a wait reads."""
         launches = [x for x in self.nodes if operators.is_collective(x) and operators.operator_name(x) == name]
+        # Only collectives whose results a single wait reads.
         only_users = [(x, next(iter(x.users))) for x in launches if len(x.users) == 1]
         return [_Collective(x, user) for x, user in only_users if operators.is_wait(user)]
 
     def _find_regions(self) -> tuple[list[int], list[_Region]]:
-        """Step 1. Returns the half of each place, too."""
+        """Find the dense regions (step 1 at the top of this file).
+
+        Returns the half of each node, too: see `_Region`.
+        """
         opened = {start: end for start, end in self.exchanges}
         halves, half, name = [], 0, None
         gaps: list[tuple[int, int, int]] = []
@@ -182,12 +182,11 @@ class _Traffic:
 
 
 def _is_dense_compute(node: Node) -> bool:
-    """Whether a call is attention or a matrix product, and no part of a layer of experts."""
     return node.op == "call_function" and operators.is_compute_heavy(node) and origin_of(node).part is None
 
 
 def _reads_only(launch: Node, parameters: Container[Node]) -> bool:
-    """Whether a gather's input is computed from parameters alone: by casts, padding, or packing into a bucket."""
+    """Whether a gather's input is computed only from parameters: by casts, padding, or packing into a bucket."""
     return all(
         x in parameters or (x.op == "call_function" and not operators.is_collective(x))
         for x in _reached(launch, lambda node: node.all_input_nodes)
@@ -195,7 +194,7 @@ def _reads_only(launch: Node, parameters: Container[Node]) -> bool:
 
 
 def _is_of_gradient(wait: Node) -> bool:
-    """Whether a reduction leads to outputs alone, without another collective, product or attention in between."""
+    """Whether a reduction leads only to outputs, without another collective, product or attention in between."""
     last = wait
     for last in _reached(wait, lambda node: node.users):
         if last.op == "call_function" and (operators.is_collective(last) or operators.is_compute_heavy(last)):
@@ -204,7 +203,7 @@ def _is_of_gradient(wait: Node) -> bool:
 
 
 def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
-    """Yield the nodes that are reached by steps from a node, each once.
+    """Yield each node that can be reached from `node` by `step`, which returns a node's inputs or its readers.
 
     Readers stop early: from an activation that ranks of a tensor group gather, all of the graph may be reached.
     """
@@ -218,8 +217,8 @@ def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Nod
 
 
 def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
-    """Step 3."""
     launch, wait = traffic.own(gather.launch), traffic.own(gather.wait)
+    # Step 3 at the top of this file.
     read = min((traffic.place[x] for x in gather.wait.users), default=wait.place)
     for region in reversed(traffic.regions):
         end = min(region.end, read)
@@ -232,8 +231,8 @@ def _plan_gather(traffic: _Traffic, gather: _Collective) -> _Plan | None:
 
 
 def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
-    """Step 4."""
     launch, wait = traffic.own(reduction.launch), traffic.own(reduction.wait)
+    # Step 4 at the top of this file.
     for region in traffic.regions:
         start = max(region.start, launch.place)
         is_same_half = region.half == traffic.half_of_place[launch.place]
@@ -248,29 +247,29 @@ def _plan_reduction(traffic: _Traffic, reduction: _Collective) -> _Plan | None:
     return None
 
 
-def _keys(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
-    """Steps 2 to 5: the new places of the nodes that move."""
+def _new_places(traffic: _Traffic, by_object: list[list[Node]]) -> dict[Node, _Key]:
+    # Steps 2 to 5 at the top of this file.
     keys: dict[Node, _Key] = {}
     gathers = {x.launch: x for x in traffic.gathers if traffic.is_beside(x)}
     reductions = {x.launch: x for x in traffic.reductions if traffic.is_beside(x)}
     for launches in by_object:
         for earlier, launch in itertools.pairwise([None, *launches]):
             if launch in gathers and (plan := _plan_gather(traffic, gathers[launch])):
-                _settle(traffic, keys, gathers[launch], plan, earlier, 1)
+                _add_plan(traffic, keys, gathers[launch], plan, earlier, 1)
         # From the last to the first: a reduction may follow another that moves back.
         for later, launch in itertools.pairwise([None, *reversed(launches)]):
             if launch in reductions and (plan := _plan_reduction(traffic, reductions[launch])):
-                _settle(traffic, keys, reductions[launch], plan, later, -1)
+                _add_plan(traffic, keys, reductions[launch], plan, later, -1)
     return keys
 
 
-def _settle(
+def _add_plan(
     traffic: _Traffic, keys: dict[Node, _Key], x: _Collective, plan: _Plan, neighbor: Node | None, side: int
 ) -> None:
-    """Step 5: add a plan to `keys`, as far as `neighbor` allows.
+    """Add a plan to `keys`, as far as `neighbor` allows (step 5 at the top of this file).
 
-    `neighbor` is another launch of the same process group object; None if there is none. It must stay before the
-    planned launch if `side` is 1, and after the planned launch if `side` is -1.
+    `neighbor` is the previous (`side` 1) or next (`side` -1) launch of the same process-group object, or None. The
+    order of the two launches must not change.
     """
     launch, own = plan.launch, (traffic.own(x.launch), traffic.own(x.wait))
     if neighbor is not None:

@@ -27,7 +27,6 @@ ALL_GATHER = torch.ops._c10d_functional.all_gather_into_tensor.default
 
 
 def isolate_gathers(module: GraphModule, context: PassContext) -> GraphModule:
-    """Give the all-gathers of parameters their own process group: see the top of this file."""
     parameters = parameters_of(module.graph)
     for collectives in collectives_by_object(module.graph, context.groups):
         gathers = [node for node in collectives if node.target is ALL_GATHER and chain_to_input(node)[-1] in parameters]

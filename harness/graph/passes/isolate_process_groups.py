@@ -23,12 +23,13 @@ from bitproof.harness.graph.group_objects import collectives_by_object, move_to_
 from bitproof.harness.graph.groups import EXPERT_ONLY
 
 ALL_TO_ALL = torch.ops._c10d_functional.all_to_all_single.default
-"""The only collective that is moved. Experts use no other operator of that name, such as the one in
-`_c10d_functional_autograd`, whose backward is no node of the graph."""
+"""The only collective that is moved. Experts use no other operator of that name.
+
+The operator in `_c10d_functional_autograd` is excluded, since its backward is no node of the graph.
+"""
 
 
 def isolate_process_groups(module: GraphModule, context: PassContext) -> GraphModule:
-    """Give expert all-to-alls their own process group: see the top of this file."""
     for collectives in collectives_by_object(module.graph, context.groups):
         exchanges = [node for node in collectives if node.target is ALL_TO_ALL]
         # All-to-alls that have an object to themselves need no other group.

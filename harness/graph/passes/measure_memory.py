@@ -39,7 +39,7 @@ class LiveMemory:
     """Bytes of live tensors in a step.
 
     - `peak`: the most at any call.
-    - `peak_node`: the name of this call.
+    - `peak_node`: the name of that call.
     - `at_backward`: the bytes when backward starts.
     - `host_peak`: the most in host memory.
     - `num_unsized`: the number of storages of unknown size, which are left out.
@@ -53,7 +53,6 @@ class LiveMemory:
 
 
 def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
-    """Measure the bytes of live tensors at each call: see the top of this file."""
     found = live_memory(module.graph, context.chunk_symbol)
     context.facts.update(
         peak_mib=round(found.peak / MIB, 3),
@@ -66,7 +65,6 @@ def measure_memory(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
-    """Measure the bytes of live tensors while the graph's calls run in their order."""
     storages = _storages(graph)
     # In graph order, so that the last reader overwrites earlier ones.
     last_reader = {storage: node for node in graph.nodes for x in node.all_input_nodes for storage in storages[x]}
@@ -105,8 +103,11 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
 
 
 def _storages(graph: Graph) -> dict[Node, list[Storage]]:
-    """For each node, the storages that its value keeps alive, as (node that makes the storage, index of its result).
-    Storages of graph inputs and attributes are left out."""
+    """Return node -> the storages that its value keeps alive, each as (call that makes the storage, index of its
+    result).
+
+    Storages of graph inputs and attributes are left out.
+    """
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:
         shared = operators.sharing_arguments(node)

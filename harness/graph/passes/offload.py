@@ -43,9 +43,9 @@ from bitproof.harness.graph.origin import META_KEY, origin_of
 
 
 def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """Keep activations in host memory between forward and backward: see the top of this file.
+    """Keep activations in host memory between forward and backward.
 
-    `blocks` is a pattern over module names, such as layers.*.
+    `blocks` is a pattern of modules, such as layers.*.
     """
     graph = module.graph
     nodes = list(graph.nodes)
@@ -98,7 +98,10 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
 
 
 def _refuse_too_deep(name: str, depth: int, starts: list[Node]) -> None:
-    """Raise PassError if no block is so many blocks after another; a depth of 1, the default, is always accepted."""
+    """Raise PassError if no block has `depth` blocks before or after it.
+
+    A depth of 1, the default, is always accepted.
+    """
     most = max(len(starts) - 1, 1)
     if depth > most:
         raise PassError(
@@ -111,8 +114,10 @@ def _refuse_too_deep(name: str, depth: int, starts: list[Node]) -> None:
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
-    """For each value of forward, the last forward call that uses the value's storage. If none uses it, that is the call
-    that computes the value."""
+    """Return, for each value of forward, the last forward call that uses its storage.
+
+    If no other call uses it, that is the call that computes the value.
+    """
     owners = operators.storage_owners(nodes)
     last: dict[Node, Node] = {}
     for node in nodes:

@@ -31,7 +31,6 @@ from bitproof.harness.torch_compat import rename
 
 
 def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
-    """Recompute in backward the activations tagged `recompute`: see the top of this file."""
     graph = module.graph
     # 1. The backward call that first needs each activation.
     needs = first_needs(graph, is_recomputed)

@@ -60,17 +60,13 @@ GIB = 2**30
 
 
 def tag_memory(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
-    """Decide how each activation is kept for backward: see the top of this file.
-
-    `blocks` is a pattern over module names, such as layers.*.
-    """
+    """Decide how each activation is kept for backward. `blocks` is a pattern of modules, such as layers.*."""
     _read_sizes_in_forward(module)
     _Tagger(module, context, blocks, _listed(module, context, blocks)).tag()
     return module
 
 
 def _listed(module: GraphModule, context: PassContext, blocks: str) -> set[Node] | None:
-    """The calls that the case's list of operators saves; None if the case has no list."""
     if context.memory.save is None:
         return None
     chosen = calls_to_save(module.graph, context.memory.save, blocks)
@@ -169,8 +165,11 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """The recomputed values that are smaller than the saved value that they are computed from, if nothing else
-        needs the larger one."""
+        """Return the values of rule 3: recomputed values that are smaller than the saved value from which they are
+        computed.
+
+        They count only if nothing else needs the larger value.
+        """
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
         for source in needs:
@@ -211,8 +210,10 @@ class _Tagger:
         self.context.facts["offload_mib"] = round(moved / MIB, 3)
 
     def _leaves_when_copied(self, node: Node) -> bool:
-        """Whether copying a saved value to host memory frees its storage: the value covers the whole storage, and no
-        other saved value keeps the storage alive."""
+        """Whether copying a saved value to host memory frees its storage.
+
+        The value must cover the whole storage, and no other saved value may keep the storage alive.
+        """
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner
         is_whole = node is owner or is_part or operators.is_wait(node)

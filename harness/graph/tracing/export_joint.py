@@ -1,16 +1,16 @@
-"""Exports a training step with torch's ahead-of-time autograd: a joint graph with descriptors of inputs and outputs.
+"""Exports a training step with torch's ahead-of-time autograd, as a joint graph of forward and backward.
 
     trace.py       records a step's calls, including in-place writes, with a symbolic dim for chunks
     this module    `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
 
-The result has the form of a traced graph, so that passes, faults and searches can handle it. Its inputs are parameters,
-buffers and the step's inputs; its outputs are the loss and a gradient for each parameter.
+The result has the form of a traced graph: its inputs are parameters, buffers and the step's inputs, and its outputs are
+the loss and a gradient for each parameter.
 
 1. Make fake tensors, and wrap the model and its loss in a module, as torch exports modules.
 2. Export, and record every node's origin while torch traces.
 3. Identify inputs and outputs by torch's descriptors, never by position.
-4. Write the graph again, with two changes. The tangent (the initial gradient) is computed by a call: in torch's graph
-   it is an input. New values of buffers are written into the buffers at the end: in torch's graph they are outputs.
+4. Write the graph again with two changes. A call computes the tangent (the gradient of the loss), which is an input of
+   torch's graph. New values of buffers are written into the buffers; in torch's graph they are outputs.
 """
 
 from __future__ import annotations
@@ -44,16 +44,17 @@ from bitproof.harness.torch_compile import lazily_compiled
 from bitproof.harness.torch_operators import storage_key
 
 SEED_KEY = "seed"
-"""The metadata key of the call that makes backward's initial gradient."""
+"""The metadata key of the call that computes the gradient of the loss, from which backward starts."""
 
 NO_CHUNKS = sympy.Symbol("no_chunks")
-"""A chunk symbol that no value carries, for passes that need a symbol."""
+"""A chunk symbol for passes that need one. It occurs in no size."""
 
 
 class _Step(nn.Module):
-    """A model and its loss function as a module, which calls `recording` when torch begins to trace the graph.
+    """A model and its loss function as a module, whose `forward` returns the loss.
 
-    Torch only gets the first name of a tied parameter or buffer, so that there is a single gradient.
+    `recording` is called when torch begins to trace the graph. A tied parameter or buffer appears only under its first
+    name, so that it has a single gradient.
     """
 
     def __init__(self, model: nn.Module, loss_function: LossFunction, recording: Callable[[], None]) -> None:
@@ -65,7 +66,6 @@ class _Step(nn.Module):
         self.before_backward: Callable[[Tensor], None] = lambda loss: None
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the loss."""
         # torch has swapped the first names' tensors. The other names of a tied tensor must have the same one.
         now = _state_of(self.model)
         with swapped_state(self.model, {name: now[first] for name, first in self._first_names.items()}):
@@ -81,14 +81,13 @@ class _Step(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield (name, parameter) for each parameter once, even if it is tied and so has several names."""
         # `remove_duplicate` is ignored: with every name of a tied parameter, torch would make several inputs of it.
         return super().named_parameters(prefix, recurse)
 
     def named_buffers(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, Tensor]]:
-        """Yield (name, buffer) for each buffer once, even if it is tied and so has several names."""
+        # As in `named_parameters`.
         return super().named_buffers(prefix, recurse)
 
 
@@ -97,7 +96,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """Return a dict from each further name of a tied parameter or buffer to its first name."""
+    """Return further name -> first name, for each tied parameter or buffer."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -160,7 +159,7 @@ def export_joint_step(
 class _Ends:
     """The inputs and outputs of a joint graph, by their role in the step.
 
-    A role is a kind and a name, such as the parameter `layers.0.w`. The names are those in the model.
+    A role is a kind and a name, such as the gradient of the parameter `layers.0.w`.
     """
 
     def __init__(self, inputs: dict[Role, Node], outputs: dict[Role, Node | None]) -> None:
@@ -169,7 +168,6 @@ class _Ends:
 
     @staticmethod
     def of(module: GraphModule) -> _Ends:
-        """Read the roles from torch's descriptors in a graph. Raises TraceError for an unknown descriptor."""
         output = module.graph.output_node()
         values: Any = output.args[0]
         inputs = {_role(node.meta["desc"]): node for node in module.graph.find_nodes(op="placeholder")}
@@ -181,11 +179,10 @@ class _Ends:
         return _Ends(inputs, outputs)
 
     def input(self, role: Role) -> Node | None:
-        """Return the input with a role, such as a buffer's; None if the step does not read it."""
+        # Missing if the step does not read it, such as an unused buffer.
         return self.inputs.get(role)
 
     def output(self, role: Role) -> Node:
-        """Return the output with a role, such as a parameter's gradient. Raises TraceError if there is none."""
         found = self.outputs.get(role)
         if found is None:
             raise TraceError(
@@ -217,7 +214,6 @@ def _as_step(
     num_inputs: int,
     gradient_seed: float,
 ) -> GraphModule:
-    """Write the exported graph again, with the inputs and outputs of a traced graph. Roles identify them."""
     graph = Graph()
     env: dict[Node, Node] = {}
     for role in _signature(parameter_names, buffer_names, num_inputs):
@@ -283,9 +279,9 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """Write the call that makes backward's initial gradient, with the operator that eager uses, and return the call.
+    """Write the call that computes the gradient of the loss, from which backward starts, and return the call.
 
-    `tangent` is the input that has this gradient in the exported graph.
+    `tangent` is the input for this gradient in torch's graph.
     """
     # Eager writes `torch.full_like(loss, gradient_seed)`; torch adds `pin_memory=False` to its call in a trace.
     seed = graph.call_function(torch.ops.aten.full_like.default, (loss, gradient_seed), {"pin_memory": False})

@@ -1,7 +1,7 @@
-"""Registers a shape function for fake tensors that torch lacks: that of the grouped matrix product in float32.
+"""Registers a shape function that torch lacks: the grouped matrix product of fake tensors in float32.
 
-Torch multiplies groups in float32, but its shape function only accepts bfloat16. Here a float32 product gets the layout
-of a bfloat16 product. Importing this module, as `fake_mode` does, registers the function.
+Torch multiplies groups in float32, but its shape function only accepts bfloat16. Importing this module registers the
+function.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ def _is_grouped_mm(operator: OpOverload) -> bool:
 # Registered with a predicate, so that a release with its own registration takes precedence without a conflict.
 @register_op_impl(_is_grouped_mm)
 def grouped_mm(mode: FakeTensorMode, operator: Any, a: Tensor, b: Tensor, *others: Any, **options: Any) -> Any:
-    """Return the fake result of a grouped product in float32; NotImplemented for other dtypes, which torch handles."""
+    """Return the fake result of a grouped product in float32, with the layout of a bfloat16 product.
+
+    Returns NotImplemented for other dtypes, which torch handles itself.
+    """
     if a.dtype != torch.float32 or b.dtype != torch.float32:
         return NotImplemented
     # torch 2.11 to 2.15: `_meta_grouped_mm_common` in torch/_meta_registrations.py accepts only bfloat16. A bfloat16

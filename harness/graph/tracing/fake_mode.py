@@ -1,8 +1,10 @@
-"""Fake execution in which the number of rows from an uneven all-to-all is a short sum.
+"""Fake tensors with short sizes after an uneven all-to-all.
 
-Torch uses the sum of all split sizes: for 64 ranks, u0 + u1 + ... + u63. That sum occurs in every size, stride and
-element count of dependent values, and makes every operator slow. Here the size is u0 + v: the first split's symbol,
-plus a single symbol for all others. All-to-alls with equal splits get the same symbol v, so equal sizes stay equal.
+Torch sums all split sizes: for 64 ranks, the received rows are u0 + u1 + ... + u63. Every dependent size repeats that
+sum, which makes each operator slow. Here the number of rows is u0 + v, with a single new symbol v for all splits but
+the first.
+
+All-to-alls with equal splits share v, so that equal sizes stay equal.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ from bitproof.harness.torch_tracing import device_asked
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
-    """Return a FakeTensorMode in which uneven all-to-alls have short sums as sizes.
+    """Return a FakeTensorMode with short sizes after an uneven all-to-all, such as u0 + v in place of u0 + u1 + u2.
 
-    - `remembers`: use torch's cache of calls by arguments.
-    - `repeats`: compute only one of several layers that differ only in their symbols (torch_fakes.py).
+    - `remembers`: use torch's own cache of operator calls.
+    - `repeats`: compute only one of several layers that differ just in their symbols (torch_fakes.py).
     """
     # A trace with an open dim does not use `repeats`: sizes in repeated results would be new objects, and that would
     # change the numbers of the tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.
@@ -40,7 +42,7 @@ def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool
 
 
 class _Dispatch:
-    """Runs an operator on fake tensors as torch does, except that an uneven all-to-all gets a short sum as its size."""
+    """Computes an operator's fake result as torch does, except for the size of an uneven all-to-all."""
 
     def __init__(self, mode: FakeTensorMode, shape_env: ShapeEnv, compute: Callable[..., Any]) -> None:
         self._mode = mode

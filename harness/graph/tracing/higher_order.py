@@ -1,15 +1,11 @@
-"""Refuses a chunked module that calls a higher-order operator such as `cond`, as its nested graphs are not divided.
+"""Refuses chunked modules that call higher-order operators whose nested graphs cannot be divided.
 
-An operator is chunked only if its rows can be followed:
-
-- FlexAttention and its backward have rules.
-- An operator that calls a single nested graph with its own operands (`wrap`) is followed through that graph.
+- FlexAttention and its backward have rules, so they are accepted.
+- An operator that calls a single nested graph with its own operands, such as `wrap`, is followed through that graph.
 - `cond`, `while_loop`, `map`, `scan` and `associative_scan` are refused.
 
-A trace of a refused operator with an open dim may fail or succeed, so there are two functions:
-
-1. `refuse_failed` finds the operator in the traceback of a failed trace.
-2. `refuse_calls` finds the operator in the traced graph, before any pass runs.
+With an open dim, a trace of a refused operator may fail or succeed. So there are two functions: `refuse_failed` reads
+the traceback of a failed trace, and `refuse_calls` reads a traced graph.
 """
 
 from __future__ import annotations
@@ -31,7 +27,8 @@ _FOLLOWED = frozenset({"flex_attention"})
 def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> None:
     """Raise ChunkError for the first call that passes chunked rows to nested graphs which cannot be followed.
 
-    `calls` has pairs of a call and the chunked module that makes it. `symbol` is the size of the chunked dim.
+    - `calls`: pairs (call, name of the chunked module that makes it).
+    - `symbol`: the size of the chunked dim.
     """
     for node, module in calls:
         graphs = [x.name for x in node.all_input_nodes if operators.graph_of(x) is not None]
@@ -47,11 +44,14 @@ def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> Non
 def refuse_failed(module: str, error: Exception, where: str | None) -> None:
     """Raise ChunkError if a higher-order operator raised `error` during the trace of a chunked module.
 
-    Otherwise, and for FlexAttention, does nothing. `module` is the module's name, `where` the user's line.
+    Otherwise do nothing.
+
+    `module` is the module's name, and `where` is the user's line, or None.
     """
     # The file of an operator's rule has the operator's name: torch/_higher_order_ops/cond.py.
     homes = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
     called = next((home.removeprefix(_HOME) for home in homes if home.startswith(_HOME)), None)
+    # FlexAttention is followed, so its error is an ordinary one.
     if called is not None and called not in _FOLLOWED:
         found = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         raise _refusal(module, called, found, where) from error

@@ -1,14 +1,12 @@
-"""Conditions on data that the step itself asserts. They stay in the graph as calls, and raise errors as in eager.
+"""Keeps the step's own assertions about data as calls in the graph, so that they raise as in eager.
 
-Three kinds of conditions reach a trace:
+1. Assertions about tensors (`torch._assert_async`) are ordinary calls.
+2. Assertions about numbers read from data, such as `torch._check(x.item() > 0)`, leave no node: torch evaluates them
+   during the trace. This module records each as a call of `aten._assert_scalar`. In a chunked module, each chunk has
+   its own call.
+3. Assertions only about the chunked dim have no call. `concretize_symbols` checks them with real numbers.
 
-1. Conditions on tensors (`torch._assert_async`) are ordinary calls, which `operators.has_effects` keeps.
-2. Conditions on sizes and numbers read from data (`torch._check` of an `.item()`) have no node: torch evaluates them
-   during the trace. So this module records each as a call of `aten._assert_scalar`, at its place among the calls. In a
-   chunked module, each chunk checks its own half.
-3. Conditions on the chunked dim only have no call: `concretize_symbols` checks them with numbers.
-
-Only assertions in the user's code are recorded: operators repeat their own assertions whenever they run.
+Only assertions in the user's code are recorded. Torch's operators repeat theirs whenever they run.
 """
 
 from __future__ import annotations
@@ -30,18 +28,18 @@ from bitproof.harness.graph.origin import user_line
 from bitproof.harness.torch_compat import Check, checks_replaced
 
 _WRAPPERS = {torch.__file__, typing_extensions.__file__}
-"""The files with `torch._check` and its variants; `typing_extensions` wraps the deprecated variants."""
+"""Files with the variants of `torch._check`. `typing_extensions` wraps the deprecated variants."""
 
 _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Context for a trace. Each `torch._check` in the user's code becomes a call in the graph if its condition depends
-    on data.
+    """Context for a trace that keeps assertions about data: each `torch._check` of a number read from data becomes a
+    call.
 
-    For example, the condition `x.sum().item() > 0` depends on data. Raises TraceError if the condition states that a
-    number read from data equals an expression of the chunked dim's size, such as `x.shape[0] // 2`.
+    For example, `torch._check(x.sum().item() > 0)` checks such a number. Only checks in the user's code are kept.
+    Raises TraceError for a check that the number equals an expression of the chunked dim, such as `x.shape[0] // 2`.
     """
 
     def written(
@@ -75,7 +73,7 @@ def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[
 def _asking_line(frame: FrameType | None) -> str | None:
     """Return the user's line that called `torch._check`; None if torch itself called it.
 
-    `frame` is the innermost frame of the call, in one of torch's wrappers of `torch._check`.
+    `frame` is the innermost frame of the call.
     """
     # A variant of `torch._check` calls another, so several frames may be torch's.
     while frame is not None and frame.f_code.co_filename in _WRAPPERS:

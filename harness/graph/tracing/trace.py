@@ -1,17 +1,16 @@
 """Traces a training step (forward, loss, backward) into a joint graph.
 
-Parameters, buffers and inputs become graph inputs, in that order. The loss and a gradient for each parameter become the
-graph's outputs. The size of the dim to be chunked is a symbol, and no code can branch on its value. So exactly the
-values that depend on a chunk carry the symbol.
+The graph's inputs are parameters, buffers and the step's inputs. Its outputs are the loss and a gradient for each
+parameter. The size of the chunked dim is a symbol. No code can branch on it, so exactly the values that depend on a
+chunk have it in their sizes.
 
-1. Make fake tensors; the chunked dim of every input becomes the same unbacked symbol in [n / 2, n].
+1. Make fake tensors. The chunked dim of every input gets the same unbacked symbol in [n / 2, n].
 2. Run forward and backward under make_fx, and record every node's origin.
-3. Refuse a step that is only right for a single size. For example, `x.view(128, -1)` traces, but only for 4 sequences
-   of 32 tokens.
-4. Refuse nested graphs of higher-order operators with effects that passes would not see. Also refuse higher-order
-   operators in chunked modules (see higher_order.py).
-5. Keep the conditions that tracing deferred. `concretize_symbols` checks conditions on the chunked dim with real
-   numbers. Calls in the graph check conditions on data (see runtime_checks.py).
+3. Refuse a step that works only for a single size. For example, `x.view(128, -1)` fits only 4 sequences of 32 tokens.
+4. Refuse nested graphs with effects that passes would not see, and higher-order operators in chunked modules
+   (higher_order.py).
+5. Keep the conditions that tracing deferred. `concretize_symbols` checks those on the chunked dim; calls in the graph
+   check those on data (runtime_checks.py).
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class ChunkSymbol:
 class Guard:
     """A condition on the chunk symbol that tracing assumed.
 
-    `source` is the line of user code that needed the condition; None if only code of torch or bitproof needed it.
+    `source` is the line of the user's code that needs the condition; None if only code of torch or bitproof needs it.
     """
 
     condition: sympy.Basic
@@ -76,8 +75,8 @@ class Guard:
 class StepGraph:
     """A step as a graph.
 
-    The graph's inputs are the parameters, in the order of `parameter_names`, the buffers, in the order of
-    `buffer_names`, and `num_inputs` inputs of the step itself.
+    The graph's inputs are the parameters, the buffers, and `num_inputs` inputs of the step. The names of parameters and
+    buffers are in the order of the inputs.
     """
 
     module: GraphModule
@@ -90,8 +89,8 @@ class StepGraph:
 class JointGraph(StepGraph):
     """A traced step in which the size of the chunked dim is a symbol.
 
-    `guards` are the conditions on this symbol that tracing assumed. `module_calls` has the number of calls of each of
-    the model's modules, by name.
+    - `guards`: the conditions on this symbol that tracing assumed.
+    - `module_calls`: module name -> number of its calls.
     """
 
     chunk_symbol: ChunkSymbol
@@ -107,8 +106,7 @@ R = TypeVar("R")
 
 
 def _naming_untested_release(trace: Callable[P, R]) -> Callable[P, R]:
-    """Wrap a function that traces: if torch's version is untested, its TraceError begins with this version."""
-
+    # An untested version of torch may be the cause of a failed trace, so the error names it first.
     @functools.wraps(trace)
     def traced(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -139,19 +137,18 @@ def trace_joint_step(
 ) -> JointGraph:
     """Trace a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    - `model`: may be on the meta device. Only shapes and dtypes are read, and values are faked on `device`.
+    - `model`: may be on the meta device. Only its shapes and dtypes are read.
     - `loss_function`: calls `model`.
-    - `inputs`: tensors that all have the same size along `chunk_dim`.
-    - `is_cut`: the step will run in two equal chunks along `chunk_dim`, so the size along it must be even.
+    - `inputs`: tensors of the same size along `chunk_dim`.
     - `gradient_seed`: the gradient of the loss, from which backward starts.
-    - `observe`: patterns of module names. The nodes that compute these modules' outputs, or the gradients of these
-      outputs, are marked in the graph, so that a run can record their values.
+    - `device`: the device of the graph's values, which are fake.
+    - `observe`: patterns of module names. In the graph, the outputs of these modules and the gradients of these outputs
+      are marked, so that a run can record them.
+    - `is_cut`: True if the step will run in two equal chunks along `chunk_dim`. The size along it must then be even.
+    - `chunking`: the modules that will run in chunks; None for no module.
 
-    Raises:
-
-    - TraceError for code that cannot be traced; the error names the line.
-    - CaseError for a pattern that matches no module.
-    - ChunkError for a higher-order operator in a module that `chunking` chooses.
+    Raises TraceError for code that cannot be traced, CaseError for a pattern that matches no module, and ChunkError for
+    a higher-order operator in a chunked module.
     """
     # 1. Fake tensors, with one symbol for the chunked dim of all inputs.
     extent = _common_extent(inputs, chunk_dim, is_cut)
@@ -217,7 +214,7 @@ def trace_joint_step(
 
 
 def _complete(module: GraphModule) -> None:
-    """Convert a traced graph to the form that passes need: each input is an argument, and every node has a `val`."""
+    """Give a graph from make_fx the form that passes need: each input is an argument, and every node has a `val`."""
     module.graph.set_codegen(CodeGen())  # make_fx's graph takes two lists
     module.recompile()
     for reference in module.graph.find_nodes(op="get_attr"):
@@ -226,7 +223,7 @@ def _complete(module: GraphModule) -> None:
 
 
 def complete_checks(module: GraphModule) -> None:
-    """Set the `val` of every assertion in a graph and its nested graphs to None, as tracing does not set it."""
+    # Tracing sets no `val` for assertions, but passes read it for every node.
     for graph in (part.graph for part in module.modules() if isinstance(part, GraphModule)):
         for check in filter(operators.is_check, graph.nodes):
             check.meta.setdefault("val", None)
@@ -240,9 +237,10 @@ def trace_fixed_step(
     gradient_seed: float,
     device: torch.device,
 ) -> StepGraph:
-    """Trace a step like `trace_joint_step`, but with every size fixed, so that code may branch on sizes.
+    """Trace a step as `trace_joint_step` does, but with fixed sizes, so that code may branch on them.
 
-    The graph is for inspection, not for passes. Code that splits its tensors into chunks itself is traced, too.
+    The graph is only for inspection: no pass can run on it. A step that splits its tensors into chunks itself can be
+    traced, too.
     """
     # Nothing is open, so repeated layers may be computed once (see `step_fake_mode`).
     fake_mode = step_fake_mode(shape_env=ShapeEnv(), repeats=True)
@@ -272,15 +270,15 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace a module's `forward`, and return the graph and the chunk symbol.
+    """Trace a module's `forward`. Returns the graph and the chunk symbol.
 
-    - `arguments`: the arguments of `forward`, by name. The first must be a tensor. Arguments that are no tensors, such
-      as a BlockMask, are replaced by None.
-    - `chunk_dim`: the first argument's size along this dim becomes the chunk symbol. So does the size along this dim of
-      every other tensor, if it is equal.
     - `name`: the module's name.
+    - `arguments`: the arguments of `forward`, by name. The first must be a tensor. Arguments that are not tensors, such
+      as a BlockMask, become None.
+    - `chunk_dim`: a dim of the first argument, whose size becomes the chunk symbol. Other tensors with this size in
+      this dim get the same symbol.
 
-    Raises TraceError, and ChunkError for a higher-order operator that cannot be traced.
+    Raises TraceError if it cannot be traced, and ChunkError if a higher-order operator is the cause.
     """
     extent = next(iter(arguments.values())).shape[chunk_dim]
     # A single forward has few repeated calls, so torch's cache would cost more than it saves.
@@ -342,7 +340,7 @@ def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
 def keeping_state(model: nn.Module) -> Iterator[None]:
     """Context for a step. At its end, raises TraceError if the step has replaced a buffer by another tensor.
 
-    A graph only reads its inputs and writes into them, so it would not replace the buffer.
+    A graph can only write into its inputs, so it could not replace the buffer.
     """
     # Compared by identity: a write in place keeps the tensor.
     before = dict(model.named_buffers())
@@ -357,7 +355,6 @@ def keeping_state(model: nn.Module) -> Iterator[None]:
 
 
 def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Tensor:
-    """Return a fake tensor on `device` with the sizes, strides and dtype of `x`."""
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
@@ -379,10 +376,6 @@ def _fake_input(
 
 
 def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: int, guards: list[Guard]) -> None:
-    """Raise TraceError if the trace fixed the size `symbol` of the dim `dim`, which must stay open.
-
-    The error names the user's line that fixed it, if `guards` has the line.
-    """
     assert shape_env is not None
     fixed = shape_env.replacements.get(symbol)
     if fixed is None:
@@ -399,9 +392,9 @@ def _refuse_fixed_symbol(shape_env: ShapeEnv | None, symbol: sympy.Symbol, dim: 
 
 
 def refuse_opaque_nested_graphs(module: GraphModule) -> None:
-    """Raise TraceError for a nested graph with effects that passes would not see.
+    """Raise TraceError for a nested graph that does more than compute from its operands, such as draw or write.
 
-    Passes only see the operands of a higher-order operator, so its nested graphs may only compute from the operands.
+    Passes see only the operands of a higher-order operator, not such effects.
     """
     for path, nested in module.named_modules():
         for node in nested.graph.nodes if path and isinstance(nested, GraphModule) else ():
@@ -420,15 +413,12 @@ def refuse_opaque_nested_graphs(module: GraphModule) -> None:
 
 
 def _deferred_guards(shape_env: ShapeEnv | None, symbol: sympy.Symbol) -> list[Guard]:
-    """Return the conditions that torch deferred until run time, and that contain no symbol but the chunk symbol.
-
-    Conditions on data are not among them: they are calls in the graph.
-    """
     assert shape_env is not None
     return [
         Guard(check.expr, _innermost((frame.filename, frame.lineno) for frame in check.stack.summary()))
         for checks in shape_env.deferred_runtime_asserts.values()
         for check in checks
+        # Conditions on data are calls in the graph instead.
         if check.expr.free_symbols == {symbol}
     ]
 
@@ -438,9 +428,10 @@ def _innermost_user_line(error: BaseException) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """Return the innermost line of user code among frames (path, line), outermost first; None if there is none.
+    """Return the innermost line of the user's code among `frames`, which are pairs (file, line), outermost first.
 
-    Only frames after the last frame of this module count: earlier frames are of the code that called the trace.
+    Only frames after this module's last frame count: earlier frames belong to the code that started the trace. None if
+    there is no such line.
     """
     found = None
     for path, number in frames:

@@ -72,7 +72,6 @@ class Pair:
 
 
 def chunk(module: GraphModule, context: PassContext) -> GraphModule:
-    """Run the chosen modules' forward and backward in two chunks: see the top of this file."""
     assert context.chunking is not None
     refusals.refuse_idle_modules(context.chunking, context.module_calls)
     chunker = _Chunker(module, context)
@@ -121,8 +120,6 @@ class _Chunker:
         self._find_reductions()
 
     def run(self) -> GraphModule:
-        """Write the whole graph, and return it as a new module. Raises ChunkError for anything that the pass
-        refuses."""
         if not any(self.roots.values()):
             raise refusals.refuse_no_match(self.chunking, self.graph.nodes)
         if missing := set(self.chunking.only) - set(self.roots.values()):
@@ -142,7 +139,6 @@ class _Chunker:
         return self.writer.module()
 
     def _refuse_before_writing(self) -> None:
-        """Raise ChunkError for modules that mix rows of different chunks."""
         # Before anything is written: a call that mixes rows may not even run on half of them.
         for node in self.graph.nodes:
             if self.roots[node] and any(symbols.carries(x.meta.get("val"), self.symbol) for x in node.all_input_nodes):
@@ -157,8 +153,11 @@ class _Chunker:
         return self.chunking.root_of(module) if module and node.op == "call_function" else None
 
     def _find_reductions(self) -> None:
-        """Find the nodes that reduce gradients over ranks. With early gradient accumulation, they no longer belong to
-        their modules."""
+        """Find the nodes that reduce gradients over ranks.
+
+        With early gradient accumulation, these nodes no longer belong to their modules, so they run once for both
+        chunks.
+        """
         for gradient in self.gradients:
             tail = reduction_tail(gradient)
             self.reductions.update(tail)
@@ -167,7 +166,7 @@ class _Chunker:
                 self.roots.update(dict.fromkeys(tail))
 
     def _root_of_chunks(self, node: Node) -> str | None:
-        """The chosen module of a node that must be written once per chunk; None for a node that is written once."""
+        """Return the chosen module of a node that is written once per chunk; None for a node that is written once."""
         root = self.roots[node]
         if root is None:
             return self._root_of_gradient_addition(node)
@@ -188,10 +187,10 @@ class _Chunker:
 
         None if the addition is written once, or if the node is no such addition.
 
-        - A sum with the chunk symbol in its shape is written once per chunk if both operands are in chunks or already
+        - If the sum's shape has the chunk symbol, it is written once per chunk if both operands are pairs or already
           split.
-        - Any other sum in chunks adds the gradients of two uses of a parameter. Raises ChunkError if the uses are in
-          two modules, or if the sum is the parameter's whole gradient.
+        - Any other sum of pairs adds the gradients of two uses of a parameter. Raises ChunkError if the uses are in two
+          modules, or if the sum is the parameter's whole gradient.
         """
         if node.target is not aten.add.Tensor or origin_of(node) != Origin(None, "backward"):
             return None
@@ -231,9 +230,8 @@ class _Chunker:
             self.env[node] = self.writer.call(node, args, kwargs)
 
     def _end_half(self) -> None:
-        """Write chunk 1 of all values, and join those that are outputs of the graph, before the next half (backward)
-        begins."""
         self._write_held_back()
+        # Before backward begins: other pipeline stages get forward's outputs then.
         for node in self.graph.output_node().all_input_nodes:
             if isinstance(pair := self.env.get(node), Pair):
                 self._join(node, pair)
@@ -280,7 +278,7 @@ class _Chunker:
         return self.writer.call(node, args, kwargs, chunk=index, target=target)
 
     def _write_held_back(self) -> None:
-        """Write chunk 1 of all values that only have chunk 0 so far."""
+        # Chunk 1 of all values that only have chunk 0 so far.
         # Emptied first, since writing chunk 1 may join a value and so call this method again.
         nodes, self.held_back = self.held_back, []
         for node in nodes:
@@ -295,8 +293,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """The argument that a reader of `node` gets if it is written once: a number if `node` is a size, else the node
-        of the whole value."""
+        """Return the argument for a reader that is written once: the number of a size, or the node of a whole value."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -306,10 +303,10 @@ class _Chunker:
         return stored if isinstance(stored, Node) else self._join(node, stored)
 
     def _part(self, node: Node, root: str, index: int, reader: Node) -> Any:
-        """Return the argument that chunk `index` of `reader`, a node of module `root`, gets for `node`.
+        """Return the argument for chunk `index` of `reader`, which belongs to the module `root` and reads `node`.
 
         - If `node` is a size: a number.
-        - If `node` is chunked, or its shape has the chunk symbol: its chunk.
+        - If `node` is a pair, or its shape has the chunk symbol: its chunk.
         - Otherwise: its whole value.
         """
         value = node.meta.get("val")
@@ -329,8 +326,11 @@ class _Chunker:
         return self._split(node, stored, reader)[index] if symbols.carries(value, self.symbol) else stored
 
     def _is_laid_out_as_half(self, node: Node, pair: Pair) -> bool:
-        """Whether a module can read `pair`, another module's two chunks of `node`, directly. Eager concatenates them
-        and splits the result again, so the halves in eager must have the same strides as the chunks."""
+        """Whether a module can read `pair`, the chunks of `node` in another module, without joining and splitting them
+        again.
+
+        Eager joins and splits them, so its halves must have the same strides as the chunks.
+        """
         value = node.meta["val"]
         if not isinstance(value, Tensor) or not symbols.carries(value, self.symbol):
             return False
@@ -341,7 +341,7 @@ class _Chunker:
         return pair.first.meta["val"].is_contiguous() and (is_forward or dim == 0)
 
     def _split(self, node: Node, whole: Node, reader: Node) -> tuple[Node, Node]:
-        """Return the two halves of a whole value, written at its first use with the strides that eager has.
+        """Return the two halves of a whole value. They are written at the first use, with the strides that eager has.
 
         The halves of a module's input are contiguous; those of a gradient are views.
         """
@@ -362,8 +362,11 @@ class _Chunker:
         return write((half,), {"memory_format": torch.contiguous_format}, target=aten.clone.default)
 
     def _join(self, node: Node, pair: Pair) -> Node:
-        """The node of the whole value of a pair, written on first use: the concatenation of the chunks, or their sum
-        for a gradient. For a buffer that both chunks write, it is chunk 1's node."""
+        """Return the node of a pair's whole value, which is written at the first use.
+
+        It concatenates the chunks, or adds them if they are a gradient. If both chunks write a buffer in place, it is
+        chunk 1's node.
+        """
         if pair.second is None:
             self._write_held_back()
         owner = self.owners[node]
@@ -397,7 +400,7 @@ class _Chunker:
 def _needs_reshape(node: Node, args: Any) -> bool:
     """Whether a view in backward must be written as a reshape, since its argument is not contiguous in a chunk.
 
-    Autograd reshapes gradients, but the trace has a view if the whole gradient is contiguous.
+    Autograd reshapes gradients, but a trace has a view if the whole gradient is contiguous.
     """
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

@@ -1,7 +1,6 @@
-"""Follow each gradient output back to the node that first computes the parameter's gradient.
+"""Follows each gradient output back to the node that first computes the parameter's gradient.
 
-The nodes in between cast, pad and reduce the gradient. Each of these nodes has a single tensor input and a single
-reader.
+The nodes in between cast, pad and reduce the gradient. Each has a single tensor input and a single reader.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ aten = torch.ops.aten
 
 
 def gradient_outputs(output: Node) -> list[Node]:
-    """The gradient of each parameter: all outputs of a joint graph but the loss, which comes first."""
+    """Return the gradients: all outputs of a joint graph except the loss, which comes first."""
     return [node for node in output.args[0][1:] if isinstance(node, Node)]  # type: ignore[index, union-attr]
 
 
 def reduction_tail(gradient: Node) -> list[Node]:
     """Return the nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
 
-    A cast to a narrower dtype ends the list, since gradients of two chunks may be added before these nodes: narrow(a) +
-    narrow(b) is not narrow(a + b).
+    A cast to a narrower dtype ends the list. The gradients of two chunks may be added before these nodes, and narrow(a)
+    + narrow(b) is not narrow(a + b).
     """
     tail: list[Node] = []
     node = gradient

@@ -16,8 +16,10 @@ from bitproof.harness.graph.symbols import carries, number, source_of
 
 
 def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> None:
-    """Raise ChunkError for a chosen module that the step never called: the pass would chunk its submodules, but eager
-    would not."""
+    """Raise ChunkError for a chosen module that the step never called.
+
+    The pass would chunk its submodules, but eager would not.
+    """
     idle = [name for name, calls in module_calls.items() if chunking.root_of(name) == name and not calls]
     if idle:
         running = sorted({pattern_of(name) for name, calls in module_calls.items() if calls})
@@ -30,7 +32,6 @@ def refuse_idle_modules(chunking: Chunking, module_calls: Mapping[str, int]) -> 
 
 
 def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
-    """The error for a pattern that matches no module of the graph."""
     known = sorted({origin_of(node).module or "" for node in nodes} - {""})
     error = ChunkError(
         f"the chunking pattern {chunking.modules!r} matches no module of the graph",
@@ -45,7 +46,8 @@ def refuse_no_match(chunking: Chunking, nodes: Iterable[Node]) -> ChunkError:
 def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Collection[int]]) -> None:
     """Raise ChunkError if not every call of a chosen module is written in chunks.
 
-    By module, `module_calls` has the number of traced calls, and `written` has the calls that are written in chunks.
+    - `module_calls`: module name -> number of its calls in the trace.
+    - `written`: module name -> its calls that are written in chunks.
     """
     for name, calls in module_calls.items():
         num_written = len(written.get(name, ()))
@@ -59,8 +61,10 @@ def refuse_whole_calls(module_calls: Mapping[str, int], written: Mapping[str, Co
 
 
 def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
-    """The error for a chosen module that runs within another chosen module: it would be split in four. `calls` are the
-    chosen modules' calls around the node, outermost first."""
+    """Return the error for a chosen module that runs within another chosen module, and so would be split in four.
+
+    `calls` are the calls of chosen modules around the node, outermost first.
+    """
     return ChunkError(
         f"cannot chunk {calls[-1].module}: it runs within {calls[-2].module}, which is chunked too",
         expected="chosen modules that do not call each other",
@@ -71,8 +75,10 @@ def refuse_nested_calls(node: Node, calls: Sequence[ModuleCall]) -> ChunkError:
 
 
 def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: frozenset[str]) -> None:
-    """Raise ChunkError for a collective that would run once per chunk, unless its group is in `chunk_groups` or the
-    collective reduces a gradient."""
+    """Raise ChunkError for a collective that must not run once per chunk.
+
+    Allowed are collectives of a group in `chunk_groups`, and reductions of gradients.
+    """
     if not operators.is_collective(node) or node in reductions or operators.group_name(node) in chunk_groups:
         return
     raise ChunkError(
@@ -86,7 +92,7 @@ def refuse_foreign_collective(node: Node, reductions: set[Node], chunk_groups: f
 
 
 def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> None:
-    """Raise ChunkError for a collective in the module `root` whose ranks each have a part of the chunked dim.
+    """Raise ChunkError for a collective of the module `root` if each rank has only a part of the chunked dim.
 
     A chunk would then consist of a part of each rank's part. `extent` is the dim's whole size.
     """
@@ -105,7 +111,6 @@ def refuse_divided_dim(node: Node, root: str, symbol: Symbol, extent: int) -> No
 
 
 def refuse_attention_over_sequence(node: Node, dim: str) -> None:
-    """Raise ChunkError for an operator that mixes positions, if the sequence would be split."""
     if dim == "seq" and operators.attends(node):
         raise ChunkError(
             f"cannot chunk attention `{node.name}` along the sequence: every position reads earlier ones",
@@ -117,8 +122,7 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Raise ChunkError for a view whose input has the chunk symbol in its shape, but whose own shape has a number
-    instead: half of the input would not fit."""
+    """Raise ChunkError for a view with a number in place of the chunked dim, which half of the input would not fit."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -145,8 +149,10 @@ def refuse_write(node: Node, written: Node) -> None:
 
 
 def refuse_second_use(addition: Node) -> ChunkError:
-    """The error for a parameter that is used twice, at least once in chunks: its gradient is a sum over uses and
-    chunks, which eager adds in another order than the pass would."""
+    """Return the error for a parameter that is used twice, at least once in chunks.
+
+    Its gradient is a sum over uses and chunks, which eager adds in another order than the pass would.
+    """
     uses = ", ".join(f"{x.name} in {origin_of(x)}" for x in addition.all_input_nodes)
     return ChunkError(
         f"cannot add the gradients of two uses of one parameter in `{addition.name}`: at least one is chunked",
@@ -158,8 +164,10 @@ def refuse_second_use(addition: Node) -> ChunkError:
 
 
 def refuse_join(node: Node, value: object) -> ChunkError:
-    """The error for a value that is read whole, but cannot be joined from its chunks: it lacks the chunked dim and is
-    no gradient of a parameter."""
+    """Return the error for a value that is read whole, but cannot be joined from its chunks.
+
+    It lacks the chunked dim, and is no gradient of a parameter.
+    """
     shape = list(map(str, value.shape)) if isinstance(value, Tensor) else type(value).__name__
     readers = ", ".join(sorted(user.name for user in node.users))
     return ChunkError(

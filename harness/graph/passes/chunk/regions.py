@@ -1,6 +1,6 @@
-"""Describes the regions that the pass matched, in one line each, with the sizes of the region's inputs and outputs.
+"""Describes the regions that the chunk pass matched, each in a line with the sizes of its inputs and outputs.
 
-A region is all nodes of a chosen module in one direction, forward or backward.
+A region is all nodes of a chosen module in a direction, forward or backward.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from bitproof.harness.graph.origin import Direction, origin_of
 
 
 class Region(NamedTuple):
-    """The nodes of a chosen module in one direction: how many they are, the tensors that they read from other nodes,
-    and their tensors that other nodes read."""
+    """The nodes of a chosen module in a direction.
+
+    - `live_ins`: the tensors that they read from nodes outside.
+    - `live_outs`: their tensors that nodes outside read.
+    """
 
     module: str
     direction: Direction
@@ -32,8 +35,10 @@ class Region(NamedTuple):
 
 
 def regions_of(roots: Mapping[Node, str | None]) -> Iterator[Region]:
-    """Yield the regions, in graph order. `roots` has each node's chosen module, or None for a node outside chosen
-    modules."""
+    """Yield the regions, in graph order.
+
+    `roots` maps each node to its chosen module, or to None outside chosen modules.
+    """
     inside: dict[tuple[str, Direction], dict[Node, None]] = {}
     for node, root in roots.items():
         if root is not None:

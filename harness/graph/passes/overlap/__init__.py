@@ -1,4 +1,4 @@
-"""Reorder the graph to overlap a chunk's collectives with other compute, most of all the other chunk's.
+"""Reorder the graph so that a chunk's collectives overlap with other compute, most of all the other chunk's.
 
 These are all-to-alls of experts with `context.pipeline.overlap`, and the gathers, sums and reduce-scatters of a tensor
 group with `context.pipeline.async_tensor`. For example, chunk 1's input is gathered during chunk 0's matrix products.
@@ -11,24 +11,20 @@ Refuses:  a graph without an all-to-all of dispatch or combine that runs once pe
           of a tensor group, as there is nothing to overlap; one of these with another reader than its wait; a
           collective that is not in the model; an invalid model file.
 
-Here "all-to-all" means a collective that sends rows to their experts (dispatch) or back (combine). Any other all-to-all
-is treated like other collectives. With `async_tensor`, the text below about all-to-alls also holds for the collectives
-of a tensor group that run once per chunk.
-
-If the model finds no shorter order, the graph stays unchanged, and the report says so.
+Below, an all-to-all is a collective that sends rows to their experts (dispatch) or back (combine). With `async_tensor`,
+it may also be a collective of a tensor group that runs once per chunk.
 
 1. Divide the graph into regions, each a module's forward or backward. Divide each region into chunk 0, chunk 1 and the
    rest.
 2. Simulate a rank, and choose the next node among those whose inputs are ready. Launches of all-to-alls come first.
-   Other nodes are ordered by region, then chunk 0 before chunk 1. Then come nodes (host syncs, too) that the next
-   all-to-all of their chunk needs, then others by position in the graph. The wait for an all-to-all is ready when the
-   all-to-all has arrived. While an all-to-all is in flight, waits for other collectives are postponed in the same way;
-   otherwise they keep their position.
-3. Move the wait for each all-to-all directly before its first reader: the model may be wrong about the arrival.
+   Other nodes are ordered by region, and chunk 0 comes before chunk 1. Then come nodes that the next all-to-all of
+   their chunk needs, and then all others in the graph's order. A wait for an all-to-all is ready once the all-to-all
+   has arrived. Until then, waits for other collectives are postponed in the same way.
+3. Move the wait for each all-to-all directly before its first reader, since the model may be wrong about the arrival.
 4. Report how many all-to-alls overlap with compute, and the model's times before and after.
 
-On devices other than the CPU, the pass can run without a model. Then it assumes that each all-to-all takes longer than
-all compute that may hide it, and the report has no times.
+If the model finds no shorter order, the graph stays unchanged. On devices other than the CPU, the pass can run without
+a model. Then it assumes that each all-to-all takes longer than all compute that may hide it.
 """
 
 from __future__ import annotations
@@ -60,7 +56,7 @@ log = logging.getLogger(__name__)
 class NodePosition(NamedTuple):
     """A node's position before the pass.
 
-    - `region`: the index of its region, a module's forward or backward.
+    - `region`: the index of its region, which is a module's forward or backward.
     - `part`: 0 for chunk 0, 1 for chunk 1, 2 for nodes that belong to neither.
     - `position`: its index in the graph.
     """
@@ -71,7 +67,6 @@ class NodePosition(NamedTuple):
 
 
 def overlap(module: GraphModule, context: PassContext) -> GraphModule:
-    """Reorder the graph so that all-to-alls overlap with compute: see the top of this file."""
     nodes = list(module.graph.nodes)
     launches = [node for node in nodes if is_exchange(node)] if context.pipeline.overlap else []
     chunked = [launch for launch in launches if context.chunking and CHUNK_KEY in launch.meta]
@@ -87,7 +82,7 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
     before = dependencies(module.graph)
     after = _reversed(before)
     order = schedule(nodes, before, after, find_places(nodes, context.chunking), costs, set(hidden))
-    key = _sunk(order, waits, after)
+    key = _sort_keys(order, waits, after)
     order.sort(key=key.__getitem__)
     simulated = [simulate(x, costs) for x in (nodes, order)]
     is_better = model is None or simulated[1].time < simulated[0].time
@@ -116,7 +111,6 @@ def overlap(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def _is_of_tensor_group(node: Node, context: PassContext) -> bool:
-    """Whether a chunk's collective joins, sums or divides activations, and is no exchange of experts' rows."""
     is_chunks_own = CHUNK_KEY in node.meta and operators.is_collective(node)
     return (
         context.chunking is not None
@@ -129,9 +123,9 @@ def _is_of_tensor_group(node: Node, context: PassContext) -> bool:
 def _refuse_nothing_to_hide(
     context: PassContext, launches: list[Node], chunked: list[Node], of_tensors: list[Node]
 ) -> None:
-    """Raise PassError for a graph without what a setting would hide: a case with this setting would not test it.
+    """Raise PassError if a setting finds no collective to hide, since the case would not test the setting.
 
-    In a pipeline, a stage may lack one of both.
+    In a pipeline, a stage needs only collectives for either of the two settings.
     """
     chunking, pipeline = context.chunking, context.pipeline
     where = f"in chunks of {chunking.modules!r}: 0" if chunking else "in chunks of nothing, as the case has no chunking"
@@ -169,13 +163,13 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Find each node's region and its part of the region: step 1 at the top of this file.
+    """Find each node's region and its part of the region (step 1 at the top of this file).
 
     - A region begins at the first chunked node of a module in a direction.
-    - A node that is written once belongs to chunk 0 if chunk 0 follows in the region, to chunk 1 if only chunk 1
-      follows, and otherwise to neither.
-    - If the graph has halves (forward and backward), a region number is skipped between them. So no node moves to the
-      other half.
+    - A node that is written once belongs to chunk 0 if chunk 0 follows in the region. It belongs to chunk 1 if only
+      chunk 1 follows, and otherwise to neither.
+    - If the graph has halves (forward and backward), a region number is skipped between them, so that no node moves to
+      the other half.
     """
     regions, region, running, half = [], 0, None, None
     for node in nodes:
@@ -205,9 +199,11 @@ def schedule(
     costs: dict[Node, Cost],
     hidden: set[Node],
 ) -> list[Node]:
-    """Return the nodes in the order of step 2 (see the top of this file): a topological order, found in O(n log n).
+    """Return the nodes in the order of step 2 (see the top of this file).
 
-    `before` and `after` have the nodes that must run before and after each node; `hidden` are the launches to hide.
+    It is a topological order, found in O(n log n).
+
+    `before` and `after` have the nodes that must run before and after each node. `hidden` are the launches to hide.
     """
     needed_by = _next_hidden(nodes, after, places, hidden)
     timeline = Timeline(costs)
@@ -281,8 +277,11 @@ def schedule(
 def _next_hidden(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition], hidden: set[Node]
 ) -> dict[Node, int]:
-    """For each node, the position of the first launch to hide that needs the node and is in the same part of the same
-    region; the number of nodes if there is none."""
+    """Return, for each node, the position of the first launch in `hidden` that needs it; the number of nodes if none
+    does.
+
+    Only launches in the same part of the same region count.
+    """
     found: dict[Node, int] = {}
     for node in reversed(nodes):
         own = [later for later in after[node] if places[later][:2] == places[node][:2]]
@@ -292,9 +291,11 @@ def _next_hidden(
     return found
 
 
-def _sunk(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
-    """Each node's sort key for step 3 at the top of this file: (index in `order`, 1). A wait has (index of its first
-    reader, 0), and so moves directly before that reader."""
+def _sort_keys(order: list[Node], waits: list[Node], after: dict[Node, list[Node]]) -> dict[Node, tuple[int, int]]:
+    """Return each node's sort key for step 3 at the top of this file: (index in `order`, 1).
+
+    A wait has (index of its first reader, 0), and so moves directly before that reader.
+    """
     key = {node: (index, 1) for index, node in enumerate(order)}
     for wait in waits:
         if after[wait]:
@@ -311,8 +312,11 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 
 
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
-    """The number of collectives that overlap with compute: at least one call that computes is between the launch and
-    the wait. Views and other collectives do not count."""
+    """Return the number of collectives that overlap with compute: a call that computes is between their launch and
+    wait.
+
+    Views and other collectives do not count.
+    """
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)
     num_before: dict[Node, int] = {}
@@ -327,8 +331,6 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
 
 
 def _facts(before: Timeline, after: Timeline, model: CostModel | None, path: Path | None) -> dict[str, Any]:
-    """Facts for the report: the model's file name, the machine of its measurements, and its times before and after.
-    Without a model, {"costs": None}."""
     if model is None or path is None:
         return {"costs": None}
     times = {"before": before.summary(), "after": after.summary()}

@@ -1,4 +1,4 @@
-"""The cost of each node of a graph: lines fitted by least squares to measured times.
+"""The cost of each node of a graph, from lines that are fitted to measured times by least squares.
 
 Every node has a kind, and every kind has a line `seconds = fixed + per_unit * amount`:
 
@@ -11,12 +11,11 @@ Every node has a kind, and every kind has a line `seconds = fixed + per_unit * a
 | `all_to_all_single/2`          | a collective of 2 ranks in flight, after its launch | bytes sent by each rank   |
 | `launch all_to_all_single/2`   | the call that launches it, until it returns         | bytes sent by each rank   |
 
-The number of ranks is an argument of most collectives. An all-reduce names only its group, whose number is looked up by
-name. If no collective of so many ranks was measured, the line of the nearest measured number applies. If the number is
-unknown, the line of the largest measured number applies.
+Most collectives state their number of ranks; for an all-reduce, it is looked up by the group's name. If that number was
+not measured, the line of the nearest number applies. If it is unknown, the line of the largest number applies.
 
-Sizes that depend on data have no number in a graph. Routing is assumed to be balanced: each rank of a group sends
-equally many rows to every rank, so as many rows arrive as are sent. Any other size that depends on data counts as 0.
+Routing is assumed to be balanced: in an all-to-all, each rank sends equally many rows to every rank. Any other size
+that depends on data counts as 0.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS, expression, remaind
 from bitproof.harness.operators import named
 
 CPU_GLOO = Path(__file__).with_name("cpu_gloo_8_ranks.json")
-"""The model for the CPU: fitted to 8 gloo ranks. Its `description` names the machine."""
+"""The model for the CPU, which was fitted to 8 gloo ranks. Its `description` names the machine."""
 
 SCHEMA = 1
 _REPEATS = 20
@@ -58,8 +57,11 @@ class NodeWork(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """A node's cost in seconds. `compute`: how long the node occupies the rank. `transfer`: how long a collective is in
-    flight after its launch; 0 for other nodes."""
+    """A node's cost in seconds.
+
+    - `compute`: the time for which the node occupies the rank.
+    - `transfer`: the time for which a collective is in flight after its launch; 0 for other nodes.
+    """
 
     compute: float
     transfer: float
@@ -67,7 +69,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class CostLine:
-    """The line `seconds = fixed + per_unit * amount`, and its errors over the points of the fit.
+    """The line `seconds = fixed + per_unit * amount`, and its errors over the measured times.
 
     `points` is the number of measured times.
     """
@@ -81,14 +83,13 @@ class CostLine:
 
 @dataclass(frozen=True)
 class CostModel:
-    """The lines by kind, and `description`, which names the machine of the measurements."""
+    """A line for each kind of work. `description` names the machine of the measurements."""
 
     description: dict[str, Any]
     lines: Mapping[str, CostLine]
 
     def seconds(self, work: NodeWork) -> float:
-        """The expected seconds of a node's `work`. Raises PassError for a kind that was not measured for any number of
-        ranks."""
+        """Return the expected seconds of a node's work. Raises PassError for a kind that was not measured."""
         line = self.lines.get(work.kind) or self._nearest(work.kind)
         return line.fixed + line.per_unit * work.amount
 
@@ -107,7 +108,6 @@ class CostModel:
         return measured[min(measured, key=lambda known: abs(math.log(known / (int(size) or max(measured)))))]
 
     def save(self, path: Path) -> None:
-        """Write the model as JSON."""
         path.write_text(json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1) + "\n")
 
     @staticmethod
@@ -134,8 +134,6 @@ class CostModel:
 
 
 def _check_line(kind: str, line: CostLine) -> None:
-    """Raise TypeError if a field of a line is no number, and ValueError if its kind has a `/` without a number of ranks
-    after it."""
     _, slash, size = kind.partition("/")
     if slash and not re.fullmatch("[1-9][0-9]{0,8}", size):
         raise ValueError(f"the kind {kind!r}, whose end is no number of ranks")
@@ -144,7 +142,7 @@ def _check_line(kind: str, line: CostLine) -> None:
 
 
 def fit(points: Iterable[tuple[NodeWork, float]], description: dict[str, Any]) -> CostModel:
-    """Fit a cost model to measured pairs of work and seconds, by weighted least squares.
+    """Fit a cost model to measured pairs (work, seconds), by weighted least squares.
 
     Each kind of work gets a line, which minimizes the sum of error^2 / predicted seconds. Its coefficients are not
     negative.
@@ -183,9 +181,9 @@ def _weighted_line(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor
 def node_costs(
     graph: Graph, model: CostModel | None, group_sizes: Mapping[str, int] = MappingProxyType({})
 ) -> dict[Node, Cost]:
-    """The cost of every node. Without a model, compute costs 0, and the transfer of every collective costs 1.
+    """Return the cost of every node. Without a model, compute costs 0, and the transfer of every collective costs 1.
 
-    `group_sizes` has the number of ranks of each group by name.
+    `group_sizes` maps a group's name to its number of ranks.
     """
     sizes = Sizes()
     views = operators.storage_owners(graph.nodes)
@@ -207,7 +205,6 @@ def node_costs(
 
 
 def launching(collective: NodeWork) -> NodeWork:
-    """The work of the call that launches a collective, until the call returns."""
     return NodeWork(f"launch {collective.kind}", collective.amount)
 
 
@@ -220,10 +217,10 @@ def work_of(
 ) -> NodeWork:
     """Return the kind and the amount of a node's work.
 
-    - `is_view`: whether the node's result shares the storage of an argument.
+    - `is_view`: True if the node's result shares the storage of an argument.
     - `value_of`: returns a node's fake or real value.
     - `number`: converts a size to a number.
-    - `group_sizes`: the number of ranks of each group by name, for collectives that name only their group.
+    - `group_sizes`: group's name -> number of ranks, for collectives that do not state the number.
     """
 
     def extent(x: Tensor) -> float:
@@ -262,7 +259,6 @@ def _tensors(value: Any) -> Iterable[Tensor]:
 
 
 def _group_size(node: Node) -> int:
-    """The number of ranks in a collective, from its arguments; 0 if they do not state it."""
     name = operators.operator_name(node)
     if name == "all_to_all_single":
         return len(node.args[1])  # type: ignore[arg-type]
@@ -270,7 +266,7 @@ def _group_size(node: Node) -> int:
 
 
 class Sizes:
-    """Numbers for symbolic sizes. A size that depends on data has an expected number: see the top of this file."""
+    """Numbers for symbolic sizes. A size that depends on data gets an expected number (see the top of this file)."""
 
     def __init__(self) -> None:
         self._known: dict[sympy.Symbol, float] = {}
@@ -278,7 +274,10 @@ class Sizes:
 
     def expect_balance(self, collective: Node) -> None:
         """Choose numbers for the rows that an all-to-all receives: equally many from each rank, and in all as many as
-        it sends. Does nothing for other collectives."""
+        it sends.
+
+        Does nothing for other collectives.
+        """
         if operators.operator_name(collective) != "all_to_all_single":
             return
         rows, received = collective.args[:2]
@@ -291,7 +290,6 @@ class Sizes:
         self._known |= remainder(expression(collective.meta["val"].shape[0]), self._known, sent)
 
     def number(self, size: Any) -> float:
-        """The number of a size. A symbol in it whose number is unknown counts as 0."""
         expr = expression(size)
         if isinstance(expr, int):
             return expr

@@ -1,4 +1,4 @@
-"""Simulates a graph in a given order: a rank that computes, and at most one transfer at a time in each process group.
+"""Simulates a graph in a given order, on a rank that computes while collectives are in flight.
 
 - A collective's launch occupies the rank. Its transfer starts as soon as no other transfer of its group is in flight.
 - A wait blocks the rank until the transfer has arrived.
@@ -24,9 +24,9 @@ from bitproof.harness.graph.passes.overlap.costs import Cost
 class Timeline:
     """The simulated clock of a rank, in the unit of the costs.
 
-    - `time`: the time after the nodes run so far.
-    - `arrival`: by a collective's launch, the time at which the collective arrives.
-    - `blocked`: by a collective's launch, the time for which waits for the collective blocked the rank.
+    - `time`: the time after the nodes that have run.
+    - `arrival`: launch -> the time at which the collective arrives.
+    - `blocked`: launch -> the time for which waits for the collective blocked the rank.
     """
 
     def __init__(self, costs: Mapping[Node, Cost]) -> None:
@@ -36,8 +36,8 @@ class Timeline:
         self.blocked: dict[Node, float] = {}
         self._free: dict[str, float] = {}
         self._stops = [0.0]
-        self._stood = [0.0]
-        """`_stops`: the times at which waits began to block. `_stood`: the total blocked time after each such wait."""
+        self._blocked_totals = [0.0]
+        """`_stops`: the times at which waits began to block. `_blocked_totals`: the total blocked time after each."""
 
     def run(self, node: Node) -> None:
         """Advance the clock by a node. The nodes that it reads must have run before."""
@@ -50,28 +50,32 @@ class Timeline:
             self.arrival[node] = self._free[group] = start + self.costs[node].transfer
 
     def has_arrived(self, launch: Node) -> bool:
-        """Whether a collective has arrived, so that a wait for it would return immediately."""
         return self.arrival.get(launch, 0.0) <= self.time
 
     def hidden(self, launch: Node) -> float:
-        """The time for which a collective's transfer overlapped with compute.
+        """Return the time for which a collective's transfer overlapped with compute.
 
         While the rank is blocked in a wait, for this collective or another, nothing overlaps.
         """
         arrival, transfer = self.arrival[launch], self.costs[launch].transfer
-        return transfer - (self._stood_until(arrival) - self._stood_until(arrival - transfer))
+        return transfer - (self._blocked_until(arrival) - self._blocked_until(arrival - transfer))
 
     def hidden_fraction(self, launches: Iterable[Node]) -> float:
-        """The part of the collectives' transfer time that overlapped with compute; 0 without any transfer time."""
+        """Return the fraction of the collectives' transfer time that overlapped with compute; 0 without any transfer
+        time.
+        """
         launches = list(launches)
         seconds = sum((self.costs[node].transfer for node in launches), 0.0)
         # Adding zero turns -0.0 into 0.0.
         return round(sum(map(self.hidden, launches), 0.0) / seconds, 6) + 0.0 if seconds else 0.0
 
     def summary(self) -> dict[str, float | dict[str, float]]:
-        """The numbers for the report. `step_seconds` is the step's time. `forward` and `backward` have, for their
-        all-to-alls, the total seconds, the seconds that blocked the rank, and the seconds and the fraction hidden by
-        compute."""
+        """Return the numbers for the report.
+
+        - `step_seconds`: the step's time.
+        - `forward`, `backward`: for their all-to-alls, the total seconds, the seconds that blocked the rank, and the
+          seconds and the fraction that compute has hidden.
+        """
         return {"step_seconds": round(self.time, 9)} | {
             name: self._all_to_alls(name) for name in ("forward", "backward")
         }
@@ -92,19 +96,18 @@ class Timeline:
         seconds = self.arrival.get(launch, 0.0) - self.time
         if seconds > 0:
             self._stops.append(self.time)
-            self._stood.append(self._stood[-1] + seconds)
+            self._blocked_totals.append(self._blocked_totals[-1] + seconds)
             self.blocked[launch] = self.blocked.get(launch, 0.0) + seconds
             self.time += seconds
 
-    def _stood_until(self, time: float) -> float:
-        """The total time for which waits had blocked the rank by an earlier `time`."""
+    def _blocked_until(self, time: float) -> float:
+        """Return the time for which waits had blocked the rank, in total, until the earlier time `time`."""
         # `time` may be within the last wait before it: then only the part of that wait up to `time` counts.
         last = bisect.bisect_right(self._stops, time) - 1
-        return min(self._stood[last], self._stood[max(last - 1, 0)] + time - self._stops[last])
+        return min(self._blocked_totals[last], self._blocked_totals[max(last - 1, 0)] + time - self._stops[last])
 
 
 def simulate(nodes: Iterable[Node], costs: Mapping[Node, Cost]) -> Timeline:
-    """The timeline after all of a graph's nodes have run in the given order."""
     timeline = Timeline(costs)
     for node in nodes:
         timeline.run(node)

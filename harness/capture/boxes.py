@@ -19,7 +19,7 @@ from bitproof.harness.torch_distributed import parts_of
 
 
 def box_of(tensor: torch.Tensor) -> Box | None:
-    """The part of a DTensor or of a flattened tensor that this rank has, as ranges of indices.
+    """Return the part of a DTensor or of a flattened tensor that this rank has, as ranges of indices.
 
     None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
     """
@@ -39,7 +39,7 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 
 
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
-    """The digests of the cells into which `cuts` divide a rank's part, joined into a single text.
+    """Return the digests of the cells into which `cuts` divide a rank's part, joined into a single text.
 
     None if the part has another shape than its box, or if the cuts are for another number of dims.
     """

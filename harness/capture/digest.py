@@ -46,7 +46,7 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """A tensor's digest, as 32 hexadecimal digits. For a DTensor, the digest of its local shard.
+    """Return a tensor's digest, as 32 hexadecimal digits. For a DTensor, the digest of its local shard.
 
     Raises RecordingError for a tensor without bytes of its own: sparse, nested, quantized, fake or freed.
     """
@@ -54,7 +54,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """A tensor's digest, and a name for its content: "zero", "nan" or "inf", and None for any other content.
+    """Return a tensor's digest, and a name for its content: "zero", "nan" or "inf", and None for any other content.
 
     - "zero": all elements are zero of either sign.
     - "nan": all elements are NaN.
@@ -73,7 +73,7 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """The digest of a dense local tensor, and its bytes; None instead of the bytes if these are only on a GPU."""
+    """Return the digest of a dense local tensor, and its bytes; None instead of the bytes if these are only on a GPU."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
     if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)
@@ -127,7 +127,7 @@ def _constant(content: ctypes.Array[Any], dtype: torch.dtype) -> str | None:
 
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The dense local tensor inside `tensor`, detached from autograd. Raises RecordingError if there is none."""
+    """Return the dense local tensor inside `tensor`, detached from autograd. Raises RecordingError if there is none."""
     if type(tensor) is not torch.Tensor or tensor.requires_grad:
         tensor = tensor.detach()
         if type(tensor) is not torch.Tensor:
@@ -184,7 +184,7 @@ def _no_bytes(found: str) -> RecordingError:
 
 
 def octets(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes of a tensor's elements in row-major order, as a uint8 tensor [bytes] on the same device.
+    """Return the bytes of a tensor's elements in row-major order, as a uint8 tensor [bytes] on the same device.
 
     It is a view if the tensor is contiguous.
     """
@@ -196,8 +196,8 @@ def octets(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor's elements in row-major order. They are not copied if the tensor is contiguous in host
-    memory.
+    """Return the bytes of a tensor's elements in row-major order. They are not copied if the tensor is contiguous in
+    host memory.
 
     Raises RecordingError for a tensor that has elements but no memory of its own.
     """

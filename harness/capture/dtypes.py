@@ -9,7 +9,7 @@ import torch
 
 @functools.cache
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype: `bfloat16` for torch.bfloat16."""
+    """Return the name of a dtype: `bfloat16` for torch.bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -52,7 +52,7 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 
 
 def environment_variables() -> dict[str, str]:
-    """The environment variables that can affect the bits of results, by name, for a manifest.
+    """Return the environment variables that can affect the bits of results, by name, for a manifest.
 
     Names that look like secrets, or differ from launch to launch, are left out. A secret-looking value is replaced by
     its digest.
@@ -70,7 +70,7 @@ def environment_of_keys() -> dict[str, str]:
 
 
 def told(value: str) -> str:
-    """A variable's value; if it looks like a secret, a text with its digest."""
+    """Return a variable's value; if it looks like a secret, a text with its digest."""
     return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
 
 

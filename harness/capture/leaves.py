@@ -25,7 +25,7 @@ NUM_KNOWN = 3
 
 
 def hash_on_device(octets: torch.Tensor) -> memoryview:
-    """The XXH3-128 digests of a tensor's blocks of 16 KiB, in order, and of the remaining bytes.
+    """Return the XXH3-128 digests of a tensor's blocks of 16 KiB, in order, and of the remaining bytes.
 
     Each digest has 16 bytes, big-endian as in xxhash. `octets` is uint8 [bytes], contiguous, on any device.
     """
@@ -53,7 +53,8 @@ def _fetch(octets: torch.Tensor) -> numpy.ndarray[Any, numpy.dtype[numpy.uint8]]
 
 @functools.cache
 def leaf_hasher(device: torch.device) -> LeafHasher:
-    """The function that hashes leaves on a device: Triton's kernel if it works there, otherwise torch's operators.
+    """Return the function that hashes leaves on a device: Triton's kernel if it works there, otherwise torch's
+    operators.
 
     Raises MachineError if both fail.
     """

@@ -47,7 +47,7 @@ _MAX_SHOWN = 20
 
 
 def facts_of_process() -> Facts:
-    """The facts that are the same on all ranks that this process forks: versions, builds, environment variables.
+    """Return the facts that are the same on all ranks that this process forks: versions, builds, environment variables.
 
     Imports torch.
     """
@@ -73,8 +73,8 @@ def _digest_of_build(build: Sequence[str]) -> str:
 
 
 def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -> Facts:
-    """The facts that only a rank itself knows: its device and, with `with_code`, the modules and libraries that it has
-    loaded.
+    """Return the facts that only a rank itself knows: its device and, with `with_code`, the modules and libraries that
+    it has loaded.
 
     `gpu` has the facts from CUDA; None on a CPU.
     """
@@ -86,7 +86,8 @@ def facts_of_rank(gpu: Mapping[str, object] | None, *, with_code: bool = True) -
 
 
 def loaded_files() -> Facts:
-    """The sha256 of all loaded modules and libraries, as in `{"module NAME": "sha256 ...", "library FILE": ...}`.
+    """Return the sha256 of all loaded modules and libraries, as in `{"module NAME": "sha256 ...", "library FILE":
+    ...}`.
 
     Torch, Python, bitproof itself and the system's libraries are left out. The trainers among bitproof's cases are
     included.

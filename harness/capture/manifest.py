@@ -88,7 +88,9 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """The versions of libraries and the hardware. Creates no CUDA context: GPUs' names are from the driver's list."""
+    """Return the versions of libraries and the hardware. Creates no CUDA context: GPUs' names are from the driver's
+    list.
+    """
     import torch
 
     return describe_machine() | {
@@ -102,5 +104,5 @@ def machine() -> MachineFacts:
 
 @functools.cache
 def commit() -> str | None:
-    """The git commit of the folder in which this process was started, read once; None if there is none."""
+    """Return the git commit of the folder in which this process was started, read once; None if there is none."""
     return commit_of_folder()

@@ -79,7 +79,7 @@ class Recorder:
 
 
 def _loss(kind: Kind, tensor: torch.Tensor) -> str | None:
-    """A loss as a hexadecimal float, which has its exact value; None for tensors of other kinds."""
+    """Return a loss as a hexadecimal float, which has its exact value; None for tensors of other kinds."""
     if kind != "loss":
         return None
     if tensor.numel() != 1 or not tensor.is_floating_point():

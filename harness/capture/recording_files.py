@@ -96,7 +96,9 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
 
 
 def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """The path of a rank's file of values. Raises RecordingError if its sha256 differs from that in the manifest."""
+    """Return the path of a rank's file of values. Raises RecordingError if its sha256 differs from that in the
+    manifest.
+    """
     path = _values_path(folder, rank)
     known = manifest.values_sha256
     if known is None or len(known) != manifest.world_size:
@@ -142,7 +144,7 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """The path of a rank's log of calls. Raises RecordingError if its sha256 differs from that in the manifest."""
+    """Return the path of a rank's log of calls. Raises RecordingError if its sha256 differs from that in the manifest."""
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
@@ -344,7 +346,7 @@ def _sha256(path: Path) -> str:
 
 
 def sha256_of_manifest(manifest: Mapping[str, Any]) -> str:
-    """The sha256 of a manifest's contents, independent of the file's formatting."""
+    """Return the sha256 of a manifest's contents, independent of the file's formatting."""
     content = {name: value for name, value in manifest.items() if name != "manifest_sha256"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 

@@ -46,14 +46,14 @@ def first_and_last_step(steps: int) -> tuple[str, ...]:
 
 
 def chooser(patterns: Sequence[str]) -> Callable[[Key], bool]:
-    """A function that takes a tensor's key and returns whether any of the patterns matches the tensor."""
+    """Return a function that takes a tensor's key and returns whether any of the patterns matches the tensor."""
     # `(?!)` matches nothing.
     fits = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns) or r"(?!)").match
     return lambda key: fits(name_value(key)) is not None
 
 
 def name_value(key: Key) -> str:
-    """The name of a tensor's value in patterns and in files of values: `step/kind/name`."""
+    """Return the name of a tensor's value in patterns and in files of values: `step/kind/name`."""
     return f"{key.step}/{key.kind}/{key.name}"
 
 

@@ -141,7 +141,7 @@ class StoredRecording(Recording):
         return read_records(_filtered(self.of_rank(rank).columns, "kind", lambda kind: kind == "loss"))
 
     def of_rank(self, rank: int) -> RankRows:
-        """The rows of a rank, in the order in which they are stored; no rows if the rank recorded nothing."""
+        """Return the rows of a rank, in the order in which they are stored; no rows if the rank recorded nothing."""
         return RankRows(rank, self._tables[rank]() if rank in self._tables else COLUMNS.empty_table())
 
 
@@ -181,7 +181,7 @@ class DigestFile:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
     def table(self, group: int | None = None) -> pa.Table:
-        """The rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large."""
+        """Return the rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large."""
         groups = None if group is None else [group]
         try:
             # Batch by batch, as the size that the file states is not trusted: a dictionary with a single long name can
@@ -233,7 +233,9 @@ def _unpacked(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def read_rows(file: DigestFile, manifest: Manifest) -> Recording:
-    """The recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated key."""
+    """Return the recording whose digests are in `file`. Raises RecordingError for a value out of range or a repeated
+    key.
+    """
     # The statistics of row groups are not read, because Arrow crashes the process if they are damaged.
     if (
         file.num_rows > KEPT_ROWS
@@ -271,7 +273,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """The names of the columns `cells`, `box` and `placements` that are empty in a table."""
+    """Return the names of the columns `cells`, `box` and `placements` that are empty in a table."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 

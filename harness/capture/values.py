@@ -24,7 +24,7 @@ from bitproof.harness.records import Key, Record, Recording
 
 
 def copy_value(tensor: torch.Tensor) -> torch.Tensor:
-    """A dense copy of a tensor in host memory. Later in-place updates of the tensor do not change the copy."""
+    """Return a dense copy of a tensor in host memory. Later in-place updates of the tensor do not change the copy."""
     return tensor.resolve_conj().resolve_neg().to("cpu", copy=True, memory_format=torch.contiguous_format)
 
 
@@ -46,7 +46,7 @@ class Values:
         self._file = file
 
     def read(self, name: str) -> torch.Tensor:
-        """The tensor called `name`. Raises RecordingError if it is missing or damaged."""
+        """Return the tensor called `name`. Raises RecordingError if it is missing or damaged."""
         try:
             tensor: torch.Tensor = self._file.get_tensor(name)
         except (SafetensorError, OSError, ValueError, RuntimeError) as error:
@@ -54,7 +54,7 @@ class Values:
         return tensor
 
     def read_recorded(self, key: Key, record: Record) -> torch.Tensor:
-        """The tensor of a record. Raises RecordingError if the tensor has another digest than the record."""
+        """Return the tensor of a record. Raises RecordingError if the tensor has another digest than the record."""
         tensor = self.read(name_value(key))
         if (found := digest(tensor)) != record.digest:
             raise RecordingError(

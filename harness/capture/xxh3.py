@@ -72,13 +72,13 @@ def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def avalanche(x: torch.Tensor) -> torch.Tensor:
-    """The final mixing of a word, after which each bit depends on all bits."""
+    """Return the final mixing of a word, after which each bit depends on all bits."""
     x = (x ^ ((x >> 37) & 0x7FFFFFF)) * 0x165667919E3779F9
     return x ^ ((x >> 32) & 0xFFFFFFFF)
 
 
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
-    """The XXH3-128 of every leaf (block of 16 KiB), for devices without Triton.
+    """Return the XXH3-128 of every leaf (block of 16 KiB), for devices without Triton.
 
     The argument is int64 [L, LEAF_WORDS], and the result int64 [L, 2] (upper, lower half), on the same device.
     """
@@ -113,7 +113,7 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 
 @functools.cache
 def tables(device: torch.device) -> torch.Tensor:
-    """All constants of the hash, as int64 [36, 8].
+    """Return all constants of the hash, as int64 [36, 8].
 
     The rows, in order:
 

@@ -199,7 +199,7 @@ class Case:
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
     def of(self, role: str) -> Case:
-        """The case with the parallelism of the system in this role, since the reference may have its own."""
+        """Return the case with the parallelism of the system in this role, since the reference may have its own."""
         if role != "reference" or self.reference_parallelism is None:
             return self
         return dataclasses.replace(self, parallelism=self.reference_parallelism)
@@ -306,7 +306,7 @@ class Case:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """The case as plain JSON values, for a manifest or another process."""
+        """Return the case as plain JSON values, for a manifest or another process."""
         return dataclasses.asdict(self)
 
     @property
@@ -315,7 +315,8 @@ class Case:
         return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """The case as plain JSON values; if both systems are a user's trainers, without fields that have defaults.
+        """Return the case as plain JSON values; if both systems are a user's trainers, without fields that have
+        defaults.
 
         `from_dict` makes the same case from the result.
         """
@@ -348,7 +349,7 @@ _ALWAYS_STATED = {"name", "family", "reference", "candidate", "expected", "diffe
 
 
 def file_of(source: str) -> Path | None:
-    """The path of the file that `source` names, such as train.py; None if `source` is a module."""
+    """Return the path of the file that `source` names, such as train.py; None if `source` is a module."""
     return Path(source) if source.endswith(".py") or "/" in source else None
 
 
@@ -367,7 +368,7 @@ class Script(NamedTuple):
 
 
 def script_of(system: str) -> Script | None:
-    """The script that a system's name describes; None if the system is no script, such as `train.py:make`."""
+    """Return the script that a system's name describes; None if the system is no script, such as `train.py:make`."""
     try:
         # shlex raises ValueError for an unclosed quote: a script's name has none.
         first, *args = shlex.split(system)

@@ -117,7 +117,7 @@ def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_here(folder: Path, file: Path) -> str:
-    """The path of a file from the working directory, if it exists in `folder`; otherwise `file` unchanged."""
+    """Return the path of a file from the working directory, if it exists in `folder`; otherwise `file` unchanged."""
     there = folder / file
     if file.is_absolute() or not os.path.isfile(there):
         # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.
@@ -137,7 +137,7 @@ def _with_defaults(values: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def case_text(case: Case) -> str:
-    """The text of a JSON file for this case, which `read_case` can read."""
+    """Return the text of a JSON file for this case, which `read_case` can read."""
     values = case.stated()
     values["parallelism"]["ep"] = case.parallelism.ep  # the default in a file differs from a case's default
     return json.dumps(values, indent=1) + "\n"

@@ -120,7 +120,9 @@ class Chunking:
             )
 
     def root_of(self, module: str) -> str | None:
-        """The chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router, or None."""
+        """Return the chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router, or
+        None.
+        """
         root = root_of(self.modules, module)
         return root if not self.only or root in self.only else None
 

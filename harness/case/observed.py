@@ -41,7 +41,7 @@ class Boundary(NamedTuple):
 
 
 def boundary_of(name: str) -> Boundary | None:
-    """The module's output or gradient whose record has this name (see `Boundary.name`); None for other names."""
+    """Return the module's output or gradient whose record has this name (see `Boundary.name`); None for other names."""
     match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
     if match is None:
         return None
@@ -75,7 +75,7 @@ def check_observed(case: Case) -> None:
 
 
 def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[str]:
-    """The module names that match any of the patterns, in order. Raises CaseError if a pattern matches none."""
+    """Return the module names that match any of the patterns, in order. Raises CaseError if a pattern matches none."""
     names = [name for name in modules if name]
     fitting = {pattern: [name for name in names if fits(pattern, name)] for pattern in patterns}
     for pattern, found in fitting.items():

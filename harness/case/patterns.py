@@ -13,12 +13,12 @@ _OBSERVED = re.compile(r"(\*\*?|\w+)(\.(\*\*?|\w+))*")
 
 
 def pattern_of(module: str) -> str:
-    """The pattern that also matches a module's counterparts in other layers: layers.*.moe for layers.1.moe."""
+    """Return the pattern that also matches a module's counterparts in other layers: layers.*.moe for layers.1.moe."""
     return ".".join("*" if part.isdigit() else part for part in module.split("."))
 
 
 def root_of(patterns: str, module: str) -> str | None:
-    """The module that matches any of `patterns` and is or contains `module`; None if there is none.
+    """Return the module that matches any of `patterns` and is or contains `module`; None if there is none.
 
     For example, the pattern layers.*.moe and the module layers.1.moe.router give layers.1.moe. Commas separate
     patterns.

@@ -47,7 +47,7 @@ class Schedule:
 
 
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
-    """The stage of a layer. Stages have consecutive layers, and nearly equal numbers of them.
+    """Return the stage of a layer. Stages have consecutive layers, and nearly equal numbers of them.
 
     Example: with 5 layers in 2 stages, stage 0 has layers 0 to 2.
     """

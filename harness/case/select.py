@@ -28,7 +28,7 @@ Node = Callable[[Predicate], bool]
 
 
 def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
-    """The cases that match the expression, in order; all cases if it is None or blank.
+    """Return the cases that match the expression, in order; all cases if it is None or blank.
 
     Raises UsageError if the expression is invalid or no case matches.
     """

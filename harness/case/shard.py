@@ -22,7 +22,7 @@ class Shard:
 
     @staticmethod
     def parse(text: str, selection: Iterable[Case]) -> Shard | None:
-        """The shard for a text such as `2/4`, part 2 of 4 of `selection`; None for any other text."""
+        """Return the shard for a text such as `2/4`, part 2 of 4 of `selection`; None for any other text."""
         found = re.fullmatch(r"([1-9][0-9]{0,5})/([1-9][0-9]{0,5})", text)
         if found is None or int(found[1]) > int(found[2]):
             return None

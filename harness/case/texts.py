@@ -21,5 +21,5 @@ def is_text_of_ours(data: str) -> bool:
 
 
 def data_of_file(file: Path) -> str:
-    """The `batch.data` for a file: its path, with ./ in front if this is the name of a text of bitproof."""
+    """Return the `batch.data` for a file: its path, with ./ in front if this is the name of a text of bitproof."""
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

@@ -42,7 +42,7 @@ def shipped_checks() -> tuple[type[Check], ...]:
 
 
 def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
-    """All check classes: first bitproof's own, then those of installed packages, then the `asked` classes.
+    """Return all check classes: first bitproof's own, then those of installed packages, then the `asked` classes.
 
     `asked` has classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
     same name.
@@ -126,7 +126,7 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks that these option values switch on. `given` maps the options' keywords to values."""
+    """Return the checks that these option values switch on. `given` maps the options' keywords to values."""
     found = [check.of(made(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 

@@ -53,7 +53,7 @@ Expression = Annotated[
 
 
 def selected_cases(expression: str | None) -> list[Case]:
-    """The cases that a `-k` expression selects; all cases without an expression."""
+    """Return the cases that a `-k` expression selects; all cases without an expression."""
     # Imported here, so that the error of a contradictory case is reported like any other.
     from bitproof.builtin_cases import all_cases
 

@@ -89,7 +89,7 @@ def chosen_cases(
 
 
 def case_words(case_files: Sequence[Path] | None) -> list[str]:
-    """The words for these case files in the command line that repeats a run, with absolute paths."""
+    """Return the words for these case files in the command line that repeats a run, with absolute paths."""
     from bitproof.harness.report.text import CASE_FILE
 
     return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]

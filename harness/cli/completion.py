@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 
 def names_of_cases(incomplete: str) -> list[str]:
-    """The built-in cases whose names begin with `incomplete`, for completion in a shell.
+    """Return the built-in cases whose names begin with `incomplete`, for completion in a shell.
 
     In an expression such as `moe or tra`, only the last word is completed: the results begin with `moe or `.
     """
@@ -24,14 +24,14 @@ def names_of_cases(incomplete: str) -> list[str]:
 
 
 def names_of_systems(incomplete: str) -> list[str]:
-    """The systems whose names begin with `incomplete`, of bitproof and of installed packages."""
+    """Return the systems whose names begin with `incomplete`, of bitproof and of installed packages."""
     from bitproof.harness.systems.registry import NAMED, registered
 
     return [name for name in (*NAMED, *registered()) if name.startswith(incomplete)]
 
 
 def names_of_faults(incomplete: str) -> list[str]:
-    """The faults whose names begin with `incomplete`: faults of the catalogue, and faults with arguments such as
+    """Return the faults whose names begin with `incomplete`: faults of the catalogue, and faults with arguments such as
     `flip-bit`."""
     from bitproof.harness.disturb.entry import catalogue
     from bitproof.harness.disturb.faults import FAULTS

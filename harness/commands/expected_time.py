@@ -20,7 +20,8 @@ WORTH_TELLING = 60.0
 
 
 def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
-    """A line with the expected time of these cases; None if the expected time is short, or if too little is known.
+    """Return a line with the expected time of these cases; None if the expected time is short, or if too little is
+    known.
 
     It is based on earlier runs with exactly the same options. For each case, its newest run counts.
     """
@@ -50,7 +51,9 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
 
 
 def _seconds_of_run(run_dir: Path) -> float:
-    """The seconds from a run's start to its report: infinite if its folder's name has no time, 0 without a report."""
+    """Return the seconds from a run's start to its report: infinite if its folder's name has no time, 0 without a
+    report.
+    """
     try:
         began = datetime.strptime(run_dir.name.partition("-")[0], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC).timestamp()
         lasted = (run_dir / report_json.FILE_NAME).stat().st_mtime - began

@@ -208,7 +208,7 @@ def _compare(recordings: tuple[Recording, Recording], folder: Path) -> Compariso
 
 
 def _refuse_other_data(recordings: tuple[Recording, Recording]) -> Comparison | None:
-    """An UNVERIFIED comparison if the recordings were made with different input data, otherwise None.
+    """Return an UNVERIFIED comparison if the recordings were made with different input data, otherwise None.
 
     Such recordings would differ even if the systems were equal.
     """

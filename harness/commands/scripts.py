@@ -59,7 +59,7 @@ def script_sides(
 
 
 def script_case(reference: str, candidate: str) -> Case:
-    """A case that compares two systems, at least one of them a script, on a single rank."""
+    """Return a case that compares two systems, at least one of them a script, on a single rank."""
     script = script_of(candidate) or script_of(reference)
     assert script is not None
     # The name of a case has only lower-case letters, digits and underscores.

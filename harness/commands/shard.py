@@ -14,7 +14,7 @@ _START_IN_STEPS = 7
 
 
 def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
-    """The shard that a text such as `2/4` describes: part 2 of 4. Raises UsageError for other texts."""
+    """Return the shard that a text such as `2/4` describes: part 2 of 4. Raises UsageError for other texts."""
     shard = Shard.parse(text, selection)
     if shard is None:
         raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))
@@ -22,7 +22,7 @@ def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
 
 
 def cases_of(shard: Shard) -> list[Case]:
-    """The cases of a shard, in the selection's order; none if there are more shards than cases.
+    """Return the cases of a shard, in the selection's order; none if there are more shards than cases.
 
     Every machine computes the same shards.
     """

@@ -117,7 +117,7 @@ def align(
 
 
 def name_keys(keys: Iterable[Key]) -> str:
-    """The number of keys, and the first few, in words: `2 records: step 0, rank 1, grad w; ...`."""
+    """Return the number of keys, and the first few, in words: `2 records: step 0, rank 1, grad w; ...`."""
     keys = list(keys)
     named = "; ".join(f"step {key.step}, rank {key.rank}, {key.kind} {key.name}" for key in keys[:NUM_NAMED])
     rest = f"; and {len(keys) - NUM_NAMED} more" if len(keys) > NUM_NAMED else ""

@@ -104,7 +104,7 @@ def bit_difference(reference: Tensor, candidate: Tensor) -> BitDifference:
 
 
 def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
-    """The largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
+    """Return the largest distance between corresponding elements in ULPs; None for a dtype that is not in ULP_DTYPES.
 
     A distance is the number of steps in IEEE 754's totalOrder, -NaN < -inf < ... < inf < NaN. Example: -0.0 and 0.0
     have the distance 1.
@@ -121,7 +121,7 @@ def max_ulp_distance(reference: Tensor, candidate: Tensor) -> int | None:
 
 
 def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
-    """The distance between corresponding elements in ULPs, as defined by `max_ulp_distance`.
+    """Return the distance between corresponding elements in ULPs, as defined by `max_ulp_distance`.
 
     The dtype must be in ULP_DTYPES. Distances are int64 modulo 2^64, so a distance of 2^63 or more looks negative. Only
     float64s can have such a distance.
@@ -163,7 +163,7 @@ def name_counts(counts: Tensor) -> dict[str, int]:
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """A mask of the elements that differ and are not both finite. Two NaNs count as equal.
+    """Return a mask of the elements that differ and are not both finite. Two NaNs count as equal.
 
     For example, NaN and 1.0, or inf and -inf.
     """
@@ -172,7 +172,7 @@ def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def tensor_type(tensor: Tensor) -> str:
-    """A tensor's dtype and shape as text: `float32[4, 8]`."""
+    """Return a tensor's dtype and shape as text: `float32[4, 8]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 

@@ -20,7 +20,7 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """The number of calls in chunks per step, by module; None if no module runs in chunks.
+    """Return the number of calls in chunks per step, by module; None if no module runs in chunks.
 
     `by_rank` has each rank's numbers. Raises RecordingError if ranks differ. If `stage_ranks`, the number of ranks of a
     pipeline stage, is given, only ranks of the same stage must agree.

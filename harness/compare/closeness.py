@@ -87,7 +87,9 @@ def _refuse_unlike(key: Key, left: Tensor, right: Tensor) -> None:
 
 
 def relative_error(reference: Tensor, candidate: Tensor) -> float:
-    """The relative error |r - c| / |r|, with the exceptions that this module's docstring lists; it may be infinite."""
+    """Return the relative error |r - c| / |r|, with the exceptions that this module's docstring lists; it may be
+    infinite.
+    """
     if bits_equal(reference, candidate):
         return 0.0
     if not reference.is_floating_point() or tensor_type(reference) != tensor_type(candidate):

@@ -22,7 +22,8 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 
 
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
-    """A `Drift` for each kind and name of record that differs at any step on any rank, in the order of computation.
+    """Return a `Drift` for each kind and name of record that differs at any step on any rank, in the order of
+    computation.
 
     The numbers of ULPs and elements are None if no values are stored. Raises RecordingError if values are damaged.
     """

@@ -71,7 +71,7 @@ class OneSided:
 def one_sided(
     sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
 ) -> OneSided:
-    """The buffers and settings that only one of two recordings has.
+    """Return the buffers and settings that only one of two recordings has.
 
     `unpaired` has, by role, the records of buffers and changed settings that have no partner.
     """
@@ -122,7 +122,7 @@ def _buffers_of(recording: Recording) -> Iterator[Key]:
 
 
 def bare(name: str) -> str:
-    """The name of a buffer or setting without a suffix such as `@after_optimizer` or `@changed`."""
+    """Return the name of a buffer or setting without a suffix such as `@after_optimizer` or `@changed`."""
     return name.rpartition("@")[0] or name
 
 

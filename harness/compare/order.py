@@ -46,14 +46,16 @@ class ComputationOrder:
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """A sort key that returns a record's position in a run. `recorded` has the keys in the order of recording."""
+    """Return a sort key that returns a record's position in a run. `recorded` has the keys in the order of recording."""
     order = ComputationOrder()
     order.add(recorded)
     return order
 
 
 def phase_of(key: Key) -> int:
-    """The phase of a step in which a record is computed, as an index into PHASES; len(PHASES) for an unknown kind."""
+    """Return the phase of a step in which a record is computed, as an index into PHASES; len(PHASES) for an unknown
+    kind.
+    """
     # A buffer is recorded at two moments, which its name states. Gradients of activations have
     # the kind "activation", too.
     moments = (BEFORE_FORWARD, BEFORE_OPTIMIZER) if key.kind == "buffer" else ()
@@ -64,7 +66,7 @@ def phase_of(key: Key) -> int:
 
 
 def place_of(key: Key) -> tuple[str, str]:
-    """The module of a record's tensor and the direction that computes it: "forward", "backward" or "update".
+    """Return the module of a record's tensor and the direction that computes it: "forward", "backward" or "update".
 
     For example, ("layers.0.mlp", "backward") for a gradient of that module's parameter. The module is "" for a tensor
     outside any module.

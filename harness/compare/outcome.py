@@ -24,7 +24,8 @@ MAX_ERROR = 2 * MAX_TRACEBACK
 
 
 def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """The result of a judged case. `facts` are the remaining fields of CaseResult: losses, seconds, passes, memory.
+    """Return the result of a judged case. `facts` are the remaining fields of CaseResult: losses, seconds, passes,
+    memory.
 
     If the result's own numbers contradict its verdict, the verdict becomes UNVERIFIED, and the result states why.
     """
@@ -40,7 +41,9 @@ def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **
 
 
 def result_of_error(case: Case, error: BaseException, *, device: str, backend: str, **facts: Any) -> CaseResult:
-    """The result of a case that failed: UNVERIFIED after a RecordingError or MachineError, ERROR after any other."""
+    """Return the result of a case that failed: UNVERIFIED after a RecordingError or MachineError, ERROR after any
+    other.
+    """
     text = (
         str(error) if isinstance(error, BitproofError) else f"{type(error).__name__}: {bounded(str(error), MAX_FACT)}"
     )
@@ -52,7 +55,9 @@ def result_of_error(case: Case, error: BaseException, *, device: str, backend: s
 
 
 def complete(cases: Iterable[Case], results: Iterable[CaseResult], reason: str) -> list[CaseResult]:
-    """A result for every case, in the order of `cases`. A case that is not in `results` is UNVERIFIED for `reason`."""
+    """Return a result for every case, in the order of `cases`. A case that is not in `results` is UNVERIFIED for
+    `reason`.
+    """
     found = {result.case.name: result for result in results}
     return [
         found.get(case.name)

@@ -13,7 +13,7 @@ _NOT_DECISIVE = ("bitproof", "platform", "cpu_count", "sums_over_ranks")
 
 
 def environment_of(manifest: Manifest) -> dict[str, Any]:
-    """The facts of a manifest that can change a bit, without the code under test, as nested JSON values."""
+    """Return the facts of a manifest that can change a bit, without the code under test, as nested JSON values."""
     machine, passes = manifest.machine or {}, manifest.graph.passes if manifest.graph else []
     # A pass may run more than once, each time with other settings.
     settings: dict[str, list[Any]] = {}

@@ -42,7 +42,7 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A recorded case in the form of this version of bitproof, with default values for settings that it lacks.
+    """Return a recorded case in the form of this version of bitproof, with default values for settings that it lacks.
 
     A case that this version refuses is returned unchanged; comparing it then shows each difference.
     """

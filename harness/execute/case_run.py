@@ -214,7 +214,7 @@ class CaseRun:
         return self.folders.recording(role, arm)
 
     def recording(self, role: Role) -> Recording:
-        """The recording of a role's first run. Raises RecordingError if it is missing."""
+        """Return the recording of a role's first run. Raises RecordingError if it is missing."""
         return read_recording(self.folders.recording(role, "first"))
 
     def recordings(self) -> dict[Role, Path]:

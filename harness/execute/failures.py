@@ -50,8 +50,8 @@ class Failure:
 
 
 def failure_of_exception(rank: int, error: BaseException, around: Sequence[FrameSummary] = ()) -> Failure:
-    """The failure of a rank whose code raised `error`. `around` has the stack frames that are still active, outermost
-    first.
+    """Return the failure of a rank whose code raised `error`. `around` has the stack frames that are still active,
+    outermost first.
 
     The failure's `details` are the traceback, or only the error's text if the traceback adds nothing.
     """
@@ -93,7 +93,7 @@ def _is_user_file(path: str) -> bool:
 
 
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
-    """The text of an exception's traceback, with at most `MAX_TRACEBACK` characters.
+    """Return the text of an exception's traceback, with at most `MAX_TRACEBACK` characters.
 
     `around` has frames that are still active, outermost first; they are put in front.
     """
@@ -120,7 +120,7 @@ def signal_name(number: int) -> str:
 
 
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
-    """The failure of a rank whose process ended without a report.
+    """Return the failure of a rank whose process ended without a report.
 
     `status`: the exit status, or minus the number of the signal that killed the process.
     """
@@ -151,8 +151,9 @@ def blame(failures: Iterable[Failure]) -> Failure:
 
 
 def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankError:
-    """The error that names the rank to blame. `at` says how far the rank was, as in "at step 3". `log` is its log's
-    path."""
+    """Return the error that names the rank to blame. `at` says how far the rank was, as in "at step 3". `log` is its
+    log's path.
+    """
     return RankError(
         f"rank {failure.rank} of {system} {failure.what} {at}",
         rank=failure.rank,
@@ -163,7 +164,7 @@ def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankEr
 
 
 def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: str) -> RankError:
-    """The error for ranks that did not finish in time.
+    """Return the error for ranks that did not finish in time.
 
     `places` maps ranks to how far they were, as in {0: "at step 3"}. The error groups them: "ranks 0, 2 at step 3; rank
     1 at step 2".
@@ -220,7 +221,7 @@ class Problem:
 
 
 def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
-    """The last `lines` lines of a log, or fewer if they take more than `limit` bytes."""
+    """Return the last `lines` lines of a log, or fewer if they take more than `limit` bytes."""
     try:
         with log.open("rb") as file:
             # A log may have gigabytes, so only its end is read.
@@ -252,7 +253,8 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 
 
 def stack_of(log: Path, entry: str) -> str:
-    """The newest stack dump in the log of a forked process, innermost call first; without a dump, the log's last lines.
+    """Return the newest stack dump in the log of a forked process, innermost call first; without a dump, the log's last
+    lines.
 
     `entry` is the name of the function in which the process began. The frames outside that function are left out.
     """
@@ -265,7 +267,7 @@ def stack_of(log: Path, entry: str) -> str:
 
 
 def log_name(log: Path) -> str:
-    """A log's path relative to the run folder, such as `logs/moe_tiny/graph/rank1.log`."""
+    """Return a log's path relative to the run folder, such as `logs/moe_tiny/graph/rank1.log`."""
     # The last four parts are `logs`, the case, the system and the file.
     return str(Path(*log.parts[-4:])) if "logs" in log.parts[-4:-3] else str(log)
 

@@ -20,7 +20,7 @@ class CaseFolders:
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """The folder of a run's recording. For all runs but the first, the purpose `arm` is a suffix, as in
+        """Return the folder of a run's recording. For all runs but the first, the purpose `arm` is a suffix, as in
         `graph.control`."""
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
@@ -36,8 +36,9 @@ class CaseFolders:
         return self.run_dir / "logs" / self.case.name / f"{check}.log"
 
     def graphs(self, role: Role) -> Path:
-        """The folder of a system's dumped graphs. If both systems have graphs, the name of the reference's folder has a
-        suffix."""
+        """Return the folder of a system's dumped graphs. If both systems have graphs, the name of the reference's
+        folder has a suffix.
+        """
         twin = role == "reference" and {self.case.reference, self.case.candidate} <= {*TRACED}
         return (self.run_dir / "graphs" / f"{self.case.name}{'.reference' if twin else ''}").resolve()
 
@@ -54,8 +55,9 @@ class CaseFolders:
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
-        """The files of the profiles that ranks of both first runs wrote on this machine. The keys are the system's name
-        and the rank, such as `graph rank 1`."""
+        """Return the files of the profiles that ranks of both first runs wrote on this machine. The keys are the
+        system's name and the rank, such as `graph rank 1`.
+        """
         return {
             f"{self.label(role)} rank {rank}": file
             for role in ROLES
@@ -67,12 +69,14 @@ class CaseFolders:
         return self.run_dir / "profile" / f"{self.case.name}.json"
 
     def label(self, role: Role) -> str:
-        """A folder name for a role's system. If both roles have the same system, the candidate's name has a suffix."""
+        """Return a folder name for a role's system. If both roles have the same system, the candidate's name has a
+        suffix.
+        """
         label = file_name(getattr(self.case, role))
         twin = role == "candidate" and self.case.reference == self.case.candidate
         return f"{label}.candidate" if twin else label
 
 
 def _by_number(path: str) -> list[str | int]:
-    """A sort key that places rank10 after rank9."""
+    """Return a sort key that places rank10 after rank9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]

@@ -57,7 +57,7 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """The folder of the precompiled step that a role's system reads; None for a system that reads none.
+        """Return the folder of the precompiled step that a role's system reads; None for a system that reads none.
 
         If this run makes the step itself, the first call does so, within `timeout` seconds.
         """

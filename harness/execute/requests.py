@@ -218,7 +218,7 @@ class RunRequest(Request[RunAnswer]):
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """The path of a rank's log. Except in a first run, the name contains the run's `arm`, as in
+        """Return the path of a rank's log. Except in a first run, the name contains the run's `arm`, as in
         `rank1.control.log`."""
         return self.logs / f"rank{rank}{self._suffix}.log"
 

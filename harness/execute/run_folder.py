@@ -19,7 +19,9 @@ _JUDGED = (Verdict.EQUAL, Verdict.CLOSE, Verdict.DIFFERENT)
 
 
 def read_run(run_dir: Path) -> Report:
-    """A run folder's report. Raises RecordingError if it is damaged, or if the recordings beside it contradict it."""
+    """Return a run folder's report. Raises RecordingError if it is damaged, or if the recordings beside it contradict
+    it.
+    """
     path = run_dir / report_json.FILE_NAME
     report = report_json.read(path)
     for index, result in enumerate(report.cases):

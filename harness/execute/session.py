@@ -38,7 +38,7 @@ class Client(Protocol):
     work: Path
 
     def place(self, case: Case) -> Placement:
-        """The device and backend of a case. Raises CaseError if the case does not fit the machine."""
+        """Return the device and backend of a case. Raises CaseError if the case does not fit the machine."""
         ...
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:

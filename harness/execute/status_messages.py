@@ -65,7 +65,7 @@ class PreparedGraph:
 
     @staticmethod
     def of(program: GraphProgram | None, case: Case) -> PreparedGraph | None:
-        """The facts about a rank's graph; None if its system runs no graph."""
+        """Return the facts about a rank's graph; None if its system runs no graph."""
         if program is None:
             return None
         from bitproof.harness.graph.analysis.uncompared import count_uncompared
@@ -85,7 +85,7 @@ class PreparedGraph:
 
     @staticmethod
     def captured(capture: Capture | None) -> PreparedGraph | None:
-        """The facts about all graphs that torch.compile captured while steps ran; None if `capture` is None."""
+        """Return the facts about all graphs that torch.compile captured while steps ran; None if `capture` is None."""
         if capture is None:
             return None
         return PreparedGraph(
@@ -249,7 +249,9 @@ class End:
     stacks: str = ""
 
     def error(self, system: str, timeout: float) -> RankError | None:
-        """The error that names the rank to blame; None after success. `timeout` is the case's time limit in seconds."""
+        """Return the error that names the rank to blame; None after success. `timeout` is the case's time limit in
+        seconds.
+        """
         if self.failure is not None:
             return error_of_failure(self.failure, system, self.place, self.log)
         return error_of_hang(system, timeout, self.unfinished, self.stacks) if self.unfinished else None

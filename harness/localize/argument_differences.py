@@ -14,7 +14,8 @@ GIVEN = "an input of the step"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """The differing arguments of two calls of the same operator, as text: numbers, strings and dtypes, but no tensors.
+    """Return the differing arguments of two calls of the same operator, as text: numbers, strings and dtypes, but no
+    tensors.
 
     For example, "eps=1e-05 where the reference has 1e-06". Empty if none differ.
     """
@@ -25,7 +26,7 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """The last input in which two calls differ, as text that names its source in each system.
+    """Return the last input in which two calls differ, as text that names its source in each system.
 
     Example: "the output of silu ..., where the reference has the output of mm ...". Empty if there is none.
     """
@@ -38,7 +39,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
-    """The sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
+    """Return the sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
 
     Example: "the output of mm ..." and "an input of the step". None for equal inputs or unrelated calls.
     """
@@ -63,7 +64,7 @@ def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str
 
 
 def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> str:
-    """The call that produced an input, as text; "an input of the step" if no call of the step did.
+    """Return the call that produced an input, as text; "an input of the step" if no call of the step did.
 
     Views are followed back. A copy's source is added: "the output of clone ..., a copy of the output of mm ...".
     """
@@ -95,7 +96,7 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 
 
 def strange_output(log: CandidateLog, call: Call) -> str:
-    """The first output of the compiled graph `call` that the reference never computed, as text.
+    """Return the first output of the compiled graph `call` that the reference never computed, as text.
 
     Example: "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is none, or if its computing call is unknown.
     """

@@ -39,7 +39,7 @@ def find_culprit(
     differing: Differing,
     first: tuple[int, Pair] | None = None,
 ) -> Culprit | None:
-    """The call to blame for the first tensor for which a call is found; None if there is no such tensor.
+    """Return the call to blame for the first tensor for which a call is found; None if there is no such tensor.
 
     - `reference`, `candidate`: a log for each rank. A `ReferenceLog` is indexed already.
     - `differing`: the tensors to search, in this order.
@@ -64,14 +64,14 @@ def ready_logs(
 def culprit_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> Culprit | None:
-    """The call to blame, as `find_culprit` returns it. `logs` is the result of `ready_logs`."""
+    """Return the call to blame, as `find_culprit` returns it. `logs` is the result of `ready_logs`."""
     return next(iter(culprits_in(logs, differing, first)), None)
 
 
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """All calls that may be to blame for the first tensor for which there are any, the likeliest first.
+    """Return all calls that may be to blame for the first tensor for which there are any, the likeliest first.
 
     The tensor `first` is searched before those of `differing`. Empty if there are none.
     """
@@ -92,7 +92,7 @@ def culprits_in(
 
 
 def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> Culprit:
-    """The culprit for one cause that a walk found.
+    """Return the culprit for one cause that a walk found.
 
     `everywhere` are the causes found for all differing records. They show on which other ranks the same call is wrong.
     """

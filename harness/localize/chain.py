@@ -64,7 +64,7 @@ def way_between(
     givers: Callable[[Site], Iterable[int]],
     differs: Callable[[Site], bool],
 ) -> list[Site]:
-    """The calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
+    """Return the calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
 
     Each call reads an output of the previous one, or is of the same collective. Differing calls are preferred.
     """
@@ -95,7 +95,7 @@ def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """`place`, with "backward" in place of "update" if a later call of the path `way` is backward.
+    """Return `place`, with "backward" in place of "update" if a later call of the path `way` is backward.
 
     A call outside autograd counts as of the update. But gradients scaled between micro-batches are then read by
     backward.
@@ -108,7 +108,7 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
 def links_of(
     way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
 ) -> list[Link]:
-    """A link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
+    """Return a link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
     `sides` returns a call's index in the reference's log and in the candidate's log; None if that system has no match.
     """

@@ -111,7 +111,7 @@ class Culprit:
 def call_of(
     culprit: Culprit, wording: Mapping[How, str] = HOW, changed: Sequence[TensorDifference | None] = ()
 ) -> BlamedCall:
-    """The blamed call in the form that reports store.
+    """Return the blamed call in the form that reports store.
 
     - `wording`: the text of each defect.
     - `changed`: for each call in the chain, the difference in its output or None. The blamed call's is first.

@@ -44,14 +44,14 @@ RunReplay = Callable[[Role, int, Path, Replay], str | None]
 
 
 def why_not(case: Case) -> str | None:
-    """The reason why a case's calls cannot be compared; None if they can."""
+    """Return the reason why a case's calls cannot be compared; None if they can."""
     if case.pipeline.compiles:
         return f"backend {case.pipeline.backend} compiles calls together, so they have no partners in the reference"
     return None
 
 
 def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
-    """A remark on an EQUAL case with a user's pass. It states how many calls of the graph no comparison covers."""
+    """Return a remark on an EQUAL case with a user's pass. It states how many calls of the graph no comparison covers."""
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
     return (
@@ -175,7 +175,7 @@ class EveryCall:
         return found
 
     def _first(self, step: int, strange: list[Site]) -> Site:
-        """The unmatched call of a step to which no other unmatched call leads."""
+        """Return the unmatched call of a step to which no other unmatched call leads."""
         # It need not have the lowest index, since indices of different ranks cannot be compared. The search needs the
         # logs of all steps: a step may read values of earlier steps.
         logs, begins = [], []
@@ -188,7 +188,9 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """A sentence about the first call whose output varies between two replays of a system; empty if none does."""
+        """Return a sentence about the first call whose output varies between two replays of a system; empty if none
+        does.
+        """
         for role in ROLES:
             self._replay(role, 2)
             for rank in self._ranks:
@@ -202,7 +204,7 @@ class EveryCall:
         return ""
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
-        """The first divergence of a case whose first unmatched call is `call`, which is also the call to blame."""
+        """Return the first divergence of a case whose first unmatched call is `call`, which is also the call to blame."""
         known = next(calls for number, calls in self._steps("reference", 1, rank) if number == step)
         # The same operator with equal inputs exists in the reference, so this call is a wrong computation.
         is_made = any((each.operator, each.inputs) == (call.operator, call.inputs) for each in known)
@@ -245,7 +247,9 @@ class EveryCall:
 
 
 def _key(step: int, rank: int, index: int, call: Call) -> Key:
-    """The key of a call, as if it were a recorded activation: its name is the call and the call's index in the step."""
+    """Return the key of a call, as if it were a recorded activation: its name is the call and the call's index in the
+    step.
+    """
     return Key(step, ACTIVATION, f"{call}, call {index}", rank)
 
 

@@ -46,7 +46,7 @@ def expected_and_found(
     settings: Sequence[DifferingSetting] = (),
     step: int = 0,
 ) -> tuple[str, str]:
-    """The texts for the lines "expected" and "found" of a cause.
+    """Return the texts for the lines "expected" and "found" of a cause.
 
     `output` is the difference in the blamed call's output, None if unknown. `settings` are the optimizer settings that
     differ at this `step`.
@@ -61,7 +61,7 @@ def expected_and_found(
 
 
 def _settings(wrong: Sequence[DifferingSetting]) -> tuple[str, str]:
-    """The texts for "expected" and "found" if optimizer settings are wrong, such as "AdamW beta1 0.9, for w"."""
+    """Return the texts for "expected" and "found" if optimizer settings are wrong, such as "AdamW beta1 0.9, for w"."""
     lines = [
         ", ".join(f"{each.name} {text}" for each, text in zip(wrong, texts, strict=True))
         for texts in ([each.expected for each in wrong], [each.found for each in wrong])
@@ -93,7 +93,7 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
 
 
 def _readers(log: CandidateLog, theirs: int) -> list[int]:
-    """The candidate's calls whose matching calls read, directly or through views, the output of a missing call."""
+    """Return the candidate's calls whose matching calls read, directly or through views, the output of a missing call."""
     # A missing view has no match itself, so its readers are searched as well.
     pending, found = [theirs], list[int]()
     while pending:
@@ -105,7 +105,9 @@ def _readers(log: CandidateLog, theirs: int) -> list[int]:
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
-    """The texts for "expected" and "found" if numbers, strings or dtypes of two calls differ; None if none differ."""
+    """Return the texts for "expected" and "found" if numbers, strings or dtypes of two calls differ; None if none
+    differ.
+    """
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)
@@ -116,7 +118,7 @@ def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
 
 
 def _values(output: TensorDifference | None) -> tuple[str, str]:
-    """The texts for "expected" and "found" if an output differs: the bits of its first differing element."""
+    """Return the texts for "expected" and "found" if an output differs: the bits of its first differing element."""
     sample = next(iter(output.samples or ()), None) if output is not None else None
     if sample is None:
         return SAME_INPUTS, "another output"

@@ -41,7 +41,7 @@ class NoiseSearch(Search):
     stressed: bool
 
     def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
-        """The divergence `first`, completed with the call to blame, and a remark for the report or None.
+        """Return the divergence `first`, completed with the call to blame, and a remark for the report or None.
 
         Raises the errors of a replay, such as RankError.
         """
@@ -84,7 +84,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _remark(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """The first collective that was never waited for, in the record's step and on its rank; else None."""
+        """Return the first collective that was never waited for, in the record's step and on its rank; else None."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -102,7 +102,7 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _differing_records(self) -> dict[Key, tuple[Record, Record]]:
-        """The records that differ between the two replays: by key, the first and the second replay's record."""
+        """Return the records that differ between the two replays: by key, the first and the second replay's record."""
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
             first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)
@@ -110,7 +110,7 @@ class NoiseSearch(Search):
         return found
 
     def _log_until(self, side: Role, rank: int, last: int) -> list[Call]:
-        """A rank's calls in one of the first two replays, up to the end of the step `last`.
+        """Return a rank's calls in one of the first two replays, up to the end of the step `last`.
 
         `side` names the replay: "reference" for the first, "candidate" for the second.
         """
@@ -118,7 +118,8 @@ class NoiseSearch(Search):
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
-        """The difference in the blamed call's output between two more replays of its step; None if it does not recur.
+        """Return the difference in the blamed call's output between two more replays of its step; None if it does not
+        recur.
 
         The call must have equal inputs in all replays. `begin` is the index of the step's first call.
         """
@@ -141,7 +142,8 @@ class NoiseSearch(Search):
 
 
 def _remark(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """A sentence for the report: the record at which two replays first differ, and the step of the call to blame.
+    """Return a sentence for the report: the record at which two replays first differ, and the step of the call to
+    blame.
 
     None if the recordings differ at the same record, and the call is not in another step.
     """
@@ -153,7 +155,7 @@ def _remark(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None
 
 
 def _first_difference(first: Call, second: Call) -> int | None:
-    """The position of the first output in which two calls of the same place, operator and inputs differ.
+    """Return the position of the first output in which two calls of the same place, operator and inputs differ.
 
     None if no output differs, or if the calls differ in operator, place or inputs.
     """

@@ -117,7 +117,7 @@ class Walk:
         return True
 
     def _result_so_far(self, key: object) -> bool | None:
-        """The result of the search for `key`; None the first time, so that each search runs only once."""
+        """Return the result of the search for `key`; None the first time, so that each search runs only once."""
         known = self._done.get(key)
         # False while the search is in progress, so that a cycle of calls ends it.
         self._done.setdefault(key, False)
@@ -453,7 +453,7 @@ def _is_for_its_reader(call: Call) -> bool:
 
 
 def ordered(walk: Walk) -> list[Parting]:
-    """The causes that a walk found, ordered by likelihood, then by the time of the call.
+    """Return the causes that a walk found, ordered by likelihood, then by the time of the call.
 
     - Among the first are calls that compute a wrong value: equal inputs, but a different output.
     - Calls without inputs come last, and so do extra calls that compute nothing, such as a `cat`.

@@ -203,7 +203,7 @@ class Places:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """The innermost running module as a place, noted for the autograd nodes that this call creates."""
+        """Return the innermost running module as a place, noted for the autograd nodes that this call creates."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -217,7 +217,7 @@ class Places:
         return place
 
     def _backward(self, number: int) -> Place:
-        """The place of the forward call that created the autograd node with this number, as a place of backward."""
+        """Return the place of the forward call that created the autograd node with this number, as a place of backward."""
         # The last call with this number or a smaller one: calls that create no node of their own are not noted.
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
@@ -226,7 +226,8 @@ class Places:
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
-        """The place of a call that runs while autograd accumulates a parameter's gradient: the parameter's module.
+        """Return the place of a call that runs while autograd accumulates a parameter's gradient: the parameter's
+        module.
 
         The module is None if no tensor of the call has the parameter's shape, as for a bucket of gradients.
         """
@@ -239,7 +240,7 @@ class Places:
         return Place(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: Place) -> int | None:
-        """The number of a call's micro-batch: calls of the outermost module, counted from 1. None if unknown."""
+        """Return the number of a call's micro-batch: calls of the outermost module, counted from 1. None if unknown."""
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -247,7 +248,8 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """The part of the update, or of a mixture of experts, to which the running call belongs; None for others.
+        """Return the part of the update, or of a mixture of experts, to which the running call belongs; None for
+        others.
 
         In an update: the optimizer's class, "clipping" or "loss scaling". In a mixture of experts: for example
         "dispatch".
@@ -380,7 +382,7 @@ class Places:
 
 
 def settled(calls: Sequence[Call]) -> list[Call]:
-    """A step's calls, with corrections that need the whole step.
+    """Return a step's calls, with corrections that need the whole step.
 
     Calls of a single micro-batch get no number. Calls outside all modules, after backward, that the update reads become
     part of the update.
@@ -404,7 +406,7 @@ def settled(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """The call, without its `part` if that is "clipping" or "loss scaling" and the call is not of the update.
+    """Return the call, without its `part` if that is "clipping" or "loss scaling" and the call is not of the update.
 
     For example, scaling the loss is of forward.
     """

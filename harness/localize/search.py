@@ -85,7 +85,7 @@ class Search:
     verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
-        """`first`, completed with its differing bits and, if found, the call to blame.
+        """Return `first`, completed with its differing bits and, if found, the call to blame.
 
         If only a later record has a call to blame, returns that record's divergence. Raises UnrepeatableError if a
         replay differs from its recording.
@@ -146,7 +146,8 @@ class Search:
     def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """The call to blame, the logs of all steps, and the call's step, which is earlier than the step of `key`.
+        """Return the call to blame, the logs of all steps, and the call's step, which is earlier than the step of
+        `key`.
 
         None if no call of an earlier step explains the difference.
         """
@@ -164,7 +165,7 @@ class Search:
         return (culprit, logs, step) if step < key.step else None
 
     def _buffer_read(self, culprit: Culprit, logs: Sequence[Sequence[Call]], step: int) -> str | None:
-        """A sentence about a buffer that the blamed call reads and that already differed when the step began.
+        """Return a sentence about a buffer that the blamed call reads and that already differed when the step began.
 
         The call may read it directly, or through views and copies. None if there is no such buffer.
         """
@@ -189,7 +190,8 @@ class Search:
         return None
 
     def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """The divergence to report if the blamed call does not lead to the first differing record, but to a later one.
+        """Return the divergence to report if the blamed call does not lead to the first differing record, but to a
+        later one.
 
         `explains` has the later record's rank and digests. A remark names both records.
         """
@@ -216,7 +218,8 @@ class Search:
             self.remarks.append(f"{text}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
-        """`first`, completed with the bits of its tensor that differ between the first replays of the two systems.
+        """Return `first`, completed with the bits of its tensor that differ between the first replays of the two
+        systems.
 
         Returns `first` unchanged if the two tensors differ in dtype or shape.
         """
@@ -236,7 +239,7 @@ class Search:
         return archives_of(self.folder, role, number)
 
     def _logs(self, role: Role, number: int = 1) -> list[list[Call]]:
-        """The calls of a system's `number`-th replay, rank by rank."""
+        """Return the calls of a system's `number`-th replay, rank by rank."""
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
@@ -260,12 +263,13 @@ class Search:
         return [output and self._bits_again(output, next(numbers)) for output in outputs]
 
     def _bits_again(self, output: _ChangedOutput, number: int) -> TensorDifference | None:
-        """The difference in the `number`-th requested output; None if a digest is not as in the logs."""
+        """Return the difference in the `number`-th requested output; None if a digest is not as in the logs."""
         bits, digests = self._bits(2, output.sites[0].rank, name_of_value(number))
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """The difference between two values of the same name, one in each system's archive, and their two digests.
+        """Return the difference between two values of the same name, one in each system's archive, and their two
+        digests.
 
         `number` is the number of the replay whose archives are read. The difference is None if dtypes or shapes differ.
         """
@@ -293,7 +297,7 @@ class _ChangedOutput(NamedTuple):
 
 
 def _first_difference(link: Link, logs: Logs) -> _ChangedOutput | None:
-    """The first output in which a link's two calls differ; None if they agree, or if a system lacks the call."""
+    """Return the first output in which a link's two calls differ; None if they agree, or if a system lacks the call."""
     if link.reference is None or link.candidate is None:
         return None
     first, second = logs["reference"][link.rank][link.reference], logs["candidate"][link.rank][link.candidate]

@@ -35,12 +35,12 @@ class Look(NamedTuple):
 
 
 def told_packing(number: int) -> str:
-    """The text ", except N that only pack right values," for a sentence that counts calls; empty if N is 0."""
+    """Return the text ", except N that only pack right values," for a sentence that counts calls; empty if N is 0."""
     return f", except {number} that only pack right values," if number else ""
 
 
 def listed(found: Sequence[UnmatchedCall]) -> str:
-    """The first MAX_TOLD unmatched calls in a line, followed by the number of further calls.
+    """Return the first MAX_TOLD unmatched calls in a line, followed by the number of further calls.
 
     For example, "mul.Tensor of layers.0 (forward) x 2 on 4 ranks; and 3 more".
     """

@@ -120,7 +120,7 @@ class Verification:
 
     @staticmethod
     def strongest(differing: int, remaining: int, reverse: bool | None) -> VerificationStatus:
-        """The strongest status that these numbers support.
+        """Return the strongest status that these numbers support.
 
         It is "verified" if records differed, none of them still differs, and `reverse` is True; "in part" if fewer
         records differ than before; otherwise "not verified".

@@ -68,7 +68,7 @@ class Share(NamedTuple):
 
 
 def share_in_words(part: int, whole: int) -> str:
-    """A share with its percentage as text, such as `3 of 4 (75%)`; `-` if `whole` is 0."""
+    """Return a share with its percentage as text, such as `3 of 4 (75%)`; `-` if `whole` is 0."""
     return f"{part} of {whole} ({100 * part / whole:.0f}%)" if whole else "-"
 
 
@@ -127,7 +127,7 @@ class Score:
 
     @staticmethod
     def of(outcomes: Sequence[FaultOutcome], *, ended_early: bool = False) -> Score:
-        """The totals of these outcomes. `ended_early`: the run stopped before the last fault."""
+        """Return the totals of these outcomes. `ended_early`: the run stopped before the last fault."""
         # "not struck" is in neither list: a fault that changed nothing cannot be found.
         faults = [outcome for outcome in outcomes if outcome.status in ("killed", "survived")]
         equivalents = [outcome for outcome in outcomes if outcome.status in ("equal", "flagged")]
@@ -173,7 +173,7 @@ class FaultsFound:
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
-        """A copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
+        """Return a copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
 
         Raises UsageError if another version of the code, with another `own_digest`, judged the faults.
         """

@@ -96,7 +96,7 @@ class Box:
 
     @staticmethod
     def parse(text: str) -> Box:
-        """The box of a text such as "[0:4, 0:8] of [8, 8]", which `str` returned.
+        """Return the box of a text such as "[0:4, 0:8] of [8, 8]", which `str` returned.
 
         Raises ValueError for any other text, and for runs outside the tensor.
         """
@@ -136,11 +136,11 @@ class Box:
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
-        """The cells into which `cuts` divide this box, in row-major order; empty for a box without elements."""
+        """Return the cells into which `cuts` divide this box, in row-major order; empty for a box without elements."""
         return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
 
     def slices(self, cell: Cell) -> tuple[slice, ...]:
-        """The slices that select a cell in the rank's local tensor, one for each dim."""
+        """Return the slices that select a cell in the rank's local tensor, one for each dim."""
         return tuple(_slice_within(runs, run) for runs, run in zip(self.runs, cell, strict=True))
 
 
@@ -179,7 +179,7 @@ def joint_cuts(boxes: Iterable[Box]) -> Cuts:
 
 
 def name_cell(cell: Cell) -> str:
-    """A cell as text, such as [0:4, 8:16]."""
+    """Return a cell as text, such as [0:4, 8:16]."""
     return f"[{', '.join(f'{first}:{end}' for first, end in cell)}]"
 
 

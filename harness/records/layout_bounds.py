@@ -127,7 +127,7 @@ class LayoutBounds:
         return self.is_within and not (self.in_float64 and self.in_float64.shows_defect)
 
     def tell(self) -> str:
-        """The result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
+        """Return the result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"
         text = f"{self.across} tensors have another layout; {counts}{start}"
@@ -144,7 +144,7 @@ class LayoutBounds:
         )
 
     def table(self) -> list[tuple[str, ...]]:
-        """The cells of a table: for each row its step, kind, tensor, relative error, bound and used share."""
+        """Return the cells of a table: for each row its step, kind, tensor, relative error, bound and used share."""
         return [
             (
                 *(str(row.step), row.kind, row.name, "infinite" if row.error is None else f"{row.error:.3g}"),

@@ -35,7 +35,7 @@ class Partition:
 
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
-        """The partition that a pass reports. `facts` are the facts of all passes; None if no pass partitions."""
+        """Return the partition that a pass reports. `facts` are the facts of all passes; None if no pass partitions."""
         # A pass that partitions is known by its facts, which have exactly these names.
         names = {field.name for field in fields(Partition)}
         return next((Partition(**each) for each in facts if each.keys() == names), None)

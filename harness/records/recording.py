@@ -27,7 +27,7 @@ def needs_one_rank(kind: str, case: Case) -> bool:
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """The kinds that a case must record at every step: on every rank or, if `needs_one_rank`, on a single rank."""
+    """Return the kinds that a case must record at every step: on every rank or, if `needs_one_rank`, on a single rank."""
     # Kinds that only some cases record.
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))
@@ -292,7 +292,7 @@ class Recording:
         return True
 
     def first_steps(self, steps: int) -> Recording:
-        """The recording that a run with fewer steps would have made."""
+        """Return the recording that a run with fewer steps would have made."""
         # The case of a run with fewer steps would state that number, too.
         manifest = replace(self.manifest, steps=steps, case=self.manifest.case | {"steps": steps})
         return Recording(manifest, {key: record for key, record in self.records.items() if key.step < steps})
@@ -316,7 +316,7 @@ class Recording:
         return {key: record for key, record in self.records_of(rank).items() if key.step == step}
 
     def losses(self, rank: int | None = None) -> list[str]:
-        """A rank's losses as hexadecimal floats, in step order.
+        """Return a rank's losses as hexadecimal floats, in step order.
 
         Without `rank`, the losses of the first rank that has any: in a pipeline, only ranks of the last stage have
         losses.

@@ -86,7 +86,7 @@ def group_keys(keys: Iterable[Key]) -> Differing:
 
 
 def zero_counts() -> dict[str, int]:
-    """A dict with a count of 0 for each usual kind of record. Rare kinds are added only if they are compared."""
+    """Return a dict with a count of 0 for each usual kind of record. Rare kinds are added only if they are compared."""
     return dict.fromkeys(USUAL_KINDS, 0)
 
 

@@ -52,7 +52,7 @@ class Throughput:
         return self.flops / self.step_seconds / self.peak_flops
 
     def tell(self) -> list[tuple[str, str]]:
-        """All values as rows of a table, a name and a value each. For an unknown value, the text is "not known"."""
+        """Return all values as rows of a table, a name and a value each. For an unknown value, the text is "not known"."""
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
         return [
@@ -74,7 +74,7 @@ def _giga(operations: float) -> str:
 
 
 def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
-    """The rows of a table with a column for each system: the name of a value, then the value in each system."""
+    """Return the rows of a table with a column for each system: the name of a value, then the value in each system."""
     # All systems have the same rows in the same order, so the first system's names are everyone's.
     lines = [each.tell() for each in found.values()]
     return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*lines, strict=True)]

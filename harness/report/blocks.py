@@ -62,7 +62,7 @@ def brief_lines(finding: Finding) -> Iterator[str]:
 
 
 def shortened(block: Block) -> Block:
-    """The block, cut to at most MAX_ROWS rows or MAX_CHARS characters.
+    """Return the block, cut to at most MAX_ROWS rows or MAX_CHARS characters.
 
     For example, a table of 300 rows ends after 200 rows, and a last row states that 100 more are in report.json.
     """

@@ -21,7 +21,7 @@ def explained(report: Report) -> tuple[list[CaseResult], int]:
 
 
 def lines_of(result: CaseResult) -> list[tuple[str, str]]:
-    """The lines that explain a case, as pairs of a label and a text. For example:
+    """Return the lines that explain a case, as pairs of a label and a text. For example:
 
     first difference: step 0, rank 3, grad layers.1.moe.w: 213 of 256 elements differ, by 16 ULPs at most
     to blame: mul.Tensor of layers.1.moe (forward, chunk 1) on rank 0 has the same inputs and ... (moe.py:68)

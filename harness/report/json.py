@@ -26,7 +26,7 @@ MAX_BYTES = 64 * 2**20
 
 
 def render(report: Report) -> str:
-    """The report as JSON text. JSON has no infinity and no NaN, so such measurements become null."""
+    """Return the report as JSON text. JSON has no infinity and no NaN, so such measurements become null."""
     values = to_dict(report)
     # Nearly every report has finite numbers only, so the copy with nulls is made only if this fails.
     try:
@@ -101,7 +101,7 @@ def upgraded(values: Any) -> Any:
 
 
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
-    """The result of a case from its entry in a report. `field` is the entry's path, such as `report.cases[0]`.
+    """Return the result of a case from its entry in a report. `field` is the entry's path, such as `report.cases[0]`.
 
     Raises RecordingError if the verdict does not follow from the entry's own numbers.
     """
@@ -141,5 +141,5 @@ def _damaged(field: str, expected: str, found: object, where: str) -> RecordingE
 
 
 def divergence_to_dict(divergence: Divergence | None) -> dict[str, Any] | None:
-    """A divergence as the JSON object of report.json, with the fields of its tensor and of the blamed call."""
+    """Return a divergence as the JSON object of report.json, with the fields of its tensor and of the blamed call."""
     return None if divergence is None else cast(dict[str, Any], plain(FlatDivergence.of(divergence)))

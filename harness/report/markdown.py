@@ -39,7 +39,7 @@ FAULTS_TEXTS = {
 
 
 def status_text(report: Report) -> str:
-    """A sentence that explains the exit status.
+    """Return a sentence that explains the exit status.
 
     If injected faults make the status worse than the cases do, the sentence is about these faults.
     """
@@ -51,7 +51,7 @@ def status_text(report: Report) -> str:
 
 
 def render(report: Report) -> str:
-    """The whole summary as Markdown. Unexpected cases come first."""
+    """Return the whole summary as Markdown. Unexpected cases come first."""
     head = [
         f"# bitproof {inline(report.run_id)}",
         *(f"## {inline(_brief(line))}" for line in text.headlines(report)),
@@ -70,7 +70,7 @@ def render(report: Report) -> str:
 
 
 def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | None = None) -> str:
-    """The summary of results that belong to no run, for example for the message of a failing test."""
+    """Return the summary of results that belong to no run, for example for the message of a failing test."""
     return render(
         Report(run_id="", exit_status=exit_status(results), environment=dict(environment or {}), cases=list(results))
     )

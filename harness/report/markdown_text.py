@@ -43,7 +43,7 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def code_block(text: str) -> str:
-    """A text as a code block. The fence around it is longer than any sequence of backticks in the text."""
+    """Return a text as a code block. The fence around it is longer than any sequence of backticks in the text."""
     code = printable(text)
     longest = max((len(run) for run in re.findall(r"`+", code)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -51,12 +51,12 @@ def code_block(text: str) -> str:
 
 
 def folded(summary: str, body: str) -> str:
-    """A collapsible block of Markdown. `summary` is the line that is always visible."""
+    """Return a collapsible block of Markdown. `summary` is the line that is always visible."""
     return f"<details>\n<summary>{inline(summary)}</summary>\n\n{body}\n\n</details>"
 
 
 def table_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
-    """A Markdown table. Cells that are `Strong` texts are bold."""
+    """Return a Markdown table. Cells that are `Strong` texts are bold."""
     from tabulate import tabulate  # here: commands load this module before they start a host
 
     cells = [[_cell(value) for value in row] for row in rows]
@@ -76,7 +76,7 @@ def strong(text: str) -> str:
 
 
 def rows_of(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """The lines of a Markdown table whose columns are not aligned by spaces, for pages that people edit."""
+    """Return the lines of a Markdown table whose columns are not aligned by spaces, for pages that people edit."""
     lines = [headers, *rows]
     head, *body = ["| " + " | ".join(map(_cell, each)) + " |" for each in lines]
     return [head, "|" + "---|" * len(headers), *body]

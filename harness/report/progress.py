@@ -39,7 +39,7 @@ class Progress(Protocol):
 
 
 def make_progress(num_cases: int, stream: TextIO | None = None) -> Progress:
-    """The display for a stream (stdout by default): bars for a terminal, lines for anything else."""
+    """Return the display for a stream (stdout by default): bars for a terminal, lines for anything else."""
     stream = stream or sys.stdout
     return LiveProgress(num_cases, stream) if stream.isatty() else PlainProgress(num_cases, stream)
 
@@ -48,7 +48,7 @@ PHASES = {"prepare": "trace and rewrite the graph", "prepared": "graph is ready"
 
 
 def describe_event(event: Event) -> str:
-    """An event as a phrase, e.g. `moe_seq graph (control): start ranks`."""
+    """Return an event as a phrase, e.g. `moe_seq graph (control): start ranks`."""
     arm = f" ({event.arm})" if event.arm != "first" else ""
     step = f"step {event.step + 1} of {event.steps}"
     what = step if event.event == "step" else PHASES.get(event.event, event.event)
@@ -57,7 +57,7 @@ def describe_event(event: Event) -> str:
 
 
 def describe_result(result: CaseResult) -> str:
-    """A line about a finished case: `moe_seq: EQUAL in 3.2 s`."""
+    """Return a line about a finished case: `moe_seq: EQUAL in 3.2 s`."""
     verdict = text.outcome(result) + ("" if result.as_expected else f", expected {text.expectation(result)}")
     return f"{result.case.name}: {verdict} in {text.total_seconds(result):.1f} s"
 

@@ -43,7 +43,7 @@ def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
 
 
 def histogram(title: str, found: Mapping[str, Mapping[str, int]]) -> Table:
-    """A table that counts elements by their distance in ULPs, with a column for each entry of `found`."""
+    """Return a table that counts elements by their distance in ULPs, with a column for each entry of `found`."""
     counts = [(bucket, [column.get(bucket, 0) for column in found.values()]) for bucket in BUCKETS]
     rows = tuple((bucket, *(f"{count:,}" for count in row)) for bucket, row in counts if any(row))
     return Table(title, ("ULPs", *found), rows)

@@ -24,7 +24,7 @@ _MAX_DEPTH = 4
 
 
 def shown_line(source: str | None) -> str:
-    """A call's source line in a form that a terminal or an editor can open; "" for a call without a source line."""
+    """Return a call's source line in a form that a terminal or an editor can open; "" for a call without a source line."""
     if not source or not (found := LINE.fullmatch(source)) or (file := file_of(found["path"])) is None:
         return source or ""
     here = Path.cwd()
@@ -35,7 +35,9 @@ def shown_line(source: str | None) -> str:
 
 
 def file_of(path: str) -> Path | None:
-    """The nearest file on this machine whose path ends with `path`; None if there is none, or several are as near."""
+    """Return the nearest file on this machine whose path ends with `path`; None if there is none, or several are as
+    near.
+    """
     # The path comes from a recording, and must not lead to other files.
     parts = PurePosixPath(path).parts
     if ".." in parts:

@@ -16,7 +16,7 @@ WORST_FIRST = (WRONG_CALL, UNJUDGED, UNEXPECTED, SUCCESS)
 
 
 def case_status(result: CaseResult) -> int:
-    """A case's exit status: 0 if as expected, 3 if the case or a check could not be judged, otherwise 1."""
+    """Return a case's exit status: 0 if as expected, 3 if the case or a check could not be judged, otherwise 1."""
     # Before the expectation, which says nothing about a case that could not be judged.
     is_judged = result.verdict not in (Verdict.UNVERIFIED, Verdict.ERROR)
     if not is_judged or any(found.unjudged for found in result.checks.values()):
@@ -25,7 +25,7 @@ def case_status(result: CaseResult) -> int:
 
 
 def faults_status(score: Score) -> int:
-    """The exit status of a run's injected faults.
+    """Return the exit status of a run's injected faults.
 
     - 0: every fault was caught, and no rewrite that keeps every bit was reported as a difference.
     - 1: some fault was not caught, or some such rewrite was reported.
@@ -37,7 +37,7 @@ def faults_status(score: Score) -> int:
 
 
 def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults: Score | None = None) -> int:
-    """The worst status of all cases, and of the injected faults if there are any.
+    """Return the worst status of all cases, and of the injected faults if there are any.
 
     Without any case it is 3 (not judged), or 0 for a shard, which may have no cases.
     """
@@ -46,11 +46,11 @@ def exit_status(results: Iterable[CaseResult], *, is_shard: bool = False, faults
 
 
 def error_status(error: BitproofError) -> int:
-    """The exit status for an error: 2 for a wrong call or case, 3 (not judged) for any other."""
+    """Return the exit status for an error: 2 for a wrong call or case, 3 (not judged) for any other."""
     return WRONG_CALL if isinstance(error, UsageError) else UNJUDGED
 
 
 def worst(statuses: Iterable[int]) -> int:
-    """The worst of these statuses. A status other than 0, 1, 2 and 3 counts as 3 (not judged)."""
+    """Return the worst of these statuses. A status other than 0, 1, 2 and 3 counts as 3 (not judged)."""
     known = (status if status in WORST_FIRST else UNJUDGED for status in statuses)
     return min(known, key=WORST_FIRST.index)

@@ -52,7 +52,7 @@ def tell_story(result: CaseResult) -> Iterator[str]:
 
 
 def render(result: CaseResult) -> str:
-    """The text of localize.json: the case's verdict and its first divergence."""
+    """Return the text of localize.json: the case's verdict and its first divergence."""
     values = {
         "schema": SCHEMA,
         "case": result.case.name,

@@ -40,7 +40,9 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def headlines(report: Report) -> list[str]:
-    """The headlines of all checks, such as that a proved case differs. Every form of the report begins with them."""
+    """Return the headlines of all checks, such as that a proved case differs. Every form of the report begins with
+    them.
+    """
     return [line for result in report.cases for line in headlines_of(result)]
 
 
@@ -49,12 +51,14 @@ def headlines_of(result: CaseResult) -> list[str]:
 
 
 def remarks(report: Report) -> list[str]:
-    """The remarks on a whole run. If faults were injected, their score is the last."""
+    """Return the remarks on a whole run. If faults were injected, their score is the last."""
     return [*report.remarks, *([f"bitproof faults: {report.faults}"] if report.faults else [])]
 
 
 def expectation(result: CaseResult) -> str:
-    """The expected verdict, followed by the kinds that should differ and the bound: `DIFFERENT (grad) within 0.02`."""
+    """Return the expected verdict, followed by the kinds that should differ and the bound: `DIFFERENT (grad) within
+    0.02`.
+    """
     case = result.case
     if case.expected != "DIFFERENT":
         return case.expected
@@ -63,7 +67,7 @@ def expectation(result: CaseResult) -> str:
 
 
 def outcome(result: CaseResult) -> str:
-    """The verdict, the kinds that differ at the first differing step, objections, and short results of checks.
+    """Return the verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
     Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. An objection is a difference beyond the bound, or
     a check that objects or could not judge.
@@ -79,14 +83,14 @@ def outcome(result: CaseResult) -> str:
 
 
 def tally(report: Report) -> str:
-    """The number of cases by verdict, and of cases not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
+    """Return the number of cases by verdict, and of cases not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
     counts = [(sum(result.verdict == verdict for result in report.cases), verdict.value) for verdict in Verdict]
     counts.append((len(report.not_run), "not run"))
     return ", ".join(f"{count} {name}" for count, name in counts if count)
 
 
 def closeness(result: CaseResult) -> str:
-    """The largest error, its bound and its tensor: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
+    """Return the largest error, its bound and its tensor: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
     found = result.closeness
     assert found is not None
     size = "infinite" if found.largest_error is None else f"{found.largest_error:.3g}"
@@ -121,17 +125,17 @@ def _drift_of(entry: Drift, sides: tuple[str, str]) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number with its noun: `1 tensor`, `2 tensors`."""
+    """Return a number with its noun: `1 tensor`, `2 tensors`."""
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def systems(result: CaseResult) -> str:
-    """The two systems of a case, such as `eager_chunked / graph`."""
+    """Return the two systems of a case, such as `eager_chunked / graph`."""
     return f"{result.case.reference} / {result.case.candidate}"
 
 
 def place(result: CaseResult) -> str:
-    """The device and the transport of collectives, such as `cuda, nccl`; `unknown` for a case that never ran."""
+    """Return the device and the transport of collectives, such as `cuda, nccl`; `unknown` for a case that never ran."""
     return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
 
 
@@ -148,7 +152,7 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 
 
 def parted(divergence: Divergence, case: Case | None) -> str:
-    """The system that differs from itself: `eager_chunked against itself under stress`.
+    """Return the system that differs from itself: `eager_chunked against itself under stress`.
 
     Without `case`, the system's role is in place of its name.
     """
@@ -186,8 +190,9 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """The label of the blamed call: "to blame", or "best candidate" if a run with the other system's value did not
-    confirm it."""
+    """Return the label of the blamed call: "to blame", or "best candidate" if a run with the other system's value did
+    not confirm it.
+    """
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
 
@@ -231,7 +236,7 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
 
 
 def direction_of(call: BlamedCall | ChainLink) -> str:
-    """A call's direction, and its chunk, micro-batch and part if it has them: `forward, chunk 1`."""
+    """Return a call's direction, and its chunk, micro-batch and part if it has them: `forward, chunk 1`."""
     text = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
     text += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
     return text + ("" if call.part is None else f", {call.part}")
@@ -264,7 +269,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
 
 
 def extent(difference: TensorDifference | ChainLink | None) -> str:
-    """The size of a tensor's difference: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown."""
+    """Return the size of a tensor's difference: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown."""
     if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
     max_ulp = difference.max_ulp
@@ -273,7 +278,7 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 
 def value_of(bits: str, dtype: str) -> str:
-    """The number with these bits, as text: `0x3f80` of bfloat16 is `1`; "" for other dtypes and invalid bits."""
+    """Return the number with these bits, as text: `0x3f80` of bfloat16 is `1`; "" for other dtypes and invalid bits."""
     # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
@@ -286,7 +291,7 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """A row for each of the first differing elements: index, bits in both systems, values in both systems.
+    """Return a row for each of the first differing elements: index, bits in both systems, values in both systems.
 
     A value that is unknown is "".
     """
@@ -303,7 +308,7 @@ CHAIN = ("rank", "operator", "module", "direction", "changed", "line", "left out
 
 
 def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
-    """The calls from the blamed call to the differing record, as rows of a table. `CHAIN` has its headers."""
+    """Return the calls from the blamed call to the differing record, as rows of a table. `CHAIN` has its headers."""
     return [
         (
             str(link.rank),
@@ -319,19 +324,19 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
 
 
 def total_seconds(result: CaseResult) -> float:
-    """The case's time in seconds: its `total` if measured, otherwise the sum of its parts."""
+    """Return the case's time in seconds: its `total` if measured, otherwise the sum of its parts."""
     if (total := result.seconds.total) is not None:
         return total
     return sum((seconds for _, seconds in flatten_seconds(result)), 0.0)
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """The name and the seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
+    """Return the name and the seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """The leaves of nested dicts as pairs of a dotted name, such as `packages.torch`, and a value."""
+    """Return the leaves of nested dicts as pairs of a dotted name, such as `packages.torch`, and a value."""
     flat: list[tuple[str, Any]] = []
     for name, value in values.items():
         flat += flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else [(f"{prefix}{name}", value)]
@@ -357,7 +362,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
-    """The start and the end of a text that is longer than `limit`; a shorter text unchanged.
+    """Return the start and the end of a text that is longer than `limit`; a shorter text unchanged.
 
     Between them are the number of omitted characters and `source`, which says where these can be found.
     """

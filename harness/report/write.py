@@ -51,7 +51,7 @@ def check_format(format_name: str) -> None:
 
 
 def render_as(report: Report, format_name: str) -> str:
-    """The report in a format of FORMATS or SAID. Raises UsageError for any other format."""
+    """Return the report in a format of FORMATS or SAID. Raises UsageError for any other format."""
     check_format(format_name)
     render = SAID[format_name] if format_name in SAID else FORMATS[format_name][1]
     return render(report)

@@ -50,7 +50,9 @@ class Yarn:
         dim = 2 * len(frequencies_P)
 
         def pair_that_turns(times: float) -> float:
-            """The index, possibly fractional, of the pair that makes `times` full turns over the original length."""
+            """Return the index, possibly fractional, of the pair that makes `times` full turns over the original
+            length.
+            """
             return dim * math.log(self.original_seq_len / (times * 2 * math.pi)) / (2 * math.log(theta))
 
         low = max(math.floor(pair_that_turns(self.beta_fast)), 0)

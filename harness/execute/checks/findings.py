@@ -57,7 +57,9 @@ def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterat
 
 
 def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
-    """The evidence that the check `name` gets: the case's result and recordings, and a way to run a system again."""
+    """Return the evidence that the check `name` gets: the case's result and recordings, and a way to run a system
+    again.
+    """
     return Evidence(
         result=result,
         options=run.options,
@@ -74,7 +76,7 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
-    """A check's finding about a case; None if the check has none.
+    """Return a check's finding about a case; None if the check has none.
 
     If the check raises an exception, or returns neither None nor a Finding that fits JSON, the finding states that the
     case was not judged.

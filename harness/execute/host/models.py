@@ -13,7 +13,7 @@ EAGER = tuple(system for system in BUILT_IN if system not in PREPARED)
 
 
 def expert_sizes(case: Case) -> tuple[int, int] | None:
-    """The model dim and the hidden dim of the experts of the case's model; None for a model without experts."""
+    """Return the model dim and the hidden dim of the experts of the case's model; None for a model without experts."""
     from bitproof.reference.models import model_config
 
     config = model_config(case.model)

@@ -46,7 +46,7 @@ def options_of_rank(options: GraphOptions, rank: int) -> GraphOptions:
 
 
 def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
-    """The program with a deliberate fault in its graph. A fault that does not edit the graph leaves the program
+    """Return the program with a deliberate fault in its graph. A fault that does not edit the graph leaves the program
     unchanged.
 
     Raises UsageError if the graph has no call that the fault could change.
@@ -60,7 +60,7 @@ def with_fault(program: Any, fault: Fault | None, case: Case) -> Any:
 
 
 def read_precompiled(case: Case, device: torch.device, step: StepFolder, system: str) -> Any:
-    """The program of a precompiled step, read from its folder without tracing and without passes.
+    """Return the program of a precompiled step, read from its folder without tracing and without passes.
 
     Raises ArtifactError if the step was made by other code or for another case, or is damaged.
     """

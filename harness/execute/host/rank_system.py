@@ -41,7 +41,7 @@ class System(Protocol):
 
 
 def device_of(job: Job, rank: int) -> torch.device:
-    """A rank's device. If it is a GPU, it becomes this process's current device."""
+    """Return a rank's device. If it is a GPU, it becomes this process's current device."""
     import torch
 
     placement = job.run.placement
@@ -55,7 +55,7 @@ def device_of(job: Job, rank: int) -> torch.device:
 
 
 def program_of(job: Job, rank: int, device: torch.device) -> Any:
-    """The graph that this rank runs; None for a system without a graph.
+    """Return the graph that this rank runs; None for a system without a graph.
 
     If a graph was prepared before ranks were forked, the rank runs that graph. Otherwise the rank traces or reads a
     graph.

@@ -255,7 +255,8 @@ class Ranks:
 
 
 def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int) -> dict[str, str]:
-    """The environment variables of a rank: those that torchrun sets, and a variable that marks a rank of bitproof.
+    """Return the environment variables of a rank: those that torchrun sets, and a variable that marks a rank of
+    bitproof.
 
     `port`, which must be reserved, becomes MASTER_PORT, unless a launcher with its own port started the rank.
     """

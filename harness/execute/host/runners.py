@@ -362,7 +362,7 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 
 
 def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
-    """The cache for the graph of a run's case and for results of checks.
+    """Return the cache for the graph of a run's case and for results of checks.
 
     None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the graph.
     """

@@ -84,7 +84,8 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 
 
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
-    """The number of bytes in the storages that `values` keep alive. Graph inputs are left out; unknown sizes count as
+    """Return the number of bytes in the storages that `values` keep alive. Graph inputs are left out; unknown sizes
+    count as
     0."""
     # Each storage once, even if several of the values are views of it.
     owners = dict.fromkeys(map(_owner, values))
@@ -93,8 +94,9 @@ def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
 
 
 def _owner(node: Node) -> Node:
-    """The node that makes the storage of a node's value. An item of a tuple counts as its own owner, since each of a
-    call's results has its own storage."""
+    """Return the node that makes the storage of a node's value. An item of a tuple counts as its own owner, since each
+    of a call's results has its own storage.
+    """
     while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
         node = shared[0]
     return node
@@ -105,7 +107,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """The calls of forward whose results backward reads. The graph is not partitioned yet."""
+    """Return the calls of forward whose results backward reads. The graph is not partitioned yet."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 
@@ -118,7 +120,7 @@ def _is_backward(node: Node) -> bool:
 
 
 def _final_writes(graph: Graph) -> list[_Write]:
-    """The writes to graph inputs at the end of the graph. Raises PassError for any other in-place write."""
+    """Return the writes to graph inputs at the end of the graph. Raises PassError for any other in-place write."""
     found = []
     for node in graph.nodes:
         if not operators.written_arguments(node):

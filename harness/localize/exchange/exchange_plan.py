@@ -111,7 +111,7 @@ def plan_of(
     blocked: Collection[ValueSite] = (),
     arguments: WrongArguments | None = None,
 ) -> ExchangePlan:
-    """All exchanges of values between the two systems for a cause.
+    """Return all exchanges of values between the two systems for a cause.
 
     - `differing`: for each rank, the digests of the records that differ.
     - `blocked`: sites whose values cannot be exchanged, because their dtypes or shapes differ. The outputs of their
@@ -152,7 +152,7 @@ def plan_of(
 
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
-    """The exchanges for a call, by its kind of defect.
+    """Return the exchanges for a call, by its kind of defect.
 
     `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
     """
@@ -193,7 +193,7 @@ An index is None if that side lacks the call.
 
 
 def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
-    """The blamed call and its matching call, on each rank on which the call is blamed."""
+    """Return the blamed call and its matching call, on each rank on which the call is blamed."""
     log, found = logs[culprit.rank], Sites()
     for rank in culprit.ranks:
         mine, theirs = culprit.candidate, culprit.reference
@@ -267,7 +267,8 @@ def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """The exchanges of another call with the same defect, made only if the call reads its right inputs when it runs.
+    """Return the exchanges of another call with the same defect, made only if the call reads its right inputs when it
+    runs.
 
     Empty if the right inputs are not known.
     """
@@ -317,7 +318,7 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 
 
 def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
-    """The wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
+    """Return the wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
 
     For example, if `stack a b` reads two losses that were not divided, `b` is still undivided when `a` is exchanged.
     """
@@ -339,7 +340,7 @@ def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
 def _right_inputs(
     log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> tuple[str, ...] | None:
-    """The digests that a candidate's call would read if no earlier call were wrong; None if they are not known.
+    """Return the digests that a candidate's call would read if no earlier call were wrong; None if they are not known.
 
     `right` has, by site, the digests that planned exchanges insert.
     """
@@ -375,7 +376,7 @@ def _right_inputs(
 
 
 def family_of(operator: str) -> str:
-    """The common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
+    """Return the common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
     # Longer endings come first: removing `_backward` alone would leave `_dense`.
     name = operator.partition(".")[0].strip("_")
     for ending in ("_backward_data", "_dense_backward", "_backward", "_forward"):
@@ -394,7 +395,9 @@ class WrongArguments:
     step: int = 0
 
     def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
-        """The wrong arguments of the blamed call; for an extra or missing call, only its optimizer's wrong settings."""
+        """Return the wrong arguments of the blamed call; for an extra or missing call, only its optimizer's wrong
+        settings.
+        """
         log = logs[culprit.rank]
         if culprit.candidate is None or culprit.reference is None:
             call = log.log[culprit.candidate] if culprit.candidate is not None else None
@@ -403,7 +406,7 @@ class WrongArguments:
         return self.of(log, culprit.candidate, culprit.reference)
 
     def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
-        """The arguments in which a call differs from a matching call."""
+        """Return the arguments in which a call differs from a matching call."""
         call, partner = log.log[mine], log.reference.log[theirs]
         # A setting explains the numbers, and is the same defect in calls with other numbers.
         if found := self._settings_of(call, partner):
@@ -428,12 +431,12 @@ _SETTING = "setting "
 
 
 def of_setting(wrong: Wrong) -> Wrong:
-    """The pairs of `wrong` that are optimizer settings."""
+    """Return the pairs of `wrong` that are optimizer settings."""
     return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
-    """The positions of differing inputs that no call of the step computed in either system.
+    """Return the positions of differing inputs that no call of the step computed in either system.
 
     For example, tracing turns a number in the code into a constant tensor.
     """
@@ -625,7 +628,8 @@ class _Readers:
         return plan
 
     def _same_defect_there(self, index: int) -> list[int]:
-        """The indices of calls with the same defect at the same place, such as calls for other tensors of a list.
+        """Return the indices of calls with the same defect at the same place, such as calls for other tensors of a
+        list.
 
         A call for the other chunk is included.
         """
@@ -697,14 +701,14 @@ class _Readers:
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """The exchange in the candidate: at its site `mine`, the call reads the input of its matching call."""
+        """Return the exchange in the candidate: at its site `mine`, the call reads the input of its matching call."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
     def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """The reverse exchange in the reference: at `theirs`, the matching call reads the candidate's input."""
+        """Return the reverse exchange in the reference: at `theirs`, the matching call reads the candidate's input."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
@@ -712,7 +716,8 @@ class _Readers:
 
 
 def _output_with(call: Call, value: str) -> int | None:
-    """The position of the call's output that has the digest `value`; -1, -2, ... for its first, second, ... alias.
+    """Return the position of the call's output that has the digest `value`; -1, -2, ... for its first, second, ...
+    alias.
 
     None if there is none, as for memory that several calls wrote in part.
     """
@@ -722,7 +727,7 @@ def _output_with(call: Call, value: str) -> int | None:
 
 
 def _position_there(call: Call, partner: Call, position: int) -> int:
-    """The position of a call's input among the inputs of its matching call, which has equally many.
+    """Return the position of a call's input among the inputs of its matching call, which has equally many.
 
     Differs from `position` only for operators such as `mul`, whose two inputs may be in the other order.
     """
@@ -739,7 +744,7 @@ def _is_left(log: CandidateLog, index: int, position: int) -> bool:
 
 
 def _source(log: CandidateLog | ReferenceLog, rank: int, index: int, position: int) -> ValueSite:
-    """The site of an input's value: the output of the call that computes it, or else this input itself."""
+    """Return the site of an input's value: the output of the call that computes it, or else this input itself."""
     call, giver = log.log[index], log.given(index)[position] if position < len(log.given(index)) else None
     value = call.inputs[position]
     if giver is not None and value in log.log[giver].outputs:

@@ -284,7 +284,7 @@ class Verifier:
         return tried, cause, groups
 
     def blamed(self, recording: Recording, logs: Sequence[CandidateLog]) -> list[Culprit]:
-        """The calls that may be to blame for the differences of a candidate's recording, the likeliest first."""
+        """Return the calls that may be to blame for the differences of a candidate's recording, the likeliest first."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
         return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
@@ -292,7 +292,7 @@ class Verifier:
     def _exchanged_already(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun
     ) -> str:
-        """The problem if all planned values were exchanged already; empty if some of the values are new."""
+        """Return the problem if all planned values were exchanged already; empty if some of the values are new."""
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
@@ -300,7 +300,7 @@ class Verifier:
     def _trouble(
         self, planned: ExchangePlan, before: ExchangedRun, after: ExchangedRun, causes: Sequence[Cause]
     ) -> str:
-        """The reason why a run is invalid, or "": an exchange failed, or an earlier call did not repeat."""
+        """Return the reason why a run is invalid, or "": an exchange failed, or an earlier call did not repeat."""
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -322,7 +322,7 @@ class Verifier:
         return ""
 
     def _needed(self, causes: list[Cause]) -> list[Cause]:
-        """The causes that are needed: a cause is dropped if the step is right without its exchanges."""
+        """Return the causes that are needed: a cause is dropped if the step is right without its exchanges."""
         for cause in [*causes] if len(causes) > 1 else ():
             others = [each for each in causes if each is not cause]
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
@@ -425,7 +425,7 @@ class Verifier:
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
-        """The first output of the same value on this rank; `site` itself if no output has the value.
+        """Return the first output of the same value on this rank; `site` itself if no output has the value.
 
         For example, the input of an `mm` is kept as the output of the all-gather before it.
         """
@@ -447,7 +447,7 @@ class Verifier:
         return {key: row.digest for rows in by_rank for key, row in rows.items()}
 
     def _wrong(self, recording: Recording) -> set[Key]:
-        """The records of the step that differ from the reference's, missing and extra records included."""
+        """Return the records of the step that differ from the reference's, missing and extra records included."""
         right, found = self._keys["reference"], self._digests(recording)
         return {key for key in right.keys() | found.keys() if right.get(key) != found.get(key)}
 
@@ -456,7 +456,9 @@ class Verifier:
 
 
 def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
-    """The digests that a missing call reads, including those read by missing calls before it; empty for other calls."""
+    """Return the digests that a missing call reads, including those read by missing calls before it; empty for other
+    calls.
+    """
     pending, seen = [culprit.index] if culprit.candidate is None else [], set[int]()
     while pending:
         if (index := pending.pop()) not in seen and log.matching_here(index) is None:
@@ -466,7 +468,7 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """The reason why an earlier call must be wrong; empty if there is none.
+    """Return the reason why an earlier call must be wrong; empty if there is none.
 
     The reason is that the blamed call reads a wrong value, or that it is extra and its output is right.
     """
@@ -536,7 +538,7 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 
 
 def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """The reason why a collective is not to blame: another rank passes a wrong value to it. Empty if none does."""
+    """Return the reason why a collective is not to blame: another rank passes a wrong value to it. Empty if none does."""
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
@@ -551,7 +553,8 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
-    """The reason why an earlier call must be wrong: a number argument was read out of a wrong tensor, as by `item()`.
+    """Return the reason why an earlier call must be wrong: a number argument was read out of a wrong tensor, as by
+    `item()`.
 
     Empty for a number from the program's own code.
     """
@@ -568,7 +571,7 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 
 
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
-    """The index of the first call whose output differs between two runs of the candidate; None if none differs.
+    """Return the index of the first call whose output differs between two runs of the candidate; None if none differs.
 
     The comparison ends at a differing call of `exchanged`, and at a differing collective. Views do not count.
     """
@@ -584,7 +587,7 @@ def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collecti
 
 
 def told_of(culprit: Culprit) -> str:
-    """A cause in one line: the call, its rank and its defect."""
+    """Return a cause in one line: the call, its rank and its defect."""
     with_arguments = f", with {culprit.arguments}" if culprit.arguments else ""
     where = f" ({culprit.call.source})" if culprit.call.source else ""
     return f"{culprit.call} on rank {culprit.rank} {HOW[culprit.how]}{with_arguments}{where}"
@@ -603,7 +606,7 @@ def _other_cause(cause: Cause) -> OtherCause:
 
 
 def _swaps(causes: Sequence[Cause], role: Role) -> list[Swap]:
-    """The exchanges in a system for some causes, a single exchange per site.
+    """Return the exchanges in a system for some causes, a single exchange per site.
 
     If several are planned for a site, an exchange of a blamed call takes precedence.
     """

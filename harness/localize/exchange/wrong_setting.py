@@ -27,7 +27,7 @@ _MAX_LENGTH = 4000
 def wrong_settings(
     call: Call | None, partner: Call | None, settings: Sequence[DifferingSetting], step: int
 ) -> tuple[DifferingSetting, ...]:
-    """The `settings` that explain why a call of an optimizer differs from the reference's; empty if none does.
+    """Return the `settings` that explain why a call of an optimizer differs from the reference's; empty if none does.
 
     For example, a weight decay explains a missing call: `call` or `partner` is None. `step` counts from 0.
     """
@@ -52,7 +52,7 @@ def wrong_settings(
 def _explaining_settings(
     pair: tuple[str | None, str | None], setting: DifferingSetting, own: Sequence[DifferingSetting], step: int
 ) -> Collection[str]:
-    """The names of the settings that explain a pair of different numbers, such as -0.01 and -0.1.
+    """Return the names of the settings that explain a pair of different numbers, such as -0.01 and -0.1.
 
     - `pair`: the candidate's and the reference's number as text, None if that system lacks the call.
     - `setting`: a differing setting. Its `mine` and `theirs` have all settings of the optimizer in both systems.
@@ -90,7 +90,7 @@ def _contains(text: str | None, number: float) -> bool:
 
 
 def _formulas(settings: Mapping[str, float], step: int) -> dict[str, float]:
-    """The numbers that torch's optimizers compute from `settings`, by formula, such as "1 - beta1".
+    """Return the numbers that torch's optimizers compute from `settings`, by formula, such as "1 - beta1".
 
     `step` counts from 0, and `t` in a formula from 1.
     """

@@ -16,7 +16,7 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a call writes in place, such as the first argument of `add_`; empty if it writes none."""
+    """Return the arguments that a call writes in place, such as the first argument of `add_`; empty if it writes none."""
     # Schemas do not mark the running statistics of a batch norm as written, and it writes them only in training.
     unsaid = named(name_of(function)).counts_in
     names = in_place_results(function) or written_names(function) or unsaid
@@ -28,7 +28,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 
 
 def read_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a call reads: all but outputs such as `out=`, whose previous values do not matter."""
+    """Return the arguments that a call reads: all but outputs such as `out=`, whose previous values do not matter."""
     if not (only_written := _only_written(function)):
         return [*args, *kwargs.values()]
     return [value for name, value in given_to(function, args, kwargs).items() if name not in only_written]
@@ -43,14 +43,16 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """The name and the text of each argument that is a number, string, dtype, or list of these; defaults included."""
+    """Return the name and the text of each argument that is a number, string, dtype, or list of these; defaults
+    included.
+    """
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))
 
 
 @functools.cache
 def _defaults(function: Any) -> dict[str, object]:
-    """An operator's argument names with their default values, in the schema's order."""
+    """Return an operator's argument names with their default values, in the schema's order."""
     return {argument.name: argument.default_value for argument in schema_of(function).arguments}
 
 
@@ -61,7 +63,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def given_to(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """A call's arguments by name."""
+    """Return a call's arguments by name."""
     return dict(zip(_defaults(function), args, strict=False)) | kwargs
 
 
@@ -69,7 +71,7 @@ _LEAVES = (int, float, str, type(None), torch.dtype, torch.device, torch.layout,
 
 
 def tensors_in(values: Any) -> list[Tensor]:
-    """Every tensor in nested values, in order."""
+    """Return every tensor in nested values, in order."""
     # This runs about six times per call. Torch's own `tree_leaves` looks up every value's type in a registry, and took
     # a third of the time of logging.
     found: list[Tensor] = []

@@ -174,7 +174,7 @@ class CallRecorder(TorchDispatchMode):
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _exchange_inputs(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """A call's arguments, in which inputs with a planned exchange are replaced by the other system's values.
+        """Return a call's arguments, in which inputs with a planned exchange are replaced by the other system's values.
 
         Also copies requested inputs into `kept`.
         """
@@ -276,7 +276,7 @@ class CallRecorder(TorchDispatchMode):
         return number
 
     def _entry(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
-        """The log entry of a call that has run. Its inputs and outputs are added later."""
+        """Return the log entry of a call that has run. Its inputs and outputs are added later."""
         # The place of a call outside autograd depends on whether it reads a result of backward or of the update.
         read_here = [number for each in reading.inputs for number in each.producers if number is not None]
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
@@ -299,7 +299,7 @@ class CallRecorder(TorchDispatchMode):
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:
-        """A random call's inputs, followed by the generator's state before the call.
+        """Return a random call's inputs, followed by the generator's state before the call.
 
         The producer of the state is the random call that left the generator in it.
         """
@@ -322,7 +322,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
 
     def _outputs(self, function: Any, written: Any, result: Any) -> list[Tensor]:
-        """The outputs that are complete when a call returns; empty if the call must be waited for."""
+        """Return the outputs that are complete when a call returns; empty if the call must be waited for."""
         namespace = getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         is_awaited = namespace in COLLECTIVE_NAMESPACES and not in_place
@@ -331,7 +331,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _with_logged_waits(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """The result of a c10d collective. Its async handles are wrapped: a wait logs the collective's outputs."""
+        """Return the result of a c10d collective. Its async handles are wrapped: a wait logs the collective's outputs."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -376,7 +376,8 @@ class CallRecorder(TorchDispatchMode):
     def _changed_aliases(
         self, index: int, operator: str, written: list[Tensor], read: _Inputs
     ) -> list[tuple[int, str]]:
-        """The storage and digest of each other living tensor whose value changed because a call wrote its memory.
+        """Return the storage and digest of each other living tensor whose value changed because a call wrote its
+        memory.
 
         These tensors are exchanged and kept like outputs.
         """
@@ -482,13 +483,13 @@ def _is_own(frame: FrameType | None) -> bool:
 
 
 def _full_name(function: Any) -> str:
-    """An operator with its overload, unless that is the default: "add.Tensor", "silu"."""
+    """Return an operator with its overload, unless that is the default: "add.Tensor", "silu"."""
     overload = overload_of(function)
     return name_of(function) if overload == "default" else f"{name_of(function)}.{overload}"
 
 
 def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
-    """The ranks of a collective's group; for a point-to-point message, sender and receiver; empty if unknown."""
+    """Return the ranks of a collective's group; for a point-to-point message, sender and receiver; empty if unknown."""
     given = given_to(function, args, kwargs)
     # A functional collective names its group; a c10d collective takes the group itself, and `dst` and `src` are ranks
     # within it.
@@ -505,7 +506,9 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """A tensor's digest. Tensors that cannot be digested, such as sparse ones, are all `OPAQUE`, and count as equal."""
+    """Return a tensor's digest. Tensors that cannot be digested, such as sparse ones, are all `OPAQUE`, and count as
+    equal.
+    """
     try:
         return digest(tensor)
     except (RecordingError, RuntimeError):
@@ -540,7 +543,7 @@ def _storage(tensor: Tensor) -> int:
 
 
 def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
-    """The generator from which a call may draw; None if the call is not random.
+    """Return the generator from which a call may draw; None if the call is not random.
 
     It is the call's argument `generator` or, without one, the default generator of its device.
     """
@@ -557,7 +560,7 @@ def _generator(function: Any, args: Any, kwargs: Any) -> torch.Generator | None:
 
 
 def _state(generator: torch.Generator | None) -> str | None:
-    """The digest of a generator's state, as recordings have it; None without a generator."""
+    """Return the digest of a generator's state, as recordings have it; None without a generator."""
     return None if generator is None else digest(generator.get_state())
 
 

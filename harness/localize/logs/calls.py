@@ -97,7 +97,7 @@ def gives_what_it_reads(call: Call) -> bool:
 def maker_of(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
 ) -> int | None:
-    """The index of the call that computed an input; None if none of `calls` did.
+    """Return the index of the call that computed an input; None if none of `calls` did.
 
     The input is at `position` of the call at `index`. Views are followed back. `given` returns a call's producers.
     """
@@ -113,12 +113,12 @@ def maker_of(
 
 
 def calls_to_text(calls: Iterable[Call]) -> str:
-    """A log as JSON lines."""
+    """Return a log as JSON lines."""
     return "".join(json.dumps(call) + "\n" for call in calls)
 
 
 def calls_from_text(text: str, where: str) -> list[Call]:
-    """The inverse of `calls_to_text`. Raises RecordingError, which names `where`, if the text is damaged."""
+    """Return the inverse of `calls_to_text`. Raises RecordingError, which names `where`, if the text is damaged."""
     try:
         return [_call(json.loads(line)) for line in text.splitlines()]
     except (ValueError, TypeError, RecursionError) as error:

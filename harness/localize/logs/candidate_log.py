@@ -32,11 +32,13 @@ class CandidateLog(IndexedLog):
                 self._num_makers[value] += 1
 
     def matching_call(self, index: int) -> int | None:
-        """The index of the reference's call that matches the candidate's call `index`; None if the call is extra."""
+        """Return the index of the reference's call that matches the candidate's call `index`; None if the call is
+        extra.
+        """
         return self._matching.theirs[index]
 
     def matching_here(self, index: int) -> int | None:
-        """The index of the candidate's call that matches the reference's call `index`; None if there is none."""
+        """Return the index of the candidate's call that matches the reference's call `index`; None if there is none."""
         return self._matching.mine[index]
 
     def differs(self, index: int) -> bool:
@@ -86,7 +88,7 @@ class CandidateLog(IndexedLog):
         return directions == {"update"} and call.scalars != self.reference.log[other].scalars
 
     def giver(self, wanted: str, digest: str) -> int | None:
-        """The candidate's call that produced a record's value `digest`; None if no call did.
+        """Return the candidate's call that produced a record's value `digest`; None if no call did.
 
         If several did, the call that matches the producer of the reference's value, `wanted`, or else the last.
         """
@@ -116,7 +118,7 @@ class CandidateLog(IndexedLog):
         return self._given[index]
 
     def maker(self, index: int, position: int) -> int | None:
-        """The index of the call that produced an input; None for a value from before the step.
+        """Return the index of the call that produced an input; None for a value from before the step.
 
         Unlike `given`, also None for a view of a value from before the step, if the reference lacks that value.
         """

@@ -42,7 +42,8 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """The tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each replaces.
+        """Return the tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each
+        replaces.
 
         `read` are the call's inputs, and `written` the tensors that it writes in place.
         """
@@ -70,7 +71,7 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """The tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
+        """Return the tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
 
         `given` are the call's arguments, `written` those written in place, `reads` the digests of its inputs.
         """
@@ -125,7 +126,7 @@ class Exchanges:
         return other
 
     def number(self, call: int, operator: str, number: Any, reads: tuple[str, ...]) -> Any:
-        """The number that a call reads out of a tensor, or the other system's number if its exchange is planned."""
+        """Return the number that a call reads out of a tensor, or the other system's number if its exchange is planned."""
         planned = self._planned.get((call, False, 0))
         held = told_of(number)
         if planned is None or not self._is_to_be_made(planned, held, operator, reads):
@@ -173,7 +174,7 @@ class Exchanges:
         return other if self._digest(other) == planned.wanted else value.to(tensor.device)
 
     def left_out(self) -> list[Exchanged]:
-        """An outcome "not done" for each planned exchange whose call did not run."""
+        """Return an outcome "not done" for each planned exchange whose call did not run."""
         come = {(each.site.call, each.site.is_input, each.site.position) for each in self.made}
         missing = [planned.site for key, planned in self._planned.items() if key not in come]
         return [Exchanged(site, False, "the call did not come again") for site in missing]
@@ -185,12 +186,12 @@ UNSTEADY = "it did not repeat what it computed"
 
 
 def told_of(number: Any) -> str:
-    """The text in a log for a number that was read out of a tensor."""
+    """Return the text in a log for a number that was read out of a tensor."""
     return f"number {number!r}"
 
 
 def type_of(tensor: Tensor) -> str:
-    """A tensor's dtype and shape: `float32[2, 3]`."""
+    """Return a tensor's dtype and shape: `float32[2, 3]`."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -235,7 +236,7 @@ def _has_no_overlap(tensor: Tensor) -> bool:
 
 
 def sites_of(sites: Iterable[ValueSite]) -> dict[int, list[ValueSite]]:
-    """The sites among `sites` that are inputs, by the index of their call."""
+    """Return the sites among `sites` that are inputs, by the index of their call."""
     found: dict[int, list[ValueSite]] = {}
     for site in sites:
         if site.is_input:

@@ -16,7 +16,7 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
-    """The length of the lists if a call over lists computes each index independently; else 0.
+    """Return the length of the lists if a call over lists computes each index independently; else 0.
 
     For example, 3 for `_foreach_add_` of two lists of 3 tensors.
     """

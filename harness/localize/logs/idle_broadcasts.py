@@ -21,7 +21,7 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """The logs of all ranks, in which a broadcast that changes no memory is no call's producer.
+    """Return the logs of all ranks, in which a broadcast that changes no memory is no call's producer.
 
     Calls keep their indices.
     """
@@ -30,7 +30,7 @@ def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Cal
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """The indices of a rank's broadcasts that change no rank's memory."""
+    """Return the indices of a rank's broadcasts that change no rank's memory."""
     return {
         index
         for index, call in enumerate(calls)
@@ -61,7 +61,8 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """The indices of a `copy_` from a broadcast that changed nothing, and of the views that select the copied part.
+    """Return the indices of a `copy_` from a broadcast that changed nothing, and of the views that select the copied
+    part.
 
     `index` is the `copy_`, and `idle` has such broadcasts. Empty if `index` is no such copy.
     """
@@ -81,5 +82,7 @@ def _without_outputs(call: Call) -> Call:
 
 
 def _producer_of_input(call: Call, value: str) -> int | None:
-    """The producer of an idle call's input that has this value; None if no input has it or its producer is unknown."""
+    """Return the producer of an idle call's input that has this value; None if no input has it or its producer is
+    unknown.
+    """
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

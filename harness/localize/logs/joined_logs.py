@@ -45,7 +45,7 @@ class JoinedLogs:
         self._rounds: list[list[int]] | None = None
 
     def together(self, site: Site) -> list[Site]:
-        """The calls of all ranks that are the same collective, rank by rank; for any other call, only itself."""
+        """Return the calls of all ranks that are the same collective, rank by rank; for any other call, only itself."""
         rank, index = site
         call = self.logs[rank][index]
         if not call.collective:
@@ -59,11 +59,11 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """The number of collectives that this collective's rank launched before it in the same group."""
+        """Return the number of collectives that this collective's rank launched before it in the same group."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
-        """A sort key, smaller for earlier calls: the number of collectives before the call, its rank, its index."""
+        """Return a sort key, smaller for earlier calls: the number of collectives before the call, its rank, its index."""
         if self._rounds is None:
             self._rounds = self._count_rounds()
         rank, index = site
@@ -84,7 +84,7 @@ class JoinedLogs:
         return seen
 
     def first_of(self, sites: Collection[Site]) -> Site:
-        """A call of `sites` to which no path of values leads from another call of `sites`."""
+        """Return a call of `sites` to which no path of values leads from another call of `sites`."""
         # Go from call to call against the paths. Logs that contradict each other may have cycles, so no call is passed
         # twice.
         first, passed = min(sites, key=self.when), set[Site]()
@@ -137,7 +137,7 @@ class JoinedLogs:
 
 
 def _group(call: Call) -> tuple[tuple[int, ...], bool]:
-    """The key of a collective's group: its ranks, and whether it is point-to-point."""
+    """Return the key of a collective's group: its ranks, and whether it is point-to-point."""
     # A send from 0 to 1 and a send from 1 to 0 are different groups, so the order of a message's peers is kept.
     is_one_way = name_of(call) in _ONE_WAY
     return call.peers if is_one_way else tuple(sorted(call.peers)), is_one_way

@@ -34,7 +34,8 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """A node's place, and the line of the user's code that made it. Unknown fields, or an unknown line, are None.
+    """Return a node's place, and the line of the user's code that made it. Unknown fields, or an unknown line, are
+    None.
 
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
@@ -54,7 +55,7 @@ def place_of(node: Node) -> tuple[Place, str | None]:
 
 
 def part_of(node: Node) -> str | None:
-    """The part of a module that a node computes, such as "dispatch" in a mixture of experts; None if unknown."""
+    """Return the part of a module that a node computes, such as "dispatch" in a mixture of experts; None if unknown."""
     if FOREIGN_KEY in node.meta:
         part: str | None = _checked(node).get("part")
         return part
@@ -62,14 +63,14 @@ def part_of(node: Node) -> str | None:
 
 
 def _other_writers(node: Node) -> list[Node]:
-    """The nodes of known origin that write, by the same operator, the tensors that `node` writes in place."""
+    """Return the nodes of known origin that write, by the same operator, the tensors that `node` writes in place."""
     written = written_arguments(node) if node.op == "call_function" else []
     users = [user for x in written for user in x.users if user.target == node.target]
     return [user for user in users if user.meta.get(META_KEY, UNKNOWN) != UNKNOWN]
 
 
 def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
-    """The nodes of known origin that are nearest to `node`, all at the same distance.
+    """Return the nodes of known origin that are nearest to `node`, all at the same distance.
 
     `step` returns a node's neighbours, such as its inputs.
     """
@@ -84,7 +85,7 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 
 
 def _common(nodes: list[Node], chunk: int | None) -> Place:
-    """A common place for several nodes: that of the first backward node or, if there is none, of the first node.
+    """Return a common place for several nodes: that of the first backward node or, if there is none, of the first node.
 
     Its chunk is `chunk` or else the nodes' own; None if these differ.
     """

@@ -22,5 +22,5 @@ def keeps_order(call: Call) -> bool:
 
 
 def name_of(call: Call) -> str:
-    """A call's operator without its overload."""
+    """Return a call's operator without its overload."""
     return call.operator.partition(".")[0]

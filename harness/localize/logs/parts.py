@@ -43,7 +43,9 @@ class Parts:
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """The indices of the calls that wrote a part of a tensor, if the part still has the value that they wrote."""
+        """Return the indices of the calls that wrote a part of a tensor, if the part still has the value that they
+        wrote.
+        """
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():
             return []

@@ -24,15 +24,17 @@ class IndexedLog:
             self._there[call.operator, call.place].append(index)
 
     def there(self, call: Call) -> Sequence[int]:
-        """The indices of all calls in this log that have the operator and place of `call`."""
+        """Return the indices of all calls in this log that have the operator and place of `call`."""
         return self._there.get((call.operator, call.place), ())
 
     def occurrence(self, index: int) -> int:
-        """The number of earlier calls that have the operator and place of call `index`."""
+        """Return the number of earlier calls that have the operator and place of call `index`."""
         return bisect_left(self.there(self.log[index]), index)
 
     def of_occurrence(self, call: Call, occurrence: int) -> int | None:
-        """The index of the call with this operator and place that has `occurrence` such calls before it, or None."""
+        """Return the index of the call with this operator and place that has `occurrence` such calls before it, or
+        None.
+        """
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None
 
@@ -41,7 +43,7 @@ class IndexedLog:
         raise NotImplementedError
 
     def givers(self, index: int) -> list[int]:
-        """The indices of the calls that produced inputs of call `index`."""
+        """Return the indices of the calls that produced inputs of call `index`."""
         return [giver for giver in self.given(index) if giver is not None]
 
     @cached_property
@@ -54,7 +56,9 @@ class IndexedLog:
         return found
 
     def readers(self, index: int) -> Sequence[tuple[int, int]]:
-        """A pair for each input that is an output of call `index`: the reading call's index, the input's position."""
+        """Return a pair for each input that is an output of call `index`: the reading call's index, the input's
+        position.
+        """
         return self._readers.get(index, ())
 
     @cached_property
@@ -66,7 +70,7 @@ class IndexedLog:
         return found
 
     def all_with(self, value: str) -> Sequence[int]:
-        """The indices of the calls with this value among their outputs, in order. Aliases do not count."""
+        """Return the indices of the calls with this value among their outputs, in order. Aliases do not count."""
         # A call over lists is logged entry by entry after it has run as a whole, so aliases of its first entry may have
         # values that a later entry computes.
         return self._with.get(value, ())
@@ -85,7 +89,7 @@ class ReferenceLog(IndexedLog):
                 self._producers.setdefault(value, index)
 
     def producer(self, value: str) -> int | None:
-        """The index of the first call that produced a value; None if no call did."""
+        """Return the index of the first call that produced a value; None if no call did."""
         return self._producers.get(value)
 
     def given(self, index: int) -> list[int | None]:
@@ -97,12 +101,12 @@ class ReferenceLog(IndexedLog):
 
 
 def in_any_order(call: Call) -> tuple[str, ...]:
-    """A call's inputs, sorted: equal for calls that have the same inputs in different orders."""
+    """Return a call's inputs, sorted: equal for calls that have the same inputs in different orders."""
     return call.inputs if len(call.inputs) < 2 else tuple(sorted(call.inputs))
 
 
 def values_of(call: Call) -> tuple[str, ...]:
-    """A call's outputs without repetitions, as of a tensor that is both written in place and returned."""
+    """Return a call's outputs without repetitions, as of a tensor that is both written in place and returned."""
     return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 

@@ -49,7 +49,7 @@ class ValueSite(NamedTuple):
 
 
 def value_at(call: Call, site: ValueSite) -> str | None:
-    """The digest of a call's value at a site; None if the call has no such value."""
+    """Return the digest of a call's value at a site; None if the call has no such value."""
     values, at = (call.inputs if site.is_input else call.outputs), site.position
     if at < 0:
         values, at = call.aliases, -1 - at
@@ -118,17 +118,17 @@ class Replay:
         return self.every_step or step == self.step
 
     def values_of(self, rank: int) -> dict[ValueSite, str]:
-        """The sites of the requested values of a rank, each with the value's name in the rank's archive."""
+        """Return the sites of the requested values of a rank, each with the value's name in the rank's archive."""
         return {site: name_of_value(number) for number, site in enumerate(self.values) if site.rank == rank}
 
 
 def name_of_value(number: int) -> str:
-    """The name of the `number`-th requested value in an archive."""
+    """Return the name of the `number`-th requested value in an archive."""
     return f"value{number}"
 
 
 def name_of_spare(site: ValueSite) -> str:
-    """The name in an archive of a value that was kept within the spare budget: "call7.output0"."""
+    """Return the name in an archive of a value that was kept within the spare budget: "call7.output0"."""
     return f"call{site.call}.{'input' if site.is_input else 'output'}{site.position}"
 
 
@@ -170,12 +170,12 @@ class StepTrace:
 
 
 def archive_of(folder: Path, rank: int) -> Path:
-    """The path of a rank's archive in the folder of a replay."""
+    """Return the path of a rank's archive in the folder of a replay."""
     return folder / f"rank{rank}.zip"
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """The folder, within the search's `folder`, for the archives of a system's `number`-th replay."""
+    """Return the folder, within the search's `folder`, for the archives of a system's `number`-th replay."""
     return folder / f"{role}.archives{number}"
 
 
@@ -221,7 +221,9 @@ def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
 
 
 def packed_calls(path: Path) -> bytes:
-    """The bytes of a compressed archive with only the calls of the archive at `path`. Baselines store such archives."""
+    """Return the bytes of a compressed archive with only the calls of the archive at `path`. Baselines store such
+    archives.
+    """
     packed = io.BytesIO()
     # A `ZipInfo` of its own has a fixed time, so that equal calls become equal bytes.
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -230,7 +232,7 @@ def packed_calls(path: Path) -> bytes:
 
 
 def read_log(path: Path) -> list[Call]:
-    """The calls of all logged steps in an archive, in order. Raises RecordingError if it is missing or damaged."""
+    """Return the calls of all logged steps in an archive, in order. Raises RecordingError if it is missing or damaged."""
     try:
         text = _read(path, CALLS).decode()
     except UnicodeDecodeError as error:
@@ -239,7 +241,7 @@ def read_log(path: Path) -> list[Call]:
 
 
 def read_steps(path: Path) -> list[tuple[int, int]]:
-    """A pair (step, number of its calls) for each logged step. Raises RecordingError if these are damaged."""
+    """Return a pair (step, number of its calls) for each logged step. Raises RecordingError if these are damaged."""
     try:
         return [(int(step), int(count)) for step, count in json.loads(_read(path, STEPS))]
     except (ValueError, TypeError, RecursionError) as error:
@@ -247,7 +249,7 @@ def read_steps(path: Path) -> list[tuple[int, int]]:
 
 
 def step_of(path: Path, index: int) -> tuple[int, int]:
-    """The step of the call at `index` of an archive, and the index of that step's first call.
+    """Return the step of the call at `index` of an archive, and the index of that step's first call.
 
     Raises IndexError if the archive has no such call.
     """
@@ -260,7 +262,7 @@ def step_of(path: Path, index: int) -> tuple[int, int]:
 
 
 def read_records(path: Path) -> dict[Key, Record]:
-    """A rank's records in a replay, in order. Raises RecordingError if they are missing or damaged."""
+    """Return a rank's records in a replay, in order. Raises RecordingError if they are missing or damaged."""
     try:
         items = json.loads(_read(path, RECORDS))
         return {Key(*key): Record(digest, dtype, tuple(shape), *rest) for key, (digest, dtype, shape, *rest) in items}
@@ -269,7 +271,7 @@ def read_records(path: Path) -> dict[Key, Record]:
 
 
 def read_exchanged(path: Path) -> list[Exchanged]:
-    """The outcomes of a rank's planned exchanges. Raises RecordingError if they are missing or damaged."""
+    """Return the outcomes of a rank's planned exchanges. Raises RecordingError if they are missing or damaged."""
     try:
         found = json.loads(_read(path, EXCHANGED))
         return [Exchanged(ValueSite(*site), done, not_done, held) for site, done, not_done, held in found]
@@ -278,7 +280,7 @@ def read_exchanged(path: Path) -> list[Exchanged]:
 
 
 def read_value(path: Path, name: str) -> Tensor:
-    """A value in an archive. Raises RecordingError if it is missing or damaged."""
+    """Return a value in an archive. Raises RecordingError if it is missing or damaged."""
     from bitproof.harness.capture.value import unpack_value
 
     return unpack_value(_read(path, name), f"{path}, {name},")
@@ -298,7 +300,7 @@ def _write_spare(archive: zipfile.ZipFile, values: Mapping[str, bytes]) -> None:
 
 
 def _read_spare(path: Path) -> dict[str, memoryview]:
-    """The values kept within the spare budget, by name. Raises RecordingError if they are missing or damaged."""
+    """Return the values kept within the spare budget, by name. Raises RecordingError if they are missing or damaged."""
     packed = _read(path, SPARE)
     found, begin = dict[str, memoryview](), packed.find(b"\n") + 1
     try:

@@ -111,7 +111,7 @@ class Sensitivity:
     reason: str | None = None
 
     def total(self, name: Literal["calls", "tried", "seen", "at_once", "blind"]) -> int:
-        """The sum of the column `name` over all rows."""
+        """Return the sum of the column `name` over all rows."""
         return sum(getattr(row, name) for row in self.rows)
 
     @property

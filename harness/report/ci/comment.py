@@ -20,7 +20,7 @@ HEADERS = ("case", "was", "is", "first divergence", "to blame")
 
 
 def render(report: Report, against: Report | None = None) -> str:
-    """The comment's text. `against` is the report of the other run, if any."""
+    """Return the comment's text. `against` is the report of the other run, if any."""
     rows = list(_changes(report, against) if against else _problems(report))
     bad = [result for result in report.cases if not result.as_expected]
     good = len(report.cases) - len(bad)

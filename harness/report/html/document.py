@@ -130,7 +130,7 @@ class CaseBlock(CaseRow):
 
 
 def render(report: Report) -> str:
-    """The page as HTML. Unexpected cases are first, and expanded."""
+    """Return the page as HTML. Unexpected cases are first, and expanded."""
     # `sorted` is stable: within both groups cases keep the order of the run.
     results = sorted(report.cases, key=lambda result: result.as_expected)
     # A page of hundreds of cases must stay small, so the limits are shared: a small case leaves its share to others.
@@ -173,7 +173,7 @@ def template() -> jinja2.Template:
 
 
 def fair_share(wanted: Iterable[int], total: int) -> int:
-    """The largest limit such that the wanted sizes, each cut to the limit, add up to at most `total`.
+    """Return the largest limit such that the wanted sizes, each cut to the limit, add up to at most `total`.
 
     For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """

@@ -69,7 +69,7 @@ def shade_of(share: float) -> str:
 
 
 def by_kind(result: CaseResult) -> KindHeat | None:
-    """The heatmap of the kinds of records; None if no record was compared."""
+    """Return the heatmap of the kinds of records; None if no record was compared."""
     if not any(result.compared.values()):
         return None
     columns = _Columns(result)
@@ -104,7 +104,7 @@ def wanted_cells(result: CaseResult) -> int:
 
 
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
-    """The heatmap of the differing tensors, in the order of their first difference, of about `max_cells` cells.
+    """Return the heatmap of the differing tensors, in the order of their first difference, of about `max_cells` cells.
 
     None if the report lists no differing tensor.
     """

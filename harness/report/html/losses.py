@@ -151,7 +151,7 @@ def _ulps_by_step(losses: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
 
 
 def _ulps(reference: str, candidate: str) -> int | None:
-    """The distance of two losses in ULPs of float32; None if one is missing, not finite, or not a float32."""
+    """Return the distance of two losses in ULPs of float32; None if one is missing, not finite, or not a float32."""
     if not reference or not candidate:
         return None
     values = [float.fromhex(text) for text in (reference, candidate)]

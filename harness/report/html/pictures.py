@@ -37,7 +37,7 @@ class RankLanes:
 
 
 def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
-    """The picture of the calls from the blamed call to the differing tensor; None if these calls are unknown."""
+    """Return the picture of the calls from the blamed call to the differing tensor; None if these calls are unknown."""
     chain = (call.chain if call else None) or []
     if call is None or not chain:
         return None

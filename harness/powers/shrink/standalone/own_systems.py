@@ -43,7 +43,7 @@ CASE: dict[str, Any] = {}
 
 
 def namespace_of(fields: Any, name: str = "") -> Any:
-    """The case's fields as attributes of nested namespaces; `options` stays a dictionary."""
+    """Return the case's fields as attributes of nested namespaces; `options` stays a dictionary."""
     if not isinstance(fields, dict) or name == "options":
         return fields
     return SimpleNamespace(**{name: namespace_of(field, name) for name, field in fields.items()})
@@ -109,7 +109,7 @@ def run_rank(side: str, rank: int, folder: str) -> None:
 
 
 def differing(first: dict[str, Tensor], second: dict[str, Tensor]) -> dict[str, str]:
-    """The tensors that differ between the two systems, by name, each with the difference in words."""
+    """Return the tensors that differ between the two systems, by name, each with the difference in words."""
     found = {name: "only one side has it" for name in [*first, *second] if (name in first) != (name in second)}
     for name in first:
         if name in second and (difference := describe_difference(first[name], second[name])):

@@ -35,7 +35,9 @@ def candidate(**inputs: Tensor) -> dict[str, Tensor]:
 
 
 def make_input(name: str, rank: int) -> Tensor:
-    """An input of a rank: its stored content, or random numbers in [-1, 1), seeded by name and rank, if it has none."""
+    """Return an input of a rank: its stored content, or random numbers in [-1, 1), seeded by name and rank, if it has
+    none.
+    """
     dtype, shape, stride, contents = INPUTS[name]
     x = torch.empty_strided(shape, stride, dtype=getattr(torch, dtype))
     if not contents:
@@ -49,19 +51,21 @@ def make_input(name: str, rank: int) -> Tensor:
 
 
 def compute(function: Any, rank: int) -> dict[str, Tensor]:
-    """The outputs of `function` on a rank. Its inputs are made again for each call, since it may write into them."""
+    """Return the outputs of `function` on a rank. Its inputs are made again for each call, since it may write into
+    them.
+    """
     with torch.no_grad():
         found: dict[str, Tensor] = function(**{name: make_input(name, rank) for name in INPUTS})
     return found
 
 
 def bytes_of(x: Tensor) -> Tensor:
-    """The bytes of a tensor in row-major order, of shape (number of elements, bytes of an element)."""
+    """Return the bytes of a tensor in row-major order, of shape (number of elements, bytes of an element)."""
     return x.contiguous().as_strided((x.numel(), 1), (1, 1)).view(torch.uint8)
 
 
 def describe_difference(first: Tensor, second: Tensor) -> str | None:
-    """The difference of two tensors in dtype, shape or bits, in words; None if they are equal."""
+    """Return the difference of two tensors in dtype, shape or bits, in words; None if they are equal."""
     if (first.dtype, first.shape) != (second.dtype, second.shape):
         return f"{first.dtype} {tuple(first.shape)} against {second.dtype} {tuple(second.shape)}"
     a, b = bytes_of(first), bytes_of(second)

@@ -33,11 +33,11 @@ from typing import NamedTuple
 
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import How
-from bitproof.harness.localize.logs.calls import Call, is_abandoned
+from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads, is_abandoned
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
-from bitproof.harness.localize.logs.reference_log import COMMUTATIVE
+from bitproof.harness.localize.logs.reference_log import COMMUTATIVE, ReferenceLog
 
 
 class Parting(NamedTuple):
@@ -194,6 +194,7 @@ class Walk:
         """
         # Go back through calls of the same operators, although they do not match.
         log = self.logs[rank]
+        mine, due = _behind_copies(log, mine), _behind_copies(log.reference, due)
         if log.log[mine].operator != log.reference.log[due].operator:
             return False
         if (known := self._result_so_far(("parallel", rank, mine, due))) is not None:
@@ -450,6 +451,16 @@ class Walk:
 def _is_for_its_reader(call: Call) -> bool:
     """Whether a call only prepares the input of its reader: a pack, a constant, or a view of a whole value."""
     return keeps_order(call) or not call.inputs or (name_of(call) in PACKING | CONSTANTS and not call.view)
+
+
+def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
+    """Return the call that computed the output of call `index`, behind calls that give what they read, such as `clone`."""
+    while gives_what_it_reads(call := log.log[index]):
+        giver = log.given(index)[call.inputs.index(call.outputs[0])]
+        if giver is None:
+            break
+        index = giver
+    return index
 
 
 def ordered(walk: Walk) -> list[Parting]:

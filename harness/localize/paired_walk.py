@@ -318,7 +318,8 @@ class Walk:
         is_between = computes and due is not None and bool(set(log.reference.log[due].outputs) & set(call.inputs))
         # `is_read_wrong`: both values are here and right, and the reader takes the wrong one. Constants and random
         # numbers do not count: an equal value elsewhere is chance.
-        is_read_wrong = is_right and due is not None and reader is not None and self._is_before(rank, due, reader[0])
+        # Without `due`, the reference reads a value from before the step.
+        is_read_wrong = is_right and reader is not None and (due is None or self._is_before(rank, due, reader[0]))
         is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         if due is not None and here is None:
             self.replaced[rank, mine] = due

@@ -54,7 +54,7 @@ def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch
 
 
 def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return an accumulator's value after the end of a block, from its value before and a key."""
+    """Return an accumulator's value after the end of a block, computed from its earlier value and a key."""
     # `>>` copies the sign bit in int64, so a mask clears the upper bits. The factor is the specification's PRIME32_1, a
     # literal as Triton compiles no global variables.
     return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1

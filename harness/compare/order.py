@@ -46,7 +46,7 @@ class ComputationOrder:
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """Return a sort key that returns a record's position in a run. `recorded` has the keys in the order of recording."""
+    """Return a sort key that returns a record's position in a run. `recorded` has the keys in recording order."""
     order = ComputationOrder()
     order.add(recorded)
     return order

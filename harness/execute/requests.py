@@ -231,7 +231,7 @@ class RunRequest(Request[RunAnswer]):
 class RankSlots:
     """The ranks that a host process starts for a run, and the paths of their files.
 
-    - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
+    - `part`: the path of a rank's file of records, in which `{rank}` stands for the rank.
     - `store`: the file of torch's FileStore, through which the ranks find each other. If `server` is given, a prefix
       for keys in the launcher's store.
     - `server`: the host name and port of the store of a launcher, such as torchrun. None if the host process forks all

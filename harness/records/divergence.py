@@ -66,7 +66,7 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause of a difference, found in a run with the reference's values in place of the first cause's.
+    """A further cause of a difference, found in a run in which the reference's values replace those of the first cause.
 
     - `call`: a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts.
     - `accounts`: the number of tensors that became equal by replacing this call's values as well.
@@ -88,7 +88,7 @@ VerificationStatus = Literal["not verified", "in part", "verified"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The result of running the step again with the reference's value in place of the blamed call's output.
+    """The result of running the step again after replacing the blamed call's output by the reference's value.
 
     - `tensors`: the number of records of the step on all ranks.
     - `differing`: the number of these records that differed before any value was replaced.

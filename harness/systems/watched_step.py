@@ -368,9 +368,9 @@ def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tenso
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Replace the closure in the arguments of an optimizer's step by `wrap(closure)`; return None without a closure.
+    """Replace the closure in the arguments of an optimizer's step by `wrap(closure)`. Returns the new (args, kwargs).
 
-    `args` and `kwargs` are the arguments of a step's hook.
+    None if there is no closure. `args` and `kwargs` are the arguments of a step's hook.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:

@@ -87,7 +87,7 @@ class BaselineCheck(Check):
             yield f"unused baseline: {unused}, of no system of any case that is known"
 
     def judges(self, verdict: Verdict) -> bool:
-        """Return a case that failed is compared as well: its systems may have recorded before it failed."""
+        """Return True: even a failed case is compared, because its systems may have recorded before it failed."""
         return True
 
     def judge(self, evidence: Evidence) -> Finding:

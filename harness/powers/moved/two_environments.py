@@ -58,7 +58,7 @@ class TwoEnvironments:
         """Record the program's calls in the old environment. Returns a dict of numbers:
 
         - "calls": distinct calls.
-        - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+        - "drawn": calls with inputs above the budget. A replay uses random inputs for them.
         - "bytes": size of the stored values.
         """
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
@@ -171,7 +171,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """For each moved call, find the smallest shape at which it moves, causes, and a setting that restores bits."""
+        """Find, for each moved call, the smallest shape at which it moves, causes, and a setting that restores bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:

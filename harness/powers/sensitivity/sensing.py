@@ -117,7 +117,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """In this step, examine the calls whose errors were not seen so far. Return whether another step may help."""
+        """Examine, in this step, the calls whose errors were not seen so far. Return whether another step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None

@@ -73,7 +73,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """For each tensor whose layouts differ, return `kind/name` -> the indices at which its parts begin or end.
+    """Return `kind/name` -> the indices at which parts begin or end, for each tensor whose layouts differ.
 
     A tensor whose whole shape differs between the two systems is left out.
     """
@@ -135,7 +135,7 @@ class _RelaidRecording(Recording):
         """Return the reference's records of a rank, as if it had the candidate's layout.
 
         A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
-        are the reference's own.
+        are unchanged.
         """
         # In the candidate's order. A record that only the candidate has is left out, and shows as extra.
         own, found = self._reference.records_of(rank), dict[Key, Record]()

@@ -53,10 +53,7 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """No term can be derived for a call: docs/reference/certificate.md calls it refused.
-
-    Outputs that depend on it are REFUSED.
-    """
+    """No term can be derived for a call, so the call is refused. Outputs that depend on the call are REFUSED."""
 
 
 def hold(holds: object, otherwise: str) -> None:

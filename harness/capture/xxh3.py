@@ -2,7 +2,7 @@
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
 seed 0 and the default secret. A leaf has 16 blocks, a block 16 stripes, and a stripe 8 words of 64 bits. The words at
-the same place of all stripes are called a lane, and each lane has an accumulator. All arithmetic is modulo 2**64, in
+the same position in all stripes are called a lane, and each lane has an accumulator. All arithmetic is modulo 2**64, in
 int64.
 
 Two facts allow parallelism:

@@ -30,7 +30,7 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key: a function that returns a record's position in a run. It needs the records' names first (`add`)."""
+    """A sort key: a function that returns a record's position in a run. Call `add` with all keys before sorting."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}

@@ -57,7 +57,7 @@ class CaseFolders:
     def profiles(self) -> dict[str, Path]:
         """Return the profiles that ranks wrote on this machine in each system's first run.
 
-        The keys have system and rank, such as `graph rank 1`, and the values are files.
+        The result maps system and rank, such as `graph rank 1`, to a file.
         """
         return {
             f"{self.label(role)} rank {rank}": file

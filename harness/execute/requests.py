@@ -173,8 +173,8 @@ class RunRequest(Request[RunAnswer]):
     def halves(self) -> tuple[RunRequest, ...]:
         """The requests that together make up this run, in order.
 
-        A run that is killed half-way and resumed has two, for the steps before and after. Any other run has only
-        itself. A replay of a step before the kill needs only the first half.
+        A run that is killed half-way and resumed has two, for the steps before and after the kill. For any other run,
+        the only request is this object. A replay of a step before the kill needs only the first half.
         """
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:

@@ -179,8 +179,8 @@ class Divergence:
     - `pass_`: the first pass that changes bits, if a search found it.
     - `between`: None, or a text such as "reference against itself" if a system differs from itself. Then "reference"
       and "candidate" in the other fields are this system's first and second run.
-    - `holds`: the name of the reference's record that has the candidate's bits, such as "grad b", if there is exactly
-      one. Perhaps two tensors were exchanged.
+    - `holds`: the name of another record of the reference, such as "grad b", if it is the only record that has the
+      candidate's bits. Perhaps two tensors were exchanged.
     """
 
     step: int

@@ -56,7 +56,7 @@ def watch(
     """Make a system of a function that trains, and record the values of each training step.
 
     - `step`: takes the step's index, trains once, and returns the loss or None.
-    - `train`: in place of `step`, runs a framework's whole loop, of at least as many steps as the case. A training step
+    - `train`: instead of `step`, runs a framework's whole loop, of at least as many steps as the case. A training step
       ends when its optimizers have run their steps. The loop is left after the case's last step.
     - `model`, `optimizer`: the trained model and its optimizer, or lists of several.
     - `optimizer` may be left out with `train`. Then each optimizer with parameters of the model counts, and a step ends

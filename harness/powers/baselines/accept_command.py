@@ -1,4 +1,4 @@
-"""`bitproof accept`: runs cases, measures how far they differ from their baselines (drift), and replaces these.
+"""`bitproof accept`: runs cases, measures how far they differ from baselines (drift), and replaces the baselines.
 
 1. Run the cases like `run --baseline`. Print the drift in ULPs, and the first operator call whose result changed.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also

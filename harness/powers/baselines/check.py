@@ -125,9 +125,9 @@ class BaselineCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Find an EQUAL with records that differ or without compared records, or a DRIFTED without a difference.
+        """Find a contradiction: EQUAL although records differ or none was compared, or DRIFTED without a difference.
 
-        Returns (path, violated rule, status), or None if there is neither.
+        Returns (path, violated rule, status), or None if there is no contradiction.
         """
         from bitproof.harness.powers.baselines.report import read_data
 

@@ -56,7 +56,10 @@ def opened_folder(path: Path) -> Iterator[int | None]:
 
 
 def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
-    """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder."""
+    """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder.
+
+    `room` limits the copied bytes and entries, and `depth` the levels of folders.
+    """
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
         # Deeper folders are left out: no run makes them, and a forged tree could exhaust the stack.
         if folder is None or depth == 0:

@@ -259,9 +259,9 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """Return the cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or it is unknown.
+    """Return the cells into which `cuts` divide a rank's part of a tensor.
 
-    `box` is the part as text; None for a whole tensor of shape `shape`.
+    None if the cuts do not fit, or the part is unknown. `box` is the part as text; None for a whole tensor of shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None

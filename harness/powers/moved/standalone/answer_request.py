@@ -65,7 +65,7 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 
 def answered(what: str, asked: dict[str, Any]) -> Any:
-    """Return the answer to a request, or a dict if the request is refused or the program fails:
+    """Return what `answer` returns, or a dict if the request is refused or the program fails:
 
     - "error": message of the error.
     - "kind": name of the error's class.

@@ -28,7 +28,7 @@ class Window(NamedTuple):
 def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
     """Return a window whose redundant numbers are 0.
 
-    These are the stride of a dim of size 1 and, if there are no elements, all strides and the offset.
+    Redundant are the stride of a dim of size 1 and, if there are no elements, all strides and the offset.
     """
     if 0 in shape:
         return Window(tuple(shape), (0,) * len(shape), 0)

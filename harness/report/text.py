@@ -143,8 +143,8 @@ def place(result: CaseResult) -> str:
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
     """Name the first differing record: `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" if nothing differs.
 
-    If a system differs from itself, the system follows: ` (graph against itself)`. Without `case`, its role follows:
-    ` (candidate against itself)`.
+    If a system differs from itself, the text ends with that system, as in ` (graph against itself)`. Without `case`, it
+    ends with the role: ` (candidate against itself)`.
     """
     if divergence is None:
         return ""

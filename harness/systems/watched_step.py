@@ -381,7 +381,7 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """Return torch's optimizers in an object: itself, those in a list, or those that an Accelerate object wraps.
+    """Return torch's optimizers in an object, which may be an optimizer, a list, or an object of Accelerate.
 
     Raises UsageError for any other object.
     """

@@ -1,7 +1,7 @@
 """Injects faults into a case, one after the other, and judges each.
 
-1. Run the reference, and the candidate without a fault. They must agree, or no difference could be attributed to a
-   fault.
+1. Run the reference, and the candidate without a fault. They must agree; otherwise, a difference could not be
+   attributed to a fault.
 2. For each fault, run the first step with the fault and every call logged, and compare it with the reference. If the
    step does not differ, run all steps.
 3. If a later step differs first, repeat this step with every call logged.

@@ -150,7 +150,7 @@ class Rendezvous:
     def _refuse_second(self, word: str) -> None:
         """Raise CaseError if another process also runs as rank 0 and accepts a connection. Only on rank 0.
 
-        `word` is the other process's message in torchrun's store, which has its address.
+        `word` is the other process's message in torchrun's store. The message has the address of that process.
         """
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)

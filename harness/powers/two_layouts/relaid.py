@@ -231,9 +231,9 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """Return the reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
+        """Convert the reference's record of the tensor to the layout of `record`, the candidate's record on this rank.
 
-        It is `record`, with another digest if bits differ. None if the reference lacks a piece of it.
+        Returns `record`, with another digest if bits differ; None if the reference lacks a piece of this part.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -261,7 +261,8 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
     """Return the cells into which `cuts` divide a rank's part of a tensor.
 
-    None if the cuts do not fit, or the part is unknown. `box` is the part as text; None for a whole tensor of shape `shape`.
+    None if the cuts do not fit, or the part is unknown. `box` is the part as text; it is None for a whole tensor of
+    shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None

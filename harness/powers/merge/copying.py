@@ -94,7 +94,7 @@ def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Itera
     """Context with the file descriptor of the entry `name` in the open folder `parent`.
 
     It is None unless the entry exists and has this `kind`, such as `stat.S_IFDIR`. Without a `parent`, `entry_path` is
-    opened. It is also named in errors.
+    opened. Errors name `entry_path`, too.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(entry_path) if parent is None else name

@@ -5,7 +5,7 @@
 2. Replay the calls in the new environment, to find those that have moved. Run the program there, too.
 3. If the program's records differ, run it in the new environment with the old results of the moved calls.
 4. If a difference is left, look at the first call that differs. If its inputs are equal in both environments, it has
-   moved, too: repeat step 3 with it.
+   moved, too: repeat step 3 with this call included.
 5. For each moved call, probe in both environments how its kernel adds, and try settings that restore the old bits.
 """
 
@@ -106,7 +106,7 @@ class TwoEnvironments:
     def verify(self) -> Verified:
         """Run the program in the new environment: unchanged, then with the old results of the moved calls.
 
-        Call `replay` first, which finds the moved calls: those whose results changed.
+        Call `replay` before this method: it finds the moved calls, whose results changed.
         """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)

@@ -301,8 +301,8 @@ def _with_blame_checked(
 ) -> FaultOutcome:
     """Return a copy of `outcome` that states whether module, operator and rank of the blamed call are right.
 
-    They are if they are those of a call in `sites`, which the fault changed. If no call is blamed, `place` is compared
-    instead: (module, direction).
+    They are right if a call in `sites`, the calls that the fault changed, has the same. If no call is blamed, `place`
+    is compared instead: (module, direction).
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

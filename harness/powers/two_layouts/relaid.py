@@ -132,7 +132,7 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """Return the reference's records of a rank, as if it had the candidate's layout.
+        """Return the reference's records of a rank, as if the reference had the candidate's layout.
 
         A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
         are unchanged.

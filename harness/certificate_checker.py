@@ -53,10 +53,7 @@ class RejectedError(Exception):
 
 
 class UnknownError(Exception):
-    """No term can be derived for a call: docs/reference/certificate.md calls it refused.
-
-    Outputs that depend on it are REFUSED.
-    """
+    """No term can be derived for a call, so the call is refused. Outputs that depend on the call are REFUSED."""
 
 
 def hold(holds: object, otherwise: str) -> None:
@@ -258,7 +255,7 @@ TWO = ("add", "sub", "mul", *COMPARE, "bitwise_and", "bitwise_or", "bitwise_xor"
 def takes(operator: str, own: str, dtypes: list[str]) -> bool:
     """Return whether an exact operator accepts operands of these dtypes and returns the dtype `own`.
 
-    An exact operator, such as add or cast, has the number nearest to the true result as its result.
+    The result of an exact operator, such as add or cast, is the number nearest to the true result.
     """
     if operator == "cast":
         return len(dtypes) == 1 and own in REAL and dtypes[0] in REAL
@@ -496,7 +493,7 @@ def translate(w: Json, shape: list[int], weights: list[int], others: list[int], 
 
 
 def after(v: Json, u: Json) -> Json:
-    """Compose windows: applied to a tensor, the result selects the same as `u` and then `v`. None if no window does."""
+    """Return the window that selects what `u` and then `v` select; None if no single window does."""
     return translate(v, u[0], row_major(u[0]), u[1], u[2])
 
 
@@ -580,7 +577,7 @@ def shape_of(state: State, t: int) -> list[int]:
 
 
 def number_of(state: State, t: int) -> float | None:
-    """If term `t` is a number, or a view that repeats a number, return it; otherwise None."""
+    """Return the number that term `t` is, or that it repeats as a view; None for any other term."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
@@ -593,7 +590,7 @@ def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """If term `t` is a negation, or a number with a minus sign, return the index of its positive; otherwise None.
+    """Return the index of a term without its minus sign; None unless it is a negation or a number with that sign.
 
     For example, the index of 2 for -2.
     """
@@ -612,7 +609,7 @@ def _inner(state: State, term: Json, kind: str) -> Json:
 
 
 def _places(state: State, t: int) -> list[Json]:
-    """For each part of a cat, return the window that selects this part from the cat."""
+    """Return, for each part of a cat, the window that selects this part from the cat."""
     _, parts, dim = state["terms"][t]
     return list(parts_of(full(shape_of(state, t)), dim, [shape_of(state, x)[dim] for x in parts]))
 
@@ -941,7 +938,7 @@ def lies_closed(x: Json) -> bool:
 
 
 def opened(shape: Json) -> Json:
-    """Return a shape with None in place of each size that depends on data."""
+    """Replace each size of a shape that depends on data by None."""
     return [n if type(n) is int else None for n in shape]
 
 
@@ -1126,7 +1123,7 @@ def _getitem(g: State, place: int, call: State) -> Json:
 
 
 def _copy(g: State, place: int, call: State) -> Json:
-    """For a copy with the same dtype and shape, or a wait, return the term of its source; NEXT for any other call.
+    """Return the source's term, for a wait or a copy with the same dtype and shape; NEXT for any other call.
 
     Implements line 4 of docs/reference/certificate.md.
     """
@@ -1319,7 +1316,7 @@ def is_unwritten(op: str) -> bool:
 
 
 def _uninitialized(g: State, place: int, call: State) -> Json:
-    """If the call creates uninitialized memory, return a term for it; otherwise return NEXT.
+    """Return a term for uninitialized memory that the call creates; NEXT for any other call.
 
     The term contains the graph and the call, so it equals no other term. Empty tensors are all equal. Implements line
     10 of docs/reference/certificate.md.

@@ -197,7 +197,7 @@ def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
-    """For each leaf of a pytree, return the dict keys and field names on the path to the leaf.
+    """Return, for each leaf of a pytree, the dict keys and field names on the path to the leaf.
 
     List indices are left out.
 
@@ -210,7 +210,7 @@ def keys_of(value: Any) -> list[tuple[Any, ...]]:
 
 @contextmanager
 def swapped_state(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within this context, a module uses the tensors in `state` as its parameters and buffers of the same names.
+    """Context in which a module uses the tensors in `state` as its parameters and buffers of the same names.
 
     All names of a tied parameter get the same tensor.
     """
@@ -334,7 +334,7 @@ Check = Callable[..., None]
 
 @contextmanager
 def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
-    """Within this context, `torch._check` and its variants call `check(own, error_type, condition, message)` instead.
+    """Context in which `torch._check` and its variants call `check(own, error_type, condition, message)` instead.
 
     `own` is torch's function, which raises `error_type(message)` if `condition` is False.
     """
@@ -348,7 +348,7 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Within this context, `told` is called before each `torch.save`, with the path or file that will be written."""
+    """Context in which `told` is called before each `torch.save`, with the path or file that will be written."""
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:
@@ -403,8 +403,9 @@ _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """For an optimizer's step hook: return whether `super().step()` called it, inside an optimizer's overridden
-    `step`.
+    """Return whether `super().step()`, in an optimizer's overridden `step`, called the running step hook.
+
+    Only for step hooks of optimizers.
     """
     # torch runs the hooks of an optimizer once for each class, among its own class and the bases, whose `step` it has
     # patched. It patches a base's `step` when an object of the base is created.
@@ -429,7 +430,7 @@ def has_forward_hooks(module: nn.Module) -> bool:
 def compiled_calls_within(
     module: nn.Module, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Within this context, `wrap(call)` replaces the compiled call of `module`.
+    """Context in which `wrap(call)` replaces the compiled call of `module`.
 
     No effect if the module is not compiled.
     """
@@ -443,7 +444,7 @@ def compiled_calls_within(
 
 @contextmanager
 def backward_hooks_set_within(within: Callable[[nn.Module], AbstractContextManager[None]]) -> Iterator[None]:
-    """Within this context, torch enters `within(module)` while it attaches a module's backward hooks to the outputs.
+    """Context in which torch enters `within(module)` while it attaches a module's backward hooks to the outputs.
 
     torch attaches them after the module's forward hooks have run.
     """

@@ -36,7 +36,7 @@ def is_of_compiler(function: FunctionType) -> bool:
 def compiled_calls_told(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
-    """Within this context, callbacks report each use of torch.compile.
+    """Context in which callbacks report each use of torch.compile.
 
     - `asked(backend_name, fullgraph)`: torch.compile was called without `disable`.
     - `called()`: code that was passed to torch.compile runs, whether or not it is compiled.

@@ -69,7 +69,7 @@ def parts_of(placement: Any, indices: Tensor, ranks: int) -> list[Tensor]:
 
 
 def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
-    """For each original parameter that FSDP1 has flattened, return its id -> (shape, start, end).
+    """Return id -> (shape, start, end) for each original parameter that FSDP1 has flattened.
 
     This rank holds the elements `start` to `end` (exclusive) of the parameter; both are 0 if it holds none. Parameters
     are found only with `use_orig_params`.
@@ -125,7 +125,7 @@ def collectives_by_group() -> dict[str, int]:
 
 @contextmanager
 def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Within this context, `tell` is called at each point-to-point send or receive."""
+    """Context in which `tell` is called at each point-to-point send or receive."""
 
     def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:

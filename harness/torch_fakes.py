@@ -3,7 +3,7 @@
 torch has a cache as well, but it misses when symbol names differ, such as the number of rows of each layer's experts.
 Here `mm` of [s3, 64] and [64, 8] has the same key as `mm` of [s7, 64] and [64, 8], if s3 and s7 have the same range.
 
-- A key has the operator, the arguments' layouts with numbers in place of symbols, and the known facts about these
+- A key has the operator, the arguments' layouts with numbers instead of symbols, and the known facts about these
   symbols (ranges and conditions).
 - A cached result stores its sizes as expressions of the numbered symbols. If a size is the same object as a size of an
   argument, it stays that object, since tracers compare sizes by identity.
@@ -152,7 +152,7 @@ class FakeResults:
 
 
 class _Call:
-    """A call and its cache key: `parts` has the arguments, with numbers in place of symbols."""
+    """A call and its cache key: `parts` has the arguments, with numbers instead of symbols."""
 
     def __init__(self, mode: FakeTensorMode, symbols: _Symbols) -> None:
         self.tensors: list[FakeTensor] = []

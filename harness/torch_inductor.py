@@ -87,8 +87,7 @@ def takes_as_hook(kind: type) -> None:
 
 @contextmanager
 def passes_watched(before: Callable[[Any, str], None], after: Callable[[Any, str], None]) -> Iterator[None]:
-    """Within this context, `before` and `after` are called around each pass of Inductor, with (graph module, pass
-    name).
+    """Context in which `before` and `after` are called around each pass of Inductor, with its graph module and name.
 
     Disabled passes are reported too. For nested passes, the inner `after` comes before the outer `after`.
     """

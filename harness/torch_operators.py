@@ -128,7 +128,9 @@ def is_beginning_backward() -> bool:
 
 @contextmanager
 def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Within this context, `tell` is called with each output of `torch.autograd.backward` that is given no gradient."""
+    """Context in which `tell` is called with each tensor that is passed to `torch.autograd.backward` without its
+    gradient.
+    """
 
     def backward(tensors: Any, grad_tensors: Any = None, *args: Any, **kwargs: Any) -> None:
         roots = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)

@@ -24,7 +24,7 @@ _OPERATORS = ("add", "sub", "mul", "eq", "ne", "lt", "le", "gt", "ge")
 
 
 def remember_arithmetic(shape_env: ShapeEnv) -> None:
-    """From now on, cache the arithmetic and comparisons on sizes of this ShapeEnv."""
+    """Cache the arithmetic and comparisons on sizes of this ShapeEnv from now on."""
     setattr(shape_env, _KEPT, {})
     # The class is patched once for the whole process; a ShapeEnv without a cache is computed as before.
     if hasattr(SymNode.maybe_as_int, _KEPT):

@@ -25,7 +25,7 @@ _ATTRIBUTES = "bitproof_attributes"
 
 
 def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> FakeTensor:
-    """Faster equivalent of `FakeTensor(mode, tensor, device)`.
+    """Return `FakeTensor(mode, tensor, device)`, made faster than by torch.
 
     `tensor` must be a new plain tensor on the meta device that does not require gradients.
     """
@@ -48,13 +48,13 @@ def new_fake(mode: FakeTensorMode, tensor: Tensor, device: torch.device) -> Fake
 
 
 def device_asked(func: Any, args: Sequence[Any]) -> torch.device | None:
-    """If the call of `func` only queries a fake tensor's device, return the device; otherwise None."""
+    """Return the device if the call of `func` only queries a fake tensor's device; otherwise None."""
     return args[0].device if func is _DEVICE and len(args) == 1 and type(args[0]) is FakeTensor else None
 
 
 @contextmanager
 def quick_tracing() -> Iterator[None]:
-    """Within this context, traces answer device queries and copy fake tensors as this module describes."""
+    """Context in which traces answer device queries and copy fake tensors as this module describes."""
     own_dispatch, own_snapshot = ProxyTorchDispatchMode.__torch_dispatch__, proxy_tensor.snapshot_fake
 
     def dispatch(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +95,7 @@ class _Failures(TorchFunctionMode):
 
 @contextmanager
 def failures_told(report: Callable[[str], None]) -> Iterator[None]:
-    """Within this context, `report` is called with a text for each failing torch call and each branch on traced data.
+    """Context in which `report` is called with a text for each failing torch call and each branch on traced data.
 
     This also shows errors that the program catches, for example that of `x.numpy()` for a traced tensor `x`.
     """

@@ -73,7 +73,7 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """Return the digest of a dense local tensor, and its bytes; None instead of the bytes if these are only on a GPU."""
+    """Return the digest of a dense local tensor, and its bytes (None if they are only on a GPU)."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
     if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)

@@ -64,7 +64,7 @@ def environment_of_keys() -> dict[str, str]:
     """Return the environment variables for the key of a cache: all variables of a manifest, and all others that torch
     might read.
 
-    The others have digests in place of values.
+    The values of these other variables are replaced by digests.
     """
     return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
 

@@ -21,7 +21,7 @@ class Generators:
         self._before = _states()
 
     def drawn(self) -> dict[str, Tensor]:
-        """For each generator whose state has changed since the snapshot: its name, and its present state as bytes."""
+        """Return name -> present state as bytes, for each generator whose state has changed since the snapshot."""
         changed = {name: state for name, state in _states().items() if state != self._before.get(name)}
         return {name: torch.frombuffer(bytearray(state), dtype=torch.uint8) for name, state in changed.items()}
 

@@ -181,7 +181,7 @@ class DigestFile:
             raise RecordingError(f"{path} is too large", found=f"{self.num_rows} rows")
 
     def table(self, group: int | None = None) -> pa.Table:
-        """Return the rows of a row group, or of the whole file. Raises RecordingError if they are damaged or too large."""
+        """Return the rows of a row group or the whole file. Raises RecordingError if they are damaged or too large."""
         groups = None if group is None else [group]
         try:
             # Batch by batch, as the size that the file states is not trusted: a dictionary with a single long name can
@@ -273,7 +273,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
 
 
 def silent_columns(table: pa.Table) -> set[str]:
-    """Return the names of the columns `cells`, `box` and `placements` that are empty in a table."""
+    """Return those of the names `cells`, `box` and `placements` whose columns in the table are empty."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
 

@@ -2,7 +2,7 @@
 
 Written from the specification (xxHash, doc/xxhash_spec.md, 0.2.0, "large inputs"), for inputs of exactly LEAF_BYTES,
 seed 0 and the default secret. A leaf has 16 blocks, a block 16 stripes, and a stripe 8 words of 64 bits. The words at
-the same place of all stripes are called a lane, and each lane has an accumulator. All arithmetic is modulo 2**64, in
+the same position in all stripes are called a lane, and each lane has an accumulator. All arithmetic is modulo 2**64, in
 int64.
 
 Two facts allow parallelism:
@@ -54,7 +54,7 @@ def mix(word: torch.Tensor, neighbour: torch.Tensor, key: torch.Tensor) -> torch
 
 
 def scramble(accumulator: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-    """Return an accumulator's value after the end of a block, from its value before and a key."""
+    """Return an accumulator's value after the end of a block, computed from its earlier value and a key."""
     # `>>` copies the sign bit in int64, so a mask clears the upper bits. The factor is the specification's PRIME32_1, a
     # literal as Triton compiles no global variables.
     return (accumulator ^ ((accumulator >> 47) & 0x1FFFF) ^ key) * 0x9E3779B1

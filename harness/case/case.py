@@ -209,7 +209,7 @@ class Case:
         """The first step whose records are compared.
 
         It is 0, or `resume_at` if the candidate continues from a checkpoint of the reference on another number of
-        ranks: only the reference runs the steps before.
+        ranks: only the reference runs the earlier steps.
         """
         has_as_many = self.of("reference").parallelism.world_size == self.parallelism.world_size
         return 0 if has_as_many or not self.resumes_reference else self.resume_at or 0

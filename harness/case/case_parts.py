@@ -42,7 +42,7 @@ class Model:
     - `capacity`: limits the rows that an expert receives from a rank in a call, so that no tensor's size depends on
       data. The limit is `capacity` times an even share of the rank's rows, rounded up. Rows above the limit are
       dropped. For example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
-    - `folded`: activations have the shape (tokens, dim) in place of (sequences, seq_len, dim). For example, 4 sequences
+    - `folded`: activations have the shape (tokens, dim) instead of (sequences, seq_len, dim). For example, 4 sequences
       of 32 tokens are 128 tokens. Positions begin at 0 in each document and in each sequence. Needs attention "flex".
     - `loss_pieces`: the number of equal pieces of tokens for which projection to the vocabulary, cross entropy and both
       gradients are computed, one after another. So only a single piece's logits exist at a time.

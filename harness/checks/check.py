@@ -89,8 +89,7 @@ class Check:
         return iter(())
 
     def values(self, case: Case, system: str) -> tuple[str, ...]:
-        """Patterns for the tensors whose values a system's recording must keep for this check. See the option
-        `--values`."""
+        """Return patterns for the tensors whose values a recording must keep for this check (see `--values`)."""
         return ()
 
     def judges(self, verdict: Verdict) -> bool:
@@ -110,6 +109,6 @@ class Check:
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
         """Look for an impossible value in a finding's data that was read from a file.
 
-        Returns three texts: the value's place, the expected value, and the found value. None if no value is impossible.
+        Returns three texts: the value's path, the expected value, and the found value. None if no value is impossible.
         """
         return None

@@ -23,7 +23,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     """Return a line with the expected time of these cases; None if the expected time is short, or if too little is
     known.
 
-    It is based on earlier runs with exactly the same options. For each case, its newest run counts.
+    It is based on earlier runs with exactly the same options (`replay`). For each case, its newest run counts.
     """
     # The seconds of a case by its name.
     known: dict[str, float] = {}

@@ -24,7 +24,7 @@ def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence
     """Run a case, print all facts about its first difference, and return the exit status.
 
     Whatever verdict the case expects, the status is 0 if every bit agrees, 1 if not, and 3 if the case could not be
-    judged.
+    judged. `replay` has the options of the command that repeats the run.
     """
 
     def tell(report: Report) -> dict[str, str]:

@@ -27,7 +27,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
     - UsageError: torchrun started the command, or a fault in `options` changes both traces alike.
     - ArtifactError: the two traces differ.
 
-    After an error the folder has a note with the reason in place of the step.
+    After an error the folder has a note with the reason instead of the step.
     """
     refuse_torchrun("precompile", "makes a step for all ranks in one process")
     if case.candidate not in PREPARED:
@@ -44,7 +44,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
 
 
 def make(case: Case, out: Path, options: RunOptions) -> PrecompileAnswer:
-    """Like `precompile`, but prints nothing, and returns facts about the precompiled step."""
+    """Do the same as `precompile`, but print nothing, and return facts about the precompiled step."""
     with (
         tempfile.TemporaryDirectory(prefix="bitproof-precompile-") as logs,
         open_session(Path(logs), options) as client,

@@ -14,7 +14,7 @@ _START_IN_STEPS = 7
 
 
 def parse_shard(text: str, selection: Sequence[Case]) -> Shard:
-    """Return the shard that a text such as `2/4` describes: part 2 of 4. Raises UsageError for other texts."""
+    """Return the shard for a text such as `2/4`: part 2 of 4 of `selection`. Raises UsageError for other texts."""
     shard = Shard.parse(text, selection)
     if shard is None:
         raise UsageError("--shard has a value of the wrong form", expected="i/n with 1 <= i <= n", found=repr(text))

@@ -44,7 +44,7 @@ class Unpaired:
     names: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, alignment: Alignment) -> None:
-        """Add an alignment. Its records must not be in an alignment that was added before."""
+        """Add an alignment. Its records must not be in an alignment that was already added."""
         self.missing += alignment.missing
         self.extra += alignment.extra
         for side, keys in alignment.duplicates.items():

@@ -207,7 +207,7 @@ def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor,
 
 
 def _typed_slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """Like `_slices`, but the slices have the tensors' dtype and the shape [elements]."""
+    """Yield slices as `_slices` does, but with the tensors' dtype and the shape [elements]."""
     for start, left, right in _slices(reference, candidate):
         yield start, left.view(reference.dtype)[:, 0], right.view(reference.dtype)[:, 0]
 

@@ -13,8 +13,9 @@ In three cases the records of such a buffer count as missing, as records of any 
 - Each system has buffers that the other lacks. They may be the same buffers under two names.
 - The other system has the buffer on some rank or at some step.
 
-Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. Such a record of
-one system makes EQUAL and CLOSE UNVERIFIED. If the other system never records such changes, it leads to a remark.
+Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If only one system
+has such a record, EQUAL and CLOSE become UNVERIFIED. If the other system never records such changes, there is only a
+remark.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class ComputedAt(NamedTuple):
 
 
 class ComputationOrder:
-    """A sort key: a function that returns a record's position in a run. It needs the records' names first (`add`)."""
+    """A sort key: a function that returns a record's position in a run. Call `add` with all keys before sorting."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[str, str], int] = {}
@@ -46,7 +46,7 @@ class ComputationOrder:
 
 
 def computation_order(recorded: Iterable[Key]) -> Any:
-    """Return a sort key that returns a record's position in a run. `recorded` has the keys in the order of recording."""
+    """Return a sort key that returns a record's position in a run. `recorded` has the keys in recording order."""
     order = ComputationOrder()
     order.add(recorded)
     return order

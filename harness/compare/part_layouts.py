@@ -80,8 +80,8 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
 
     - True if the systems have different numbers of ranks (`have_as_many` is False).
     - Otherwise False if one of the systems lacks the tensor.
-    - A rank is not compared if its part has no elements in one of the systems. For example, FSDP2's gradient of a
-      sharded parameter may be None on a rank. Its records are then compared as usual, and differ.
+    - A rank's layouts are not compared if its part has no elements in one of the systems. For example, FSDP2's gradient
+      of a sharded parameter may be None on a rank. The rank's records are compared as usual, and differ.
     """
     if not have_as_many:
         return True

@@ -143,7 +143,7 @@ def demand_substance(comparison: Comparison) -> Comparison:
 
 
 def reasons_against(comparison: Comparison) -> list[str]:
-    """Return the reasons why the agreement of two systems is no evidence, as texts with the details on further lines."""
+    """Return the reasons why the agreement of two systems is no evidence, as texts with details on further lines."""
     found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
     return [tell(what, details) for what, details in found.items() if details]
 
@@ -192,7 +192,7 @@ def _describe_repeat(repeat: Repeat, system: str) -> str:
 
 
 def tell(what: str, details: Iterable[str]) -> str:
-    """Return the sentence `what`, followed by the first 20 `details`, a line each, and "and N more" if there are more."""
+    """Return the sentence `what`, then the first 20 `details`, a line each, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

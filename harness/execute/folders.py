@@ -55,8 +55,9 @@ class CaseFolders:
         return (self.work / "profile" / self.case.name / self.label(role)).resolve()
 
     def profiles(self) -> dict[str, Path]:
-        """Return the files of the profiles that ranks of both first runs wrote on this machine. The keys are the
-        system's name and the rank, such as `graph rank 1`.
+        """Return the profiles that ranks wrote on this machine in each system's first run.
+
+        The result maps system and rank, such as `graph rank 1`, to a file.
         """
         return {
             f"{self.label(role)} rank {rank}": file

@@ -40,7 +40,7 @@ class Abandoned(Exception):  # noqa: N818 (a message between modules, as above)
 
 
 class HostProcess:
-    """A host process. Every rank is in its process group, so that a single signal ends all of them.
+    """A host process. Every rank is in the process group of the host, so that a single signal ends all of them.
 
     The process starts when this object is made, and imports torch while the caller continues.
 

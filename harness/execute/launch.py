@@ -78,7 +78,7 @@ def run_cases(
 
 
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
-    """Facts about this machine for the report, read without torch.
+    """Return facts about this machine for the report, without importing torch.
 
     `commit` is the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's commit. `device` is
     the requested device.
@@ -98,8 +98,8 @@ def record_system(
 ) -> Path:
     """Record a system once, into the folder `out`, and return that folder. Raises the run's error.
 
-    `then` is called with the run before its host ends, for example to log calls. Under torchrun, rank 0 runs the system
-    on all ranks.
+    `then(run)` is called after the recording, while the host process still exists, for example to log calls. Under
+    torchrun, rank 0 runs the system on all ranks.
     """
     check_system(system)
     if follows():

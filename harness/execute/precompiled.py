@@ -59,7 +59,7 @@ class PrecompiledStep:
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
         """Return the folder of the precompiled step that a role's system reads; None for a system that reads none.
 
-        If this run makes the step itself, the first call does so, within `timeout` seconds.
+        If this run must make the step itself, the first call of this method makes it, within `timeout` seconds.
         """
         system = getattr(self._case, role)
         if role == "candidate" and self._options.precompiled is not None:

@@ -173,8 +173,8 @@ class RunRequest(Request[RunAnswer]):
     def halves(self) -> tuple[RunRequest, ...]:
         """The requests that together make up this run, in order.
 
-        A run that is killed half-way and resumed has two, for the steps before and after. Any other run has only
-        itself. A replay of a step before the kill needs only the first half.
+        A run that is killed half-way and resumed has two, for the steps before and after the kill. For any other run,
+        the only request is this object. A replay of a step before the kill needs only the first half.
         """
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
@@ -231,7 +231,7 @@ class RunRequest(Request[RunAnswer]):
 class RankSlots:
     """The ranks that a host process starts for a run, and the paths of their files.
 
-    - `part`: the path of a rank's file of records, with `{rank}` in place of the rank.
+    - `part`: the path of a rank's file of records, in which `{rank}` stands for the rank.
     - `store`: the file of torch's FileStore, through which the ranks find each other. If `server` is given, a prefix
       for keys in the launcher's store.
     - `server`: the host name and port of the store of a launcher, such as torchrun. None if the host process forks all

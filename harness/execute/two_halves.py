@@ -33,13 +33,13 @@ class Resume:
     goes_on: bool = False
 
     def begin(self, system: Any) -> None:
-        """In the second half, let the system load its saved state."""
+        """Let the system load its saved state, if this is the second half."""
         if self.goes_on:
             with user_code("load(folder)"):
                 _method(system, "load")(Path(self.folder))
 
     def end(self, system: Any) -> None:
-        """In the first half, let the system save its state into the folder, which is created if necessary."""
+        """Let the system save its state into the folder, if this is the first half. Creates the folder if necessary."""
         if not self.goes_on:
             Path(self.folder).mkdir(parents=True, exist_ok=True)  # each rank does so, as any rank may be first
             with user_code("save(folder)"):

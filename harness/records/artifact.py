@@ -32,7 +32,7 @@ class Artifact:
     compiled: str | None = None
 
     def tell(self, role: str) -> str:
-        """Return the sentence about this step that reports print. `role` is the role of the system that read the step."""
+        """Return the sentence about this step that reports print. `role` is that of the system that read the step."""
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "

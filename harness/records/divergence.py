@@ -66,7 +66,7 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause of a difference, found in a run with the reference's values in place of the first cause's.
+    """A further cause of a difference, found in a run in which the reference's values replace those of the first cause.
 
     - `call`: a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts.
     - `accounts`: the number of tensors that became equal by replacing this call's values as well.
@@ -88,7 +88,7 @@ VerificationStatus = Literal["not verified", "in part", "verified"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """The result of running the step again with the reference's value in place of the blamed call's output.
+    """The result of running the step again after replacing the blamed call's output by the reference's value.
 
     - `tensors`: the number of records of the step on all ranks.
     - `differing`: the number of these records that differed before any value was replaced.
@@ -179,8 +179,8 @@ class Divergence:
     - `pass_`: the first pass that changes bits, if a search found it.
     - `between`: None, or a text such as "reference against itself" if a system differs from itself. Then "reference"
       and "candidate" in the other fields are this system's first and second run.
-    - `holds`: the name of the reference's record that has the candidate's bits, such as "grad b", if there is exactly
-      one. Perhaps two tensors were exchanged.
+    - `holds`: the name of another record of the reference, such as "grad b", if it is the only record that has the
+      candidate's bits. Perhaps two tensors were exchanged.
     """
 
     step: int

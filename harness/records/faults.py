@@ -76,8 +76,8 @@ def share_in_words(part: int, whole: int) -> str:
 class Score:
     """Totals of the outcomes of injected faults.
 
-    - `places`, `operators`, `ranks`: two numbers each. The first counts the faults for which the blamed call has the
-      right module and direction, operator or rank. The second counts those for which this can be decided.
+    - `places`, `operators`, `ranks`: pairs of numbers. The first counts the faults whose blamed call has the right
+      module and direction (`places`), operator, or rank. The second counts the faults for which this can be decided.
     - `unjudged`: the number of outcomes that could not be judged.
     - `ended_early`: the run stopped before the last fault.
     """

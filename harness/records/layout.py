@@ -129,7 +129,7 @@ class Box:
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """This box in the form to which `cuts` apply: itself, or its flat box for cuts of the flattened tensor.
+        """Return this box in the form to which `cuts` apply: a flat box for cuts of the flattened tensor, else itself.
 
         None if it has no such form.
         """
@@ -166,7 +166,7 @@ def alike(boxes: Iterable[Box]) -> list[Box]:
 
 
 def joint_cuts(boxes: Iterable[Box]) -> Cuts:
-    """For each dim, the indices at which an index range of any of the boxes begins or ends.
+    """Return, for each dim, the indices at which an index range of any of the boxes begins or ends.
 
     All boxes are parts of the same tensor. For example, boxes with rows 0:4 and 4:8 of a tensor of shape [8] have the
     cuts 0, 4 and 8.

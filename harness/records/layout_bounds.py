@@ -48,8 +48,7 @@ class LayoutRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the tensor differs by more than reordered sums explain, or differs between ranks of a system
-        (`apart`)."""
+        """Whether the error is larger than reordered sums can explain, or ranks of a single system differ (`apart`)."""
         # `not <=` and not `>`: a NaN is beyond any bound.
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 

@@ -27,7 +27,7 @@ def needs_one_rank(kind: str, case: Case) -> bool:
 
 
 def required_kinds(case: Case) -> tuple[Kind, ...]:
-    """Return the kinds that a case must record at every step: on every rank or, if `needs_one_rank`, on a single rank."""
+    """Return the kinds that a case must record at each step: on each rank or, if `needs_one_rank`, on a single rank."""
     # Kinds that only some cases record.
     asked: tuple[tuple[Kind, bool], ...] = (("grad_norm", case.grad_norm), ("activation", bool(case.observe)))
     return (*REQUIRED_KINDS, *(kind for kind, is_asked in asked if is_asked))

@@ -164,7 +164,7 @@ class Drift:
     """The difference of a tensor between two recordings, such as a baseline and a new run.
 
     - `records`: the number of records of the tensor that differ.
-    - `step`, `rank`: the place of the first record that differs.
+    - `step`, `rank`: those of the first record that differs.
     - `measured`: the number of differing records whose values both recordings have. The fields below describe only the
       measured records.
     - `elements`, `elements_differing`: the total numbers of elements, and of elements that differ.

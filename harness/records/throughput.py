@@ -52,7 +52,7 @@ class Throughput:
         return self.flops / self.step_seconds / self.peak_flops
 
     def tell(self) -> list[tuple[str, str]]:
-        """Return all values as rows of a table, a name and a value each. For an unknown value, the text is "not known"."""
+        """Return all values as rows of a table, a name and a value each. An unknown value has the text "not known"."""
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
         return [

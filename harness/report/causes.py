@@ -14,8 +14,7 @@ _LEFT_OUT = "report.json has the rest"
 
 
 def explained(report: Report) -> tuple[list[CaseResult], int]:
-    """At most MAX_CASES unexpected cases to explain at the top of a page, and the number of further unexpected
-    cases."""
+    """Return the unexpected cases to explain at the top of a page, at most MAX_CASES, and the number of all others."""
     found = [result for result in report.cases if not result.as_expected]
     return found[:MAX_CASES], max(0, len(found) - MAX_CASES)
 

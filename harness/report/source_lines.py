@@ -24,7 +24,7 @@ _MAX_DEPTH = 4
 
 
 def shown_line(source: str | None) -> str:
-    """Return a call's source line in a form that a terminal or an editor can open; "" for a call without a source line."""
+    """Return a call's source line in a form that terminals and editors open; "" for a call without a source line."""
     if not source or not (found := LINE.fullmatch(source)) or (file := file_of(found["path"])) is None:
         return source or ""
     here = Path.cwd()

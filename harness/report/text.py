@@ -40,8 +40,9 @@ def replay_command(report: Report, result: CaseResult) -> str:
 
 
 def headlines(report: Report) -> list[str]:
-    """Return the headlines of all checks, such as that a proved case differs. Every form of the report begins with
-    them.
+    """Return the headlines of all checks, with which every form of the report begins.
+
+    For example, a headline states that a case differs although its systems were proved equal.
     """
     return [line for result in report.cases for line in headlines_of(result)]
 
@@ -90,7 +91,7 @@ def tally(report: Report) -> str:
 
 
 def closeness(result: CaseResult) -> str:
-    """Return the largest error, its bound and its tensor: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
+    """Return the largest error, its bound and tensor: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
     found = result.closeness
     assert found is not None
     size = "infinite" if found.largest_error is None else f"{found.largest_error:.3g}"
@@ -142,8 +143,8 @@ def place(result: CaseResult) -> str:
 def locate(divergence: Divergence | None, case: Case | None = None) -> str:
     """Name the first differing record: `step 0, rank 3, grad layers.1.moe.router.gate.weight`; "" if nothing differs.
 
-    If a system differs from itself, the system follows: ` (graph against itself)`. Without `case`, its role follows:
-    ` (candidate against itself)`.
+    If a system differs from itself, the text ends with that system, as in ` (graph against itself)`. Without `case`, it
+    ends with the role: ` (candidate against itself)`.
     """
     if divergence is None:
         return ""
@@ -154,7 +155,7 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 def parted(divergence: Divergence, case: Case | None) -> str:
     """Return the system that differs from itself: `eager_chunked against itself under stress`.
 
-    Without `case`, the system's role is in place of its name.
+    Without `case`, the text has the system's role instead of its name.
     """
     # `between` begins with a role: "candidate against itself under stress".
     role, _, rest = (divergence.between or "").partition(" ")
@@ -200,7 +201,7 @@ def blame_label(divergence: Divergence) -> str:
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
     """Return pairs (label, text): the blamed call's defect, and the result of running with the other system's values.
 
-    Empty if this result does not support the blame, not even in part. For example:
+    Empty unless this result supports the blame at least in part. For example:
 
         expected: eps=1e-05
         found: eps=0.001
@@ -243,7 +244,7 @@ def direction_of(call: BlamedCall | ChainLink) -> str:
 
 
 def tell_ranks(ranks: Iterable[int]) -> str:
-    """Ranks as ranges: `0-3, 6`."""
+    """Return ranks as ranges: `0-3, 6`."""
     ranges: list[list[int]] = []
     for rank in sorted(ranks):
         if ranges and rank == ranges[-1][1] + 1:
@@ -254,9 +255,10 @@ def tell_ranks(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Rows about the tensors that differ, at most `limit`, and the number of further tensors.
+    """Return rows about the tensors that differ, at most `limit`, and the number of further tensors.
 
-    A row has kind, name, number of differing steps, first such step, and ranks. Rows are in the order of computation.
+    A row has kind, name, number of differing steps, first differing step, and ranks. Rows are in the order of
+    computation.
     """
     rows: list[tuple[str, ...]] = []
     # `compared` has the kinds in the order of a step, and `differing` the tensors in the order
@@ -331,7 +333,7 @@ def total_seconds(result: CaseResult) -> float:
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """Return the name and the seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
+    """Return name and seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
@@ -362,7 +364,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
-    """Return the start and the end of a text that is longer than `limit`; a shorter text unchanged.
+    """Shorten a text that is longer than `limit` to its start and end; return a shorter text unchanged.
 
     Between them are the number of omitted characters and `source`, which says where these can be found.
     """

@@ -105,7 +105,7 @@ def finish_run(
     """Write a report that was printed already. Print the path of the file `shown`, or why the report could not be
     written.
 
-    Returns `status`, or a worse exit status if writing failed.
+    `more` is as in `write_run`. Returns `status`, or a worse exit status if writing failed.
     """
     try:
         write_run(report, run_dir, more)

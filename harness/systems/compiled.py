@@ -75,7 +75,7 @@ class KernelGraph(NamedTuple):
     - `module`: path of the innermost module that contains all of its calls.
     - `direction`: "forward" or "backward".
     - `outputs`: for each output, the call that computes it.
-    - `num_visible`: number of outputs at the start that are not only saved for backward.
+    - `num_visible`: number of outputs that the caller gets; all later outputs are only saved for backward.
     """
 
     label: str

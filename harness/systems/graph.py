@@ -148,7 +148,8 @@ def trace(
 ) -> TracedStep:
     """Trace a case's step for tensors on `device`, as rank `rank` runs it. All ranks must get the same trace.
 
-    Reads only the fields of the case that `step_part` keeps. Raises TraceError.
+    Reads only the fields of the case that `step_part` keeps. `enter` gets the current activity, such as "in tracing".
+    Raises TraceError.
     """
     enter("in tracing")
     case = step_part(placed_case(case))

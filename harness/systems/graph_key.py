@@ -112,7 +112,7 @@ def traced_part(case: Case) -> Case:
 
 
 def placed_case(case: Case) -> Case:
-    """If the case has `autoplace` without a plan, compute the best plan, and return the case with it.
+    """Compute the best plan for a case that has `autoplace` without a plan, and return the case with the plan.
 
     Any other case is returned unchanged. Raises the errors of `systems.autoplace.place`.
     """

@@ -56,7 +56,7 @@ def watch(
     """Make a system of a function that trains, and record the values of each training step.
 
     - `step`: takes the step's index, trains once, and returns the loss or None.
-    - `train`: in place of `step`, runs a framework's whole loop, of at least as many steps as the case. A training step
+    - `train`: instead of `step`, runs a framework's whole loop, of at least as many steps as the case. A training step
       ends when its optimizers have run their steps. The loop is left after the case's last step.
     - `model`, `optimizer`: the trained model and its optimizer, or lists of several.
     - `optimizer` may be left out with `train`. Then each optimizer with parameters of the model counts, and a step ends
@@ -368,9 +368,9 @@ def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tenso
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Replace the closure in the arguments of an optimizer's step by `wrap(closure)`; return None without a closure.
+    """Replace the closure in the arguments of an optimizer's step by `wrap(closure)`. Returns the new (args, kwargs).
 
-    `args` and `kwargs` are the arguments of a step's hook.
+    None if there is no closure. `args` and `kwargs` are the arguments of a step's hook.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:
@@ -381,7 +381,7 @@ def around_closure(
 
 
 def held_optimizers(given: Any) -> list[Optimizer]:
-    """Return torch's optimizers in an object: itself, those in a list, or those that an Accelerate object wraps.
+    """Return torch's optimizers in an object, which may be an optimizer, a list, or an object of Accelerate.
 
     Raises UsageError for any other object.
     """

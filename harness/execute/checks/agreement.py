@@ -29,7 +29,7 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
     """Turn EQUAL or CLOSE into UNVERIFIED if a graph has races. For NONDETERMINISTIC, add the races to the error.
 
-    A race is a read of a collective's output, or a write to its input, before the graph waits for it.
+    A race is a read of a collective's output, or a write to its input, before the graph waits for the collective.
     """
     text = tell(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):

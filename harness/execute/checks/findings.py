@@ -78,8 +78,8 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 def judged(check: Check, evidence: Evidence) -> Finding | None:
     """Return a check's finding about a case; None if the check has none.
 
-    If the check raises an exception, or returns neither None nor a Finding that fits JSON, the finding states that the
-    case was not judged.
+    If the check raises an exception, or returns anything but None or a Finding that fits JSON, the finding states that
+    the case was not judged.
     """
     try:
         if not check.judges(evidence.result.verdict):

@@ -1,7 +1,7 @@
 """Count two activities of a rank that no record shows: collectives with other ranks, and uses of torch.compile.
 
-A run without any may prove nothing. For example, if two trainers find no process group, their ranks train alone, and
-agree.
+A run without these activities may prove nothing. For example, if two trainers find no process group, their ranks train
+alone, and agree.
 """
 
 from __future__ import annotations

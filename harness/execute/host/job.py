@@ -15,7 +15,7 @@ _COLLECTIVE_GRACE = 60.0
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A requested run: the ranks that this host process forks, and the graph that was prepared before.
+    """A requested run: the ranks that this host process forks, and the graph that was prepared before the fork.
 
     - `program`: the graph; None if each rank makes its own.
     - `graph_cache`: stores graphs and results of checks for later runs; None if the ranks do not use it.

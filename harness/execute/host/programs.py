@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def needs_program(system: str) -> bool:
-    """Whether a system runs a traced graph in place of the model's own code."""
+    """Whether a system runs a traced graph instead of the model's own code."""
     return system in PREPARED
 
 

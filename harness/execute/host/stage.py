@@ -1,4 +1,4 @@
-"""Stages: forked processes that trace steps and run graph passes, in place of the host process.
+"""Stages: forked processes that trace steps and run graph passes, instead of the host process.
 
 Tracing and passes would spoil the host process, from which later ranks are forked:
 

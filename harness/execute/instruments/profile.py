@@ -1,8 +1,8 @@
 """Profiles of a run, as a trace for Perfetto and chrome://tracing.
 
 - torch's profiler writes a file per rank, with all operators, collectives and waits.
-- These are grouped by phases: joining groups, making the system, each step, each digest, and the wait for the last
-  rank.
+- The entries of a file are grouped by phases: joining groups, making the system, each step, each digest, and the wait
+  for the last rank.
 - The files of both systems' first runs are joined. Each rank of each system is a process of the trace.
 """
 

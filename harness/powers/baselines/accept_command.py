@@ -1,12 +1,12 @@
-"""`bitproof accept`: runs cases, measures how far they differ from their baselines (drift), and replaces these.
+"""`bitproof accept`: runs cases, measures how far they differ from baselines (drift), and replaces the baselines.
 
 1. Run the cases like `run --baseline`. Print the drift in ULPs, and the first operator call whose result changed.
 2. Store each drifted recording as the new baseline, with the reason, commit and date in its manifest. With `new`, also
    store recordings without a baseline for this environment.
 
-A case that is not as expected keeps its baselines: an error must not become the expected result. With certificates,
-each system's drift must be explained by one of them, unless a reason is given, too. Then drift from a baseline of
-another environment can be accepted as well.
+A case that is not as expected keeps its baselines: an error must not become the expected result. If certificates are
+given, one of them must explain each system's drift, unless a reason is given, too. With certificates, drift from a
+baseline of another environment can be accepted as well.
 """
 
 from __future__ import annotations

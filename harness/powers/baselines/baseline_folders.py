@@ -146,7 +146,8 @@ def hold_against_baseline(
 ) -> BaselineResult:
     """Compare a recording with its system's baselines.
 
-    A damaged file raises no error: the result is UNVERIFIED, with the error as its reason.
+    A damaged file raises no error: the result is UNVERIFIED, with the error as its reason. `measure_drift` compares the
+    values of two recordings.
     """
     try:
         manifests = _manifests(baseline_dir, case, system)

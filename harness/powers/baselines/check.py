@@ -87,7 +87,7 @@ class BaselineCheck(Check):
             yield f"unused baseline: {unused}, of no system of any case that is known"
 
     def judges(self, verdict: Verdict) -> bool:
-        """Return a case that failed is compared as well: its systems may have recorded before it failed."""
+        """Return True: even a failed case is compared, because its systems may have recorded before it failed."""
         return True
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -125,9 +125,9 @@ class BaselineCheck(Check):
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
-        """Find an EQUAL with records that differ or without compared records, or a DRIFTED without a difference.
+        """Find a contradiction: EQUAL although records differ or none was compared, or DRIFTED without a difference.
 
-        Returns (path, violated rule, status), or None if there is neither.
+        Returns (path, violated rule, status), or None if there is no contradiction.
         """
         from bitproof.harness.powers.baselines.report import read_data
 

@@ -58,7 +58,7 @@ def _digests(*tensors: Tensor) -> str:
 
 
 def first_unlike(said: list[str]) -> str | None:
-    """Compare the findings of all processes, as texts of `compute`, with those of process 0.
+    """Compare `said`, the text that `compute` returned in each process, with the text of process 0.
 
     Returns the first process that differs, and the kind of call that differs, in words. None if all are equal.
     """

@@ -56,7 +56,10 @@ def opened_folder(path: Path) -> Iterator[int | None]:
 
 
 def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
-    """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder."""
+    """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder.
+
+    `room` limits the copied bytes and entries, and `depth` the levels of folders.
+    """
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
         # Deeper folders are left out: no run makes them, and a forged tree could exhaust the stack.
         if folder is None or depth == 0:
@@ -91,7 +94,7 @@ def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Itera
     """Context with the file descriptor of the entry `name` in the open folder `parent`.
 
     It is None unless the entry exists and has this `kind`, such as `stat.S_IFDIR`. Without a `parent`, `entry_path` is
-    opened. It is also named in errors.
+    opened. Errors name `entry_path`, too.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(entry_path) if parent is None else name

@@ -199,7 +199,7 @@ def _join_environments(reports: list[Report]) -> dict[str, Any]:
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """Return the value that all shards share. If they differ in `what`, print this, and return all values by shard."""
+    """Return the value that all shards share. If they differ in `what`, print how, and return all values by shard."""
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first

@@ -76,10 +76,10 @@ def _finish(certificate: MovedCertificate, out: Path | None, *, as_json: bool) -
 def status_of(certificate: MovedCertificate) -> int:
     """Return the exit status for a certificate. The first rule that applies decides:
 
-    1. A call moved or is missing, or the program differs: 1.
-    2. A call could not be judged, or there are no calls: 3.
-    3. An environment does not repeat its own bits: 1.
-    4. Otherwise: 0.
+    1. Status 1 if a call moved or is missing, or the program differs.
+    2. Status 3 if a call could not be judged, or there are no calls.
+    3. Status 1 if an environment does not repeat its own bits.
+    4. Otherwise status 0.
     """
     # The states of all calls that are not equal.
     states = {row.state for row in certificate.rows}

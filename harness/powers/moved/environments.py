@@ -65,8 +65,9 @@ class Environment:
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
         """Run a command of bitproof in this environment.
 
-        Raises MachineError if bitproof is not installed there, UsageError if the command line is wrong, and
-        RecordingError if the command fails.
+        `words` are its command line, and `variables` further environment variables. Raises MachineError if
+        bitproof is not installed there, UsageError if the command line is wrong, and RecordingError if the command
+        fails.
         """
         done = self._run(["-m", "bitproof", *words], {**self.variables, **variables}, seconds)
         if done.status == 0:
@@ -117,7 +118,7 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 
 
 def installed(requirement: str) -> str:
-    """Return the path of a Python with a package such as `torch==2.15.0`, and otherwise this Python's packages.
+    """Return the path of a Python that has a package such as `torch==2.15.0`, and all other packages of this Python.
 
     Its environment is created on first use. Raises UsageError if `requirement` is not a package with a release, and
     MachineError if the installation fails.

@@ -42,8 +42,8 @@ class OneProcess:
         - "record" records the program's calls. `budget`: most bytes of values to store.
         - "results" stores results of calls below `folder`, up to `budget` bytes. The calls are selected by `keys` and
           `inputs` (see `call_events.CallEvent`).
-        - "exchange" runs the program for each set of keys in `sets`, with the stored results in place of these calls'
-          own.
+        - "exchange" runs the program once for each set of keys in `sets`, and lets the calls with these keys return the
+          stored results.
         """
         results = str(folder / "results")
         more: dict[str, dict[str, Any]] = {

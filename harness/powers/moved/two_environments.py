@@ -5,7 +5,7 @@
 2. Replay the calls in the new environment, to find those that have moved. Run the program there, too.
 3. If the program's records differ, run it in the new environment with the old results of the moved calls.
 4. If a difference is left, look at the first call that differs. If its inputs are equal in both environments, it has
-   moved, too: repeat step 3 with it.
+   moved, too: repeat step 3 with this call included.
 5. For each moved call, probe in both environments how its kernel adds, and try settings that restore the old bits.
 """
 
@@ -58,7 +58,7 @@ class TwoEnvironments:
         """Record the program's calls in the old environment. Returns a dict of numbers:
 
         - "calls": distinct calls.
-        - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+        - "drawn": calls with inputs above the budget. A replay uses random inputs for them.
         - "bytes": size of the stored values.
         """
         return self._program.ask(self.old, "record", self.folder, self.seconds, budget=self.budget)
@@ -106,7 +106,7 @@ class TwoEnvironments:
     def verify(self) -> Verified:
         """Run the program in the new environment: unchanged, then with the old results of the moved calls.
 
-        Call `replay` first, which finds the moved calls: those whose results changed.
+        Call `replay` before this method: it finds the moved calls, whose results changed.
         """
         # A program that finds a cache of its first run makes fewer calls, and would hide those that moved.
         (old,) = self._runs([[]], self.old)
@@ -171,7 +171,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """For each moved call, find the smallest shape at which it moves, causes, and a setting that restores bits."""
+        """Find, for each moved call, the smallest shape at which it moves, causes, and a setting that restores bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:

@@ -1,7 +1,7 @@
 """Injects faults into a case, one after the other, and judges each.
 
-1. Run the reference, and the candidate without a fault. They must agree, or no difference could be attributed to a
-   fault.
+1. Run the reference, and the candidate without a fault. They must agree; otherwise, a difference could not be
+   attributed to a fault.
 2. For each fault, run the first step with the fault and every call logged, and compare it with the reference. If the
    step does not differ, run all steps.
 3. If a later step differs first, repeat this step with every call logged.
@@ -301,8 +301,8 @@ def _with_blame_checked(
 ) -> FaultOutcome:
     """Return a copy of `outcome` that states whether module, operator and rank of the blamed call are right.
 
-    They are if they are those of a call in `sites`, which the fault changed. If no call is blamed, `place` is compared
-    instead: (module, direction).
+    They are right if a call in `sites`, the calls that the fault changed, has the same. If no call is blamed, `place`
+    is compared instead: (module, direction).
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

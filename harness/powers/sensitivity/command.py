@@ -17,7 +17,8 @@ from bitproof.harness.report.status import UNJUDGED, worst
 def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, replay: Sequence[str] = ()) -> int:
     """Run cases, and print for each how many operator calls it would notice if they were off by 1 ULP.
 
-    Returns the exit status of the run, or 3 if a successful case could not be measured.
+    Returns the exit status of the run, or 3 if a successful case could not be measured. `replay` has the options of the
+    command that repeats the run.
     """
     missing: list[CaseResult] = []
 

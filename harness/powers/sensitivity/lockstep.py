@@ -27,7 +27,7 @@ Ranks = Sequence[Sequence[Any]]
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
     """Run a call that is not a collective. Returns (value number, new value) for its result and each written argument.
 
-    `get` returns a value by its number. It is not modified: the call writes to copies.
+    `get` returns a value by its number. Values are not modified: the call writes to copies.
     """
     if call.is_wait:
         # In one process a collective has ended when it returns, so a wait returns its argument.

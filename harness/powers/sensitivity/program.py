@@ -96,7 +96,7 @@ class Program:
     def input(self, source: Source) -> int:
         """Return the slot (number) of a value that exists before the step, such as ("param", "embed.weight").
 
-        The value gets its slot at the first call.
+        The first call for a value gives the value its slot.
         """
         if source not in self.inputs:
             self.inputs[source] = self.last[source] = self.slot()

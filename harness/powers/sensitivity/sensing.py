@@ -2,8 +2,8 @@
 
 1. The separate process replays a step for all ranks, and checks that the step has the recorded bits.
 2. It forks a process per core. Each makes errors in its share of the calls, in random order, until the time is up.
-3. In the next step, steps 1 and 2 are repeated for the calls whose errors did not show. With other parameters, they
-   may.
+3. In the next step, steps 1 and 2 are repeated for the calls whose errors did not show. With other parameters, these
+   errors may show.
 
 An error is followed only to the end of its step. If it affects later steps, it has changed parameters or optimizer
 state by then, and these are compared.
@@ -50,7 +50,7 @@ class Sensing:
     - `effort`: limits of the measurement.
     - `extra_passes`: graph passes that are added to the case's pipeline.
     - `packing`: None if only records are compared. Otherwise every call is compared, except calls of these nodes, which
-      only pack correct values, for example `cat` into a bucket.
+      only copy correct values together, for example `cat` into a bucket.
     """
 
     case: Case
@@ -117,7 +117,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """In this step, examine the calls whose errors were not seen so far. Return whether another step may help."""
+        """Examine, in this step, the calls whose errors were not seen so far. Return whether another step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None

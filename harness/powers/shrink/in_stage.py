@@ -25,7 +25,7 @@ def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dic
 
     Returns `Written` as a dict.
 
-    - `extra_passes`: those of the candidate.
+    - `extra_passes`: passes that are added to the candidate's.
     - `step`: the step whose inputs the file uses.
     - `head`: docstring of the file.
 

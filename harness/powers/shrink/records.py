@@ -31,11 +31,11 @@ class Probe:
 class Bisection:
     """The result of a search for the pass that first changes bits, which may be unfinished.
 
-    The search runs the case with only the first passes of its list. If the pass `chunk` is the answer, a second search
-    runs it with only some regions (chunked modules).
+    The search runs the case with prefixes of its list of passes, which are only its first passes. If the pass `chunk`
+    is the answer, a second search runs it with only some regions (chunked modules).
 
     - `suspects`: passes that are still possible; only "trace" if tracing alone changes bits.
-    - `equal`: last pass of the longest list of first passes that was EQUAL; None if no list was.
+    - `equal`: last pass of the longest prefix whose result was EQUAL; None if there is none.
     - `probes`, `region_probes`: runs of the first and the second search.
     - `regions`: regions that are still possible.
     - `result`: result of the case with all passes.
@@ -65,8 +65,9 @@ class Bisection:
 
     @property
     def divergence(self) -> Divergence | None:
-        """The first divergence: with only the found region (module) chunked, or with all passes if no region was
-        found.
+        """The first divergence in the run with only the found region (module) chunked.
+
+        If no region was found, in the run with all passes.
         """
         result = self.region_result or self.result
         return result.first_divergence if result else None

@@ -218,7 +218,7 @@ class _Search:
     def improve(self, place: int) -> bool:
         """Try a dimension's smaller values until a trial fails in the same way, and keep this trial.
 
-        Return whether one does.
+        Return whether a trial did.
 
         `place` is the dimension's index in DIMENSIONS.
         """

@@ -79,7 +79,7 @@ def shrink_and_report(
     """Shrink a case, then print, write and return the result.
 
     The exit status is 1 if the small case is DIFFERENT, otherwise 3. For a case that is not shrunk, see `refuse`.
-    Raises UsageError for wrong options.
+    `replay` has the options of the command that repeats the run. Raises UsageError for wrong options.
     """
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)

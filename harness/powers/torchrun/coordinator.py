@@ -88,7 +88,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """On ranks other than 0: run this rank's part of each run, until rank 0 ends.
+    """Run this rank's part of each run, until rank 0 ends. Only on ranks other than 0.
 
     Yields the results that rank 0 sends, and raises the error that ended rank 0.
     """
@@ -213,8 +213,8 @@ class Coordinator:
     def place(self, case: Case) -> Placement:
         """Return the device and the backend on which all ranks run a case.
 
-        Raises CaseError if GPUs are missing, for collectives in shared memory, or if a case that resumes is on several
-        machines.
+        Raises CaseError if there are too few GPUs, if collectives in shared memory are requested, or if a case that
+        resumes from a checkpoint would run on several machines.
         """
         # `machine` and not `node`: several agents of torchrun may be on one machine.
         machines = len({seat.machine for seat in self._seats})
@@ -240,7 +240,7 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """On rank 0: run a system on all ranks, or let the host (rank 0's process with torch) answer any other request.
+        """Run a system on all ranks, or let rank 0's host process answer any other request. Only on rank 0.
 
         Raises the error of the run or of the host.
         """
@@ -252,7 +252,7 @@ class Coordinator:
         self.peers.tell_all(result)
 
     def hear(self) -> Message:
-        """On other ranks than 0: wait for the next message from rank 0. Raises RankError if rank 0 is gone."""
+        """Wait for the next message from rank 0. Only on other ranks. Raises RankError if rank 0 is gone."""
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -261,7 +261,7 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """On other ranks than 0: run this rank's part of a run, and report its end and files to rank 0."""
+        """Run this rank's part of a run, and report its end and files to rank 0. Only on other ranks."""
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's

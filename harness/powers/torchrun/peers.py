@@ -119,8 +119,8 @@ class Peers:
     def explained(self, caught: BaseException) -> BaseException:
         """Return the error that explains why this rank ends.
 
-        If torchrun ends this rank by a signal because other ranks are gone, it is the error about these, otherwise
-        `caught`.
+        If torchrun ends this rank by a signal because other ranks are gone, returns the error about those ranks;
+        otherwise returns `caught`.
         """
         if self.rank and isinstance(caught, interrupts.STOPS):
             try:

@@ -51,7 +51,7 @@ class Rendezvous:
         self._printed_at, self._printed = time.monotonic(), ""
 
     def call_roll(self, own: Hello) -> list[Seat]:
-        """On rank 0: wait for all ranks, and compare versions and code. Returns each rank's local rank and GPU.
+        """Wait for all ranks, and compare versions and code. Only on rank 0. Returns each rank's local rank and GPU.
 
         Raises RankError, which names missing ranks, or CaseError if ranks have other versions or other code.
         """
@@ -148,9 +148,9 @@ class Rendezvous:
         return hello
 
     def _refuse_second(self, word: str) -> None:
-        """On rank 0: raise CaseError if another process also runs as rank 0 and accepts a connection.
+        """Raise CaseError if another process also runs as rank 0 and accepts a connection. Only on rank 0.
 
-        `word` is the other process's message in torchrun's store, which has its address.
+        `word` is the other process's message in torchrun's store. The message has the address of that process.
         """
         with suppress(ValueError, KeyError, TypeError, OSError):
             found = json.loads(word)
@@ -165,7 +165,7 @@ class Rendezvous:
             )
 
     def come(self, hello: Hello) -> Welcome:
-        """On other ranks than 0: connect to rank 0, and return the answer that it sends once all ranks have connected.
+        """Connect to rank 0, and return the answer that it sends once all ranks have connected. Only on other ranks.
 
         Raises the error that rank 0 sends instead.
         """
@@ -186,7 +186,7 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {line.gone}", self._deadline, None)
 
     def reach_in_the_end(self, hello: Hello) -> None:
-        """On another rank than 0 that ends early: try for some seconds to connect to rank 0, to report the reason."""
+        """Try for some seconds to connect to rank 0, to report why this rank ends early. Only on other ranks."""
         if 0 not in self._peers.lines:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)

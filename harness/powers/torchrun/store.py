@@ -105,7 +105,7 @@ class Store:
         self.where = ""
 
     def put(self, word: str, instead_of: str | None = None) -> str | None:
-        """Store `word` as rank 0's message if the stored message is `instead_of`; None means that none is stored yet.
+        """Store `word` as rank 0's message if the stored message is `instead_of` (None: no message is stored yet).
 
         Returns the message that is stored afterwards; None if the store cannot be reached.
         """

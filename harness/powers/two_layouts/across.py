@@ -4,8 +4,8 @@
    3-4 have the cells 0-2, 2-3, 3-4.
 2. Run both systems again, and record a digest of each cell. Each run must equal the system's first run.
 3. Convert the reference's records to the candidate's layout, and compare them as usual.
-4. If a tensor differs whose sums have different orders, run the reference three more times with sums in other orders.
-   These runs give a bound for each tensor.
+4. If a tensor differs and its sums have different orders in the two systems, run the reference three more times with
+   sums in other orders. These runs give a bound for each tensor.
 5. A defect as small as rounding may hide within the bounds, so run both systems in float64 (`widen`). Rounding is 2^29
    times smaller there than in float32, but a defect is not.
 6. If a system cannot run in float64, and tensors differ by more than rounding usually does, up to twelve orders of sums

@@ -12,7 +12,7 @@ from bitproof.harness.records.layout import Across
 
 
 class InRank:
-    """The dispatch modes of such a run on this rank. `step` returns the current step."""
+    """The dispatch modes, on this rank, of a run that compares two layouts. `step` returns the current step."""
 
     def __init__(self, across: Across, rank: int, step: Callable[[], int]) -> None:
         self.sums = Sums()

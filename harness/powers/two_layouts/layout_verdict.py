@@ -33,7 +33,7 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
-    """Return the first tensor that differs by more than rounding, on its first differing rank; None without any."""
+    """Return the first tensor that differs by more than rounding, on its first differing rank, or None."""
     # The bounds of the case's own precision first, since their records are those of the comparison.
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
@@ -76,7 +76,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def told_near(layouts: LayoutBounds) -> str | None:
-    """Return a remark on tensors within their bounds that differ by more than rounding usually does; None without any.
+    """Return a remark on tensors within their bounds that differ by more than rounding usually does, or None.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, ...".
     """

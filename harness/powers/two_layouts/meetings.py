@@ -155,7 +155,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {factor_text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """If the memory of any of `sources` was scaled, mark the memory of `into`, copied from them, as scaled."""
+        """Mark the memory of `into` as scaled if it was copied from `sources`, and any of these was scaled."""
         factors = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         # A concatenation may have sources with several factors: one is enough, as any factor rounds.
         self._scaled |= dict.fromkeys(_memories(into), factors[0]) if factors else {}

@@ -247,7 +247,7 @@ class Distances:
 
 
 class _Side:
-    """A recording and its open files of values, from which a tensor at a time is read."""
+    """A recording and its open files of values, from which single tensors are read."""
 
     def __init__(self, folder: Path, recording: Recording, stack: ExitStack) -> None:
         self.recording = recording

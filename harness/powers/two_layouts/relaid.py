@@ -73,7 +73,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 
 
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
-    """For each tensor whose layouts differ, return `kind/name` -> the indices at which its parts begin or end.
+    """Return `kind/name` -> the indices at which parts begin or end, for each tensor whose layouts differ.
 
     A tensor whose whole shape differs between the two systems is left out.
     """
@@ -132,10 +132,10 @@ class _RelaidRecording(Recording):
         return {key: record for rank in self.ranks for key, record in self.records_of(rank).items()}
 
     def records_of(self, rank: int) -> dict[Key, Record]:
-        """Return the reference's records of a rank, as if it had the candidate's layout.
+        """Return the reference's records of a rank, as if the reference had the candidate's layout.
 
         A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
-        are the reference's own.
+        are unchanged.
         """
         # In the candidate's order. A record that only the candidate has is left out, and shows as extra.
         own, found = self._reference.records_of(rank), dict[Key, Record]()
@@ -231,9 +231,9 @@ class _Cells:
                 yield f"{what} of one tensor differ within the {role}: {self.tensor}"
 
     def as_in(self, rank: int, record: Record) -> Record | None:
-        """Return the reference's record of the tensor in the layout of `record`, the candidate's record on this rank.
+        """Convert the reference's record of the tensor to the layout of `record`, the candidate's record on this rank.
 
-        It is `record`, with another digest if bits differ. None if the reference lacks a piece of it.
+        Returns `record`, with another digest if bits differ; None if the reference lacks a piece of this part.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -259,9 +259,10 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 
 @functools.lru_cache(maxsize=1 << 16)
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
-    """Return the cells into which `cuts` divide a rank's part of a tensor; None if they do not fit, or it is unknown.
+    """Return the cells into which `cuts` divide a rank's part of a tensor.
 
-    `box` is the part as text; None for a whole tensor of shape `shape`.
+    None if the cuts do not fit, or the part is unknown. `box` is the part as text; it is None for a whole tensor of
+    shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None

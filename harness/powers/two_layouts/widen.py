@@ -12,8 +12,8 @@ Every operator call is changed, from before the system is made:
 1. Each dtype in a call (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does the default
    dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
 2. Random numbers are drawn in float32 and then widened, so weights and masks are those of the plain run.
-3. A tensor from elsewhere (a file, NumPy, a module imported before) is widened when it is read. Its numbers may have
-   been rounded in one of the two systems only. `Widened.narrow` names the first such call.
+3. A tensor from elsewhere (a file, NumPy, a module that was imported earlier) is widened when it is read. Its numbers
+   may have been rounded in one of the two systems only. `Widened.narrow` names the first such call.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
     - "record": run a program, and record its calls into an archive.
     - "merge": merge the archives of all ranks.
     - "results": run the program again, and store results of some calls.
-    - "exchange": run the program with old results in place of new ones.
+    - "exchange": run the program, and let some calls return their old results.
     - "replay": replay the calls of an archive.
     - "probe": collect facts about the kernels that the calls use here.
     """
@@ -65,7 +65,7 @@ def answer(what: str, asked: dict[str, Any]) -> Any:
 
 
 def answered(what: str, asked: dict[str, Any]) -> Any:
-    """Return the answer to a request, or a dict if the request is refused or the program fails:
+    """Return what `answer` returns, or a dict if the request is refused or the program fails:
 
     - "error": message of the error.
     - "kind": name of the error's class.

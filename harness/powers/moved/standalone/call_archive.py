@@ -222,7 +222,8 @@ def arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Make a call's arguments (args, kwargs) in new memory on a device, with the recorded strides.
 
-    On the CPU they also have the recorded alignment. Raises RefusedArchiveError if the arguments are invalid.
+    On the CPU they also have the recorded alignment. `bases` has the bytes of each storage. Raises RefusedArchiveError
+    if the arguments are invalid.
     """
     hold(state is None or device == "cpu", "it draws from the CPU's generator")
     contents = zip(bases, call["storages"], strict=False)

@@ -50,7 +50,7 @@ class _Exchange(Listener):
 class ExchangeSession:
     """Replaces results in a run by those of the old environment. Run the program under `events`, then call `end`.
 
-    - `results`: folder with the old results, or None.
+    - `results`: folder with the old results; None if there are none.
     - `keys`: keys of the calls to replace.
     """
 

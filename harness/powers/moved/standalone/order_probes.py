@@ -130,7 +130,7 @@ def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """For each term of a product, return how many other terms are added before it meets the bias.
+    """Return, for each term of a product, how many other terms are added before it meets the bias.
 
     Example: 0, 1, 2, ... if the kernel starts with the bias. None if this cannot be probed, for example without a bias.
     """

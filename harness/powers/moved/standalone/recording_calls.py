@@ -1,4 +1,4 @@
-"""Records a program's distinct calls into an archive, and stores results of calls that another run will replace."""
+"""Records a program's distinct calls into an archive, or stores the results of some calls for use in another run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class RecordingSession:
         """Write the archive of the run, with the program's `records`. Returns a dict of numbers:
 
         - "calls": distinct calls.
-        - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+        - "drawn": calls with inputs above the budget. A replay uses random inputs for them.
         - "bytes": size of the stored values.
         """
         recorder, events = self.recorder, self.events
@@ -130,7 +130,7 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
     Returns a dict of numbers:
 
     - "calls": distinct calls.
-    - "drawn": calls with inputs above the budget; a replay uses random inputs in their place.
+    - "drawn": calls with inputs above the budget. A replay uses random inputs for them.
     - "bytes": size of the stored values.
     """
     session = RecordingSession(folder, budget)

@@ -121,7 +121,8 @@ def replay(
 ) -> dict[str, Any]:
     """Replay an archive's calls, and compare their results with the recorded results.
 
-    `only` has the keys of the calls to replay; None for all. Returns a dict:
+    `only` has the keys of the calls to replay; None for all. `package` is a package whose version "environment" states.
+    Returns a dict:
 
     - "rows": key of a call -> facts about it, with its "state" ("equal", "moved", ...). For a moved call, also how much
       its results changed.

@@ -35,7 +35,7 @@ class _LastStepDone(BaseException):
 
 
 class Records:
-    """The records of a run. A row of `rows` is [step, kind, name, digest, number of calls logged before]."""
+    """The records of a run. A row of `rows` is [step, kind, name, digest, number of calls logged so far]."""
 
     def __init__(self, events: Any, steps: int, leaves_after: bool) -> None:
         self.events, self.steps, self.leaves_after = events, steps, leaves_after

@@ -100,7 +100,7 @@ class Proof:
     def verdict(self) -> str:
         """The verdict on all outputs together: the worst verdict of any output.
 
-        From worst to best, these are REFUSED, NOT PROVED and PROVED. It is also REFUSED if there is no output.
+        From worst to best, verdicts are REFUSED, NOT PROVED and PROVED. Without any output, the verdict is REFUSED.
         """
         if not self.answers or self.count(REFUSED):
             return REFUSED

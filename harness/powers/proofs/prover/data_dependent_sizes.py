@@ -28,7 +28,7 @@ class Symbols:
         self._terms: dict[str, int] = {}
 
     def size(self, size: Size) -> Size:
-        """Return a size with the index of a term in place of each symbol.
+        """Return a size in which each symbol is replaced by the index of its term.
 
         Raises RefusedError for a symbol without a term.
         """

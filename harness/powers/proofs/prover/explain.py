@@ -130,9 +130,9 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     - `alone`: the calls whose value the other graph does not compute.
     - `known`: the terms of the other graph.
 
-    These are the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies on
-    in-place calls do not count. Earlier calls that only reorder elements are added, such as a concatenation in another
-    order.
+    The result has the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies
+    on in-place calls do not count. Earlier calls that only reorder elements are added, such as a concatenation in
+    another order.
     """
     calls = side.graph.calls
     # An input that is written has the term of its new value, so it would look different from the start.

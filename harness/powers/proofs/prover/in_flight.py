@@ -24,7 +24,7 @@ class InFlight:
         self._order = Order(_last_uses(graph))
 
     def races(self, call: Call) -> list[Race]:
-        """Return the races of a call's reads with collectives in flight.
+        """Return the races between a call's reads and collectives in flight.
 
         For example, `mm` reads the result of an all-gather before a call waits for the all-gather. A call that reads no
         elements, such as a view, has no races.
@@ -41,7 +41,7 @@ class InFlight:
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
         """Record a call that launches a collective, or waits for the collective that call `awaited` launched.
 
-        Returns the races of a wait: the collective used memory that was freed before the wait.
+        Returns races if the collective's memory was freed before the wait; [] for a launch.
         """
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []

@@ -108,7 +108,7 @@ class GraphMemory:
         """Treat the memory of a refused call's arguments as overwritten, since the call may have written it.
 
         Later reads of all values in this memory are refused, and so are reads of the results of collectives in flight
-        that use it.
+        that use this memory.
         """
         for read in self.calls[index].reads:
             for tensor in self.calls[read].results:

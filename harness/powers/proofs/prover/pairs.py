@@ -1,6 +1,6 @@
 """Proves two programs equal: an answer for each output, and a check of the answers on values.
 
-1. Convert both graphs to data. Both must have the same inputs with equal layouts.
+1. Convert both graphs to data. They must have the same inputs with equal layouts.
 2. Prove output by output.
 3. Compute both graphs, and the term of every PROVED output, on random inputs. If a term and a graph have different
    bits, the proof is wrong, and the output is REFUSED.

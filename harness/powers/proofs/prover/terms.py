@@ -124,7 +124,7 @@ class Table:
         raise AssertionError(f"{self[place]} has no dtype")
 
     def number(self, place: int) -> float | None:
-        """Return the number that all elements of a term equal.
+        """Return the number to which all elements of a term are equal.
 
         None if the term is neither a number nor a number repeated by a view.
         """

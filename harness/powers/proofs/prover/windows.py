@@ -28,7 +28,7 @@ class Window(NamedTuple):
 def window(shape: Sequence[int], strides: Sequence[int], offset: int) -> Window:
     """Return a window whose redundant numbers are 0.
 
-    These are the stride of a dim of size 1 and, if there are no elements, all strides and the offset.
+    Redundant are the stride of a dim of size 1 and, if there are no elements, all strides and the offset.
     """
     if 0 in shape:
         return Window(tuple(shape), (0,) * len(shape), 0)
@@ -104,7 +104,7 @@ def composed(inner: Window, outer: Window) -> Window | None:
 
 
 def joined(first: Window, second: Window, dim: int) -> Window | None:
-    """Return the window on the concatenation along `dim` of two windows on the same tensor.
+    """Return the window that selects the elements of two windows on the same tensor, concatenated along `dim`.
 
     For example, x[:2] and x[2:5] along dim 0 become x[:5]. None if no window selects these elements in this order.
     """

@@ -1,4 +1,4 @@
-"""Writes a file that contains a user's two systems, runs both on its own ranks, and compares them without bitproof.
+"""Writes a script with a user's two systems. The script starts ranks, runs both and compares them, without bitproof.
 
 1. The ranks of each system are processes, joined by gloo, with the same seeds and settings as under bitproof.
 2. Each rank saves the tensors that its system reports at every step.

@@ -50,7 +50,7 @@ class SimpleStep:
         self.function, self.models, self.optimizers = function, models, optimizers
 
     def named(self, of: Callable[[nn.Module], Any]) -> Iterator[tuple[str, Tensor]]:
-        """Parameters or buffers by name, without the names of wrappers: `module.` of DDP, `_orig_mod.` of compile."""
+        """Yield parameters or buffers by name, without names of wrappers: `module.` of DDP, `_orig_mod.` of compile."""
         for number, model in enumerate(self.models):
             prefix = f"{number}." if len(self.models) > 1 else ""
             for name, tensor in of(model):

@@ -83,7 +83,8 @@ def names(mixture: str = ALIKE) -> Mapping[str, str]:
 def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
     """Return the mixtures of dtypes among a call's tensors: [], or one or both of MIXTURES.
 
-    For example, float32 with bfloat16 is FLOATS, float32 with int64 is KINDS, and all three together are both.
+    For example, float32 with bfloat16 is FLOATS, float32 with int64 is KINDS, and all three together have both
+    mixtures. `given` has the call's arguments by name.
     """
     dtypes = _dtypes_of(name, given)
     floats = {dtype for dtype in dtypes if dtype.is_floating_point}
@@ -95,11 +96,12 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes is like the calls that the scan tried.
 
-    - In-place calls always are.
-    - There must be two dtypes.
-    - The tensors must be all row-major, or all have the same shape and strides. Operators of LIES_BY_SHAPE may have any
+    In-place calls always are. For any other call, these conditions must hold (`given` has its arguments by name):
+
+    - There are two dtypes.
+    - The tensors are all row-major, or all have the same shape and strides. Operators of LIES_BY_SHAPE may have any
       layouts.
-    - Scalar tensors must not occur together with other tensors, except in operators of TAKES_NUMBERS_AS_TENSORS.
+    - Scalar tensors do not occur together with other tensors, except in operators of TAKES_NUMBERS_AS_TENSORS.
     """
     name, tensors = str(target), [*_tensors(given)]
     # An in-place call returns its argument, whose dtype and layout are known.

@@ -53,7 +53,7 @@ class OpenSizes:
         self._own: dict[Any, Any] = {}
 
     def size(self, size: Any, place: str) -> Any:
-        """Return a size of an input with new symbols in place of the tracer's symbols.
+        """Return a size of an input after replacing the tracer's symbols by new symbols.
 
         `place` is where the size occurs, such as `dim 0 of input 1`. Raises ValueError unless the size is a sum of
         products of symbols.

@@ -53,6 +53,7 @@ def is_choice(given: Mapping[str, Any]) -> bool:
     """Return whether a masked fill computes the same bits as `where`.
 
     The mask must be bool. The value must have the tensor's dtype, or be a Python number that converts to this dtype.
+    `given` has the fill's arguments by name.
     """
     x, value = given["self"], given["value"]
     if given["mask"].dtype != torch.bool or str(x.dtype).removeprefix("torch.") not in known.FLOATS | known.WHOLE:
@@ -67,7 +68,7 @@ def is_apart(given: Mapping[str, Any]) -> bool:
     """Return whether an in-place division computes the same bits as a division followed by a copy.
 
     This holds for a row-major floating-point CPU tensor divided by a number, or by a tensor of the same dtype and
-    layout.
+    layout. `given` has the division's arguments by name.
     """
     x, other = given["self"], given["other"]
     if not x.is_floating_point() or x.device.type != "cpu" or not all(isinstance(n, int) for n in x.shape):

@@ -1,6 +1,7 @@
 """Traces operators over lists of tensors as loops over single tensors, as torch's CPU implementation runs them.
 
-For example, `torch._foreach_add_(xs, ys)` becomes `x.add_(y)` for each pair. On other devices it stays unchanged.
+For example, `torch._foreach_add_(xs, ys)` becomes `x.add_(y)` for each pair. On other devices, operators stay
+unchanged.
 """
 
 from __future__ import annotations

@@ -364,7 +364,7 @@ def _optimizers(place: str, x: Optimizer, known: Mapping[int, str]) -> Iterator[
 
 
 def copied(roots: Mapping[str, Any], tensor: Callable[[Tensor], Tensor]) -> dict[str, Any]:
-    """Return a copy of the objects in `roots`, with `tensor(x)` in place of each tensor `x`.
+    """Copy the objects in `roots`, replacing each tensor `x` by `tensor(x)`. Returns the copies by name.
 
     Objects that are shared stay shared in the copy. Raises RefusedError unless the copy has the same content at every
     path.
@@ -498,9 +498,10 @@ class Memories:
 
 
 def valued(roots: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a copy of the objects in `roots`, with CPU tensors of zeros in place of tensors without values.
+    """Copy the objects in `roots`, replacing tensors without values by CPU tensors of zeros.
 
-    None if all tensors have values, or if the zeros would be too large. Raises RefusedError if copying fails.
+    Returns the copies by name; None if all tensors have values, or if the zeros would be too large. Raises RefusedError
+    if copying fails.
     """
     lacking = {id(x): x for x in Reached(roots).objects if isinstance(x, Tensor) and not has_values(x)}
     if not lacking or sum(x.untyped_storage().nbytes() for x in lacking.values()) > MOST_BYTES:

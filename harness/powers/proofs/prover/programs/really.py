@@ -1,7 +1,7 @@
 """Runs a program, and compares the run with the program's graph.
 
-A proof is about a graph. It does not show that the graph does the same as the program, so this is tested. Both run on
-copies of the same inputs, from the same state of the random generators. Afterwards these must agree:
+A proof is about a graph. It does not show that the graph does the same as the program, so this is tested. Program and
+graph run on copies of the same inputs, from the same state of the random generators. Afterwards these must agree:
 
 1. the returned values, and the bits of every input;
 2. all changes of objects: gradients, attributes, containers, optimizer state;

@@ -196,9 +196,10 @@ def row(
 
     By default, the function edits the candidate's graph. Three arguments change that:
 
-    - `operators`: the function replaces calls of these operators. By default, a report may blame their calls in the
-      optimizer's update.
-    - `order`: the function is never called. Only its name and docstring are used.
+    - `operators`: the function replaces calls of these operators. Unless `sites` is given, a report may blame their
+      calls in the optimizer's update.
+    - `order`: the ranks' values are added in this order. The function is never called; only its name and docstring are
+      used.
     - `runner`: the function changes the object that runs a step with micro-batches, or a built-in loop.
 
     `family` is by default the name of the function's module. `Entry` describes the other arguments.

@@ -66,10 +66,10 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Checks in eager that a module does not mix rows, before its first chunk runs.
+    """Checks, in eager mode, that a module does not mix rows, before its first chunk runs.
 
-    The module's forward is traced, unless a module with the same types of submodules was checked before. `dim` is the
-    name of the dim `chunk_dim` in errors.
+    The module's forward is traced, unless a module with the same types of submodules was checked before. Errors call
+    the dim `chunk_dim` by the name `dim`.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:

@@ -59,7 +59,7 @@ class Swap(NamedTuple):
 class WrongCall:
     """A wrong call, with its exchanges in the candidate and the reverse exchanges in the reference.
 
-    `is_lead` is True for the blamed call on each of its ranks, and False for another call with the same defect.
+    `is_lead` is True for the blamed call itself, on each of its ranks, and False for other calls with the same defect.
     """
 
     rank: int
@@ -250,7 +250,10 @@ def _is_same_or_backward(call: Call, blamed: Call) -> bool:
 
 
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
-    """Whether a call reads only right values: the reference has all of its inputs, and no wrong call produced them."""
+    """Whether a call reads only right values: the reference has all its inputs, and no wrong call produced them.
+
+    True without a call, if `mine` is None.
+    """
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.givers(mine)))
 
 
@@ -296,12 +299,13 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """Return an exchange for a missing call with a condition: the call at `swap.site` must read right inputs.
+    """Return `swap` with an added condition: it is made only if the call at `swap.site` reads its right inputs.
 
-    Returns None if the right inputs are not known. `given` are the inputs of the missing call. The right inputs are:
+    `swap` is an exchange for a missing call, which has the inputs `given`. Returns None if the right inputs are not
+    known. The right inputs are:
 
-    - If the exchange replaces an input: the inputs of the matching call in the reference, but with `given[0]` in place
-      of the missing call's output.
+    - If the exchange replaces an input: the inputs of the matching call in the reference, but with `given[0]` where
+      that call reads the missing call's output.
     - If the exchange replaces an output: the inputs of the matching call or, without a matching call, the call's own
       inputs. The reference's log must have all these values.
     """
@@ -376,7 +380,7 @@ def _right_inputs(
 
 
 def family_of(operator: str) -> str:
-    """Return the common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
+    """Return the common name of an operator and its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
     # Longer endings come first: removing `_backward` alone would leave `_dense`.
     name = operator.partition(".")[0].strip("_")
     for ending in ("_backward_data", "_dense_backward", "_backward", "_forward"):
@@ -462,7 +466,9 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """Return `plan`. If it exchanges a value without bytes, such as a sparse tensor, return only that problem."""
+    """Return `plan`. If it exchanges a value without bytes, such as a sparse tensor, return a draft with that problem
+    and no exchanges.
+    """
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
         text = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
@@ -471,10 +477,10 @@ def _checked(plan: _Draft) -> _Draft:
 
 
 class _Readers:
-    """Plans exchanges at the calls that read a wrong call's output, in both logs of a rank.
+    """Plans exchanges at the calls that read the output of a wrong call, in both logs of a rank.
 
-    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose readers are exchanged
-    instead.
+    `pairs` has the two digests of each differing record of the rank. `passed` has calls that are extra or missing too:
+    not they but their readers get exchanged values.
     """
 
     def __init__(
@@ -511,7 +517,7 @@ class _Readers:
         return is_alike and not self.is_blocked(mine)
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
-        """Exchanges for a call that only the candidate makes."""
+        """Return the exchanges for a call that only the candidate makes."""
         call, plan = self.log.log[index], _Draft()
         if self._is_planned("candidate", index, depth):
             return plan
@@ -576,7 +582,10 @@ class _Readers:
         return _checked(plan)
 
     def of_left(self, index: int) -> _Draft:
-        """Exchanges for a call that reads, directly or through views, a value that no call of the step computed."""
+        """Return the exchanges for a call that reads a value that no call of the step computed.
+
+        The call may read it directly or through views.
+        """
         # First the wrong values, each with the right value of the matching call; then all calls that read them.
         wrong, pending, seen = dict[str, str](), [index], set[int]()
         while pending:
@@ -639,7 +648,7 @@ class _Readers:
         return [i for i in alike if self.log.reads_right_values(i) and right.isdisjoint(self.log.log[i].outputs)]
 
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
-        """Exchanges for a call that only the reference makes."""
+        """Return the exchanges for a call that only the reference makes."""
         reference, plan = self.log.reference, _Draft()
         if self._is_planned("reference", index, depth):
             return plan
@@ -672,7 +681,9 @@ class _Readers:
         return _checked(plan)
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Return the exchanges for records of a missing call's output: in the candidate, and in the reference.
+        """Return the exchanges for records that have the output of a missing call.
+
+        A pair: the exchanges in the candidate, and those in the reference.
 
         Example: `all_reduce` is missing. In the candidate, the output of the call that computed the local gradient is
         replaced by the reduced gradient. There is no exchange if another reader needs the local gradient.
@@ -701,7 +712,7 @@ class _Readers:
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the exchange in the candidate: at its site `mine`, the call reads the input of its matching call."""
+        """Return the exchange in the candidate: at the site `mine`, the call reads the matching call's input."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
@@ -716,10 +727,10 @@ class _Readers:
 
 
 def _output_with(call: Call, value: str) -> int | None:
-    """Return the position of the call's output that has the digest `value`; -1, -2, ... for its first, second, ...
-    alias.
+    """Return the position of the call's output whose digest is `value`.
 
-    None if there is none, as for memory that several calls wrote in part.
+    If an alias of an output has this digest instead, returns -1 for the call's first alias, -2 for the second, and so
+    on. None if neither has it, for example if several calls each wrote a part of the memory.
     """
     if value in call.outputs:
         return call.outputs.index(value)

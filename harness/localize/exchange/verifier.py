@@ -76,7 +76,7 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 
 @dataclass
 class Cause:
-    """A cause: its first wrong call, that call's wrong arguments, and the exchanges for all calls with this defect.
+    """A cause: the first wrong call, its wrong arguments, and the exchanges for all calls with this defect.
 
     `accounts` is the number of tensors that these exchanges make equal.
     """
@@ -87,10 +87,10 @@ class Cause:
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
-        """Whether a call that was found later belongs to this cause: it has the same defect.
+        """Whether `culprit`, a wrong call that was found later, belongs to this cause: it has the same defect.
 
-        Example: a module's wrong forward call and its backward call. `reads` has digests of further inputs of the later
-        call.
+        Example: a wrong forward call of a module, and its backward call. `reads` has digests that `culprit` reads in
+        addition to its inputs.
         """
         # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
         # lines are compared.
@@ -129,9 +129,10 @@ class Cause:
         return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether an extra call has this cause's wrong argument, or a missing call the right argument.
+        """Whether `call` is extra or missing because of this cause's wrong argument.
 
-        For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
+        An extra call ("adds") then has the wrong argument, a missing call ("lacks") has the right one. For example, the
+        backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
         # A pair has the candidate's value at 0, and the reference's at 1.
         values = {pair[how == "lacks"] for pair in self.wrong}
@@ -292,7 +293,10 @@ class Verifier:
     def _exchanged_already(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun
     ) -> str:
-        """Return the problem if all planned values were exchanged already; empty if some of the values are new."""
+        """Return an error text if a run has exchanged all planned values of the blamed call already.
+
+        Empty if at least one of these values is new.
+        """
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
@@ -300,7 +304,10 @@ class Verifier:
     def _trouble(
         self, planned: ExchangePlan, before: ExchangedRun, after: ExchangedRun, causes: Sequence[Cause]
     ) -> str:
-        """Return the reason why a run is invalid, or "": an exchange failed, or an earlier call did not repeat."""
+        """Return the reason why the run `after` is invalid: an exchange failed, or an earlier call did not repeat.
+
+        Empty if the run is valid.
+        """
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -346,9 +353,9 @@ class Verifier:
         return self._digests(run.recording) == self._keys["candidate"]
 
     def _at_first(self, swap: Swap) -> Swap | None:
-        """`swap`, an exchange in the reference, changed to insert the value that the candidate had before any exchange.
+        """Return `swap`, an exchange in the reference, changed to insert the value of the candidate's first replay.
 
-        None if the candidate's first replay has no such value.
+        The candidate had this value before any exchange. None if that replay has no such value.
         """
         calls, index = self.logs["candidate"][swap.value.rank], swap.value.call
         value = value_at(calls[index], swap.value) if index < len(calls) else None
@@ -456,9 +463,7 @@ class Verifier:
 
 
 def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
-    """Return the digests that a missing call reads, including those read by missing calls before it; empty for other
-    calls.
-    """
+    """Return the digests that a missing call and the missing calls before it read; empty for other calls."""
     pending, seen = [culprit.index] if culprit.candidate is None else [], set[int]()
     while pending:
         if (index := pending.pop()) not in seen and log.matching_here(index) is None:
@@ -468,9 +473,10 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why an earlier call must be wrong; empty if there is none.
+    """Return the reason why the blamed call cannot be the cause; empty if there is no such reason.
 
-    The reason is that the blamed call reads a wrong value, or that it is extra and its output is right.
+    Either the call reads a wrong value or, if it is missing, a value that the candidate does not have: an earlier call
+    is wrong. Or the call is extra, but its output is a value that the reference also has.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -504,7 +510,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 def _only_moves(log: CandidateLog, index: int) -> bool:
     """Whether an extra call only selects or copies right values, such as an element of a tensor.
 
-    Then its output is right. False if a selection that the reference makes is missing: this may be a wrong one.
+    Then its output is right. False if a selection that the reference makes is missing: the call may be a wrong version
+    of that selection.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
@@ -538,7 +545,10 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 
 
 def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why a collective is not to blame: another rank passes a wrong value to it. Empty if none does."""
+    """Return the reason why a collective is not to blame: another rank passes a wrong value to it.
+
+    Empty if no other rank does.
+    """
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
@@ -553,10 +563,9 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
-    """Return the reason why an earlier call must be wrong: a number argument was read out of a wrong tensor, as by
-    `item()`.
+    """Return the reason why an earlier call must be wrong, if a number argument was read out of a wrong tensor.
 
-    Empty for a number from the program's own code.
+    `item()` reads such numbers. Empty if there is no such argument, as for a number from the program's own code.
     """
     if culprit.candidate is None or culprit.reference is None:
         return ""

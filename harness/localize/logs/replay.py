@@ -232,7 +232,10 @@ def packed_calls(path: Path) -> bytes:
 
 
 def read_log(path: Path) -> list[Call]:
-    """Return the calls of all logged steps in an archive, in order. Raises RecordingError if it is missing or damaged."""
+    """Return the calls of all logged steps in an archive, in order.
+
+    Raises RecordingError if the archive is missing or damaged.
+    """
     try:
         text = _read(path, CALLS).decode()
     except UnicodeDecodeError as error:

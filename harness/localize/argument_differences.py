@@ -14,10 +14,10 @@ GIVEN = "an input of the step"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """Return the differing arguments of two calls of the same operator, as text: numbers, strings and dtypes, but no
-    tensors.
+    """Return a text about the arguments in which two calls of the same operator differ.
 
-    For example, "eps=1e-05 where the reference has 1e-06". Empty if none differ.
+    For example, "eps=1e-05 where the reference has 1e-06". Only numbers, strings and dtypes are compared. Empty if none
+    differ.
     """
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
@@ -39,7 +39,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
-    """Return the sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
+    """Return two texts about the last differing input of two calls: its source in each system, the candidate's first.
 
     Example: "the output of mm ..." and "an input of the step". None for equal inputs or unrelated calls.
     """

@@ -128,7 +128,7 @@ def links_of(
 def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
     """Return `MAX_LINKS` of the positions `kept` in the path `way`: those that a report shows.
 
-    The first two and the last are always shown. Of the others, calls on another rank than the call before take
+    The first two and the last are always shown. Among the others, calls on another rank than the call before take
     precedence, then calls in another module or direction.
     """
 

@@ -188,9 +188,7 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """Return a sentence about the first call whose output varies between two replays of a system; empty if none
-        does.
-        """
+        """Return a sentence about the first call whose output varies between two replays of a system; else empty."""
         for role in ROLES:
             self._replay(role, 2)
             for rank in self._ranks:
@@ -247,9 +245,7 @@ class EveryCall:
 
 
 def _key(step: int, rank: int, index: int, call: Call) -> Key:
-    """Return the key of a call, as if it were a recorded activation: its name is the call and the call's index in the
-    step.
-    """
+    """Return a key for a call, as if it were a recorded activation. The name has the call and its index in the step."""
     return Key(step, ACTIVATION, f"{call}, call {index}", rank)
 
 

@@ -226,10 +226,9 @@ class Places:
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
-        """Return the place of a call that runs while autograd accumulates a parameter's gradient: the parameter's
-        module.
+        """Return the place of a call that runs while autograd accumulates the gradient of `parameter`.
 
-        The module is None if no tensor of the call has the parameter's shape, as for a bucket of gradients.
+        Its module is that of `parameter`; None if no tensor of the call has that shape, as for a bucket of gradients.
         """
         if not any(tensor.shape == parameter.shape for tensor in tensors):
             return Place(None, "backward")

@@ -146,10 +146,9 @@ class Search:
     def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """Return the call to blame, the logs of all steps, and the call's step, which is earlier than the step of
-        `key`.
+        """Return three values: the call to blame, the logs of all steps, and the step of that call.
 
-        None if no call of an earlier step explains the difference.
+        It is a call of an earlier step than that of `key`. None if no such call explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
             # Its earlier steps ran in other processes, which left no logs.
@@ -190,10 +189,9 @@ class Search:
         return None
 
     def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """Return the divergence to report if the blamed call does not lead to the first differing record, but to a
-        later one.
+        """Return the divergence to report if the blamed call leads only to a later differing record than the first.
 
-        `explains` has the later record's rank and digests. A remark names both records.
+        `explains` has the rank and the digests of the later record. A remark names both records.
         """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]

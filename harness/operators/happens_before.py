@@ -152,8 +152,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call whose memory is used, in the whole graph, only by this stream and by launched work. Returns its
-        races.
+        """Report a call whose memory only this stream and launched work use in the whole graph. Returns its races.
 
         Faster than `call`.
         """
@@ -288,7 +287,7 @@ class Order:
     # -- choices ----------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Return the unfinished work. Pass it to `go_back` after a conditional branch."""
+        """Return the unfinished work, as an argument for `go_back` after a conditional branch."""
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
@@ -391,7 +390,7 @@ class Order:
 
     def _tick(self, stream: Stream) -> int:
         clock = self._clock(stream)
-        # Rule 2: the host queued this call, so it comes after everything that the host has waited for.
+        # Rule 3: the host queued this call, so it comes after everything that the host has waited for.
         if stream != HOST:
             self._join(stream, self._clock(HOST))
         clock[stream] = clock.get(stream, 0) + 1

@@ -147,7 +147,7 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None if it has none.
+        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None without rows.
 
         A value from outside the reader's module has its rows in the chunked dim.
         """
@@ -165,8 +165,7 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None if it has
-        none.
+        """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None.
 
         If this code declares that it keeps rows, a mixed value counts as having the rows of the code's arguments. All
         arguments must have the same rows, and the value must have as many.

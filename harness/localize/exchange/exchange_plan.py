@@ -152,7 +152,7 @@ def plan_of(
 
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
-    """Return the exchanges for a call, by its kind of defect.
+    """Return the exchanges for a call, according to the kind of its defect.
 
     `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
     """
@@ -172,7 +172,7 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """Return the call that receives a send's message: its rank, and its index in the candidate's and reference's logs.
+    """Return the call that receives the message of a send, as (rank, index in the candidate's log, in the reference's).
 
     `rank`, `mine` and `theirs` identify the send in the same way. They are returned if no receiving call is found.
     """
@@ -252,7 +252,7 @@ def _is_same_or_backward(call: Call, blamed: Call) -> bool:
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     """Whether a call reads only right values: the reference has all its inputs, and no wrong call produced them.
 
-    True without a call, if `mine` is None.
+    False without a call, if `mine` is None.
     """
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.givers(mine)))
 
@@ -270,10 +270,9 @@ def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """Return the exchanges of another call with the same defect, made only if the call reads its right inputs when it
-    runs.
+    """Return the exchanges in `draft`, for another call with the same defect, with a condition added.
 
-    Empty if the right inputs are not known.
+    They are made only if the call reads its right inputs when it runs. Empty if the right inputs are not known.
     """
     # With this condition, no exchange hides a defect before the call. Three forms: a missing call, which is exchanged
     # at its readers; an extra call with right inputs; and a call whose right inputs are those of its matching call, or
@@ -324,7 +323,8 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
     """Return the wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
 
-    For example, if `stack a b` reads two losses that were not divided, `b` is still undivided when `a` is exchanged.
+    The inputs are exchanged one by one. For example, if `stack a b` reads two losses that were wrongly not divided, `b`
+    is still undivided when `a` is exchanged, and the condition must expect that.
     """
     # The inputs of a call are exchanged one by one, in order of position. When an input is exchanged, the later inputs
     # still have their wrong values, and its condition must expect them. `expected` has these, by call and position.
@@ -399,8 +399,9 @@ class WrongArguments:
     step: int = 0
 
     def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
-        """Return the wrong arguments of the blamed call; for an extra or missing call, only its optimizer's wrong
-        settings.
+        """Return the wrong arguments of the blamed call.
+
+        If the call is extra or missing: only the wrong settings of its optimizer.
         """
         log = logs[culprit.rank]
         if culprit.candidate is None or culprit.reference is None:
@@ -422,7 +423,7 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether a call has these wrong arguments, or shares a wrong setting with them."""
+        """Whether a call has exactly the arguments `wrong`, or one of the optimizer settings among them."""
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
 
@@ -435,7 +436,7 @@ _SETTING = "setting "
 
 
 def of_setting(wrong: Wrong) -> Wrong:
-    """Return the pairs of `wrong` that are optimizer settings."""
+    """Return the wrong arguments among `wrong` that are optimizer settings."""
     return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
@@ -455,7 +456,7 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
 
 
 def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
-    """Exchange each differing output of a call with its matching call's."""
+    """Return the exchanges of each differing output of a call with that of its matching call."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
     for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
         if found != wanted:
@@ -479,8 +480,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """Plans exchanges at the calls that read the output of a wrong call, in both logs of a rank.
 
-    `pairs` has the two digests of each differing record of the rank. `passed` has calls that are extra or missing too:
-    not they but their readers get exchanged values.
+    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose own outputs cannot be
+    exchanged, so that the outputs of their readers are.
     """
 
     def __init__(
@@ -616,7 +617,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of the calls that read a call's output. Their other inputs must be right."""
+        """Return the exchanges for the outputs of all calls that read an output of call `index`.
+
+        The other inputs of these calls must be right.
+        """
         # With a wrong other input, an exchange of the output would hide a second defect.
         plan = _Draft()
         self.passed.update((index, *self._same_defect_there(index)))
@@ -637,8 +641,7 @@ class _Readers:
         return plan
 
     def _same_defect_there(self, index: int) -> list[int]:
-        """Return the indices of calls with the same defect at the same place, such as calls for other tensors of a
-        list.
+        """Return the indices of calls with the same defect at the same place, such as for other tensors of a list.
 
         A call for the other chunk is included.
         """
@@ -705,7 +708,10 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Exchange the outputs of a call that lacks an input of its matching call, or reads it in another dtype."""
+        """Return the exchanges of the outputs of a call that lacks an input of its matching call.
+
+        Or the call reads this input in another dtype.
+        """
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
             return _of_matching(self.log, self.rank, mine, theirs)

@@ -193,10 +193,10 @@ class Verifier:
         self._arguments = WrongArguments(self.settings, self.step)
 
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
-        """Search for the cause, verify it, and return both the cause and its verification.
+        """Search for the cause and verify it. Returns a pair: the cause, and its verification.
 
-        The cause is the first possible of `culprit` and `others`, unless another call found later makes the step right
-        alone.
+        The cause is the first of `culprit` and `others` that can be a cause. But if an exchange at a call found later
+        suffices to make the step right, it is that call.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -387,7 +387,7 @@ class Verifier:
         )
 
     def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> ExchangedRun:
-        """Run a system's step with values of the other system."""
+        """Run a system's step with values of the other system, and return the result."""
         other: Role = "reference" if role == "candidate" else "candidate"
         self._fetch(other, [swap.value for swap in swaps])
         self._runs += 1
@@ -418,7 +418,7 @@ class Verifier:
         )
 
     def _fetch(self, role: Role, sites: Sequence[ValueSite]) -> None:
-        """Get a system's values at these sites: from its first replay if it kept them, else from a new replay."""
+        """Get a system's values at some sites: from its first replay if it kept them, otherwise from a new replay."""
         known = self._values.setdefault(role, {})
         wanted = tuple(dict.fromkeys(site for site in sites if site not in known))
         if not wanted:
@@ -432,7 +432,7 @@ class Verifier:
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
-        """Return the first output of the same value on this rank; `site` itself if no output has the value.
+        """Return the first output on this rank that has the value at `site`; `site` itself if no output has it.
 
         For example, the input of an `mm` is kept as the output of the all-gather before it.
         """
@@ -524,7 +524,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of these values with a call that the candidate lacks."""
+    """Whether the reference takes a part of these values with a call that the candidate does not make."""
     return any(
         call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
@@ -534,7 +534,7 @@ def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
 def _has_inputs(log: CandidateLog, index: int) -> bool:
     """Whether the candidate has all inputs of a call of the reference.
 
-    An input that it lacks counts too, if missing calls compute it from values that the candidate has.
+    Also true if missing calls compute an input from values that the candidate has.
     """
     for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
         if value in log.values or giver is None:

@@ -16,7 +16,7 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the arguments that a call writes in place, such as the first argument of `add_`; empty if there are none."""
+    """Return the arguments that a call writes in place, such as the first of `add_`; empty if there are none."""
     # Schemas do not mark the running statistics of a batch norm as written, and it writes them only in training.
     unsaid = named(name_of(function)).counts_in
     names = in_place_results(function) or written_names(function) or unsaid

@@ -42,8 +42,7 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """Return the tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each
-        replaces.
+        """Return new tensors for inputs of a call that is about to run, by the `id` of the tensor that each replaces.
 
         `read` are the call's inputs, and `written` the tensors that it writes in place.
         """
@@ -71,9 +70,9 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """Return the tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
+        """Return new tensors for outputs of a call that has run, by the `id` of the tensor that each replaces.
 
-        `given` are the call's arguments, `written` those written in place, `reads` the digests of its inputs.
+        `given` are the call's arguments, `written` the arguments that it wrote in place, `reads` its inputs' digests.
         """
         if (call, False) not in self._calls:
             return {}

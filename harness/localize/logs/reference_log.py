@@ -37,7 +37,10 @@ class IndexedLog:
         return there[occurrence] if occurrence < len(there) else None
 
     def given(self, index: int) -> Sequence[int | None]:
-        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
+        """Return, for each input of a call, the index of the call that produced it.
+
+        None for a value from before the step.
+        """
         raise NotImplementedError
 
     def givers(self, index: int) -> list[int]:
@@ -91,7 +94,10 @@ class ReferenceLog(IndexedLog):
         return self._producers.get(value)
 
     def given(self, index: int) -> list[int | None]:
-        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
+        """Return, for each input of a call, the index of the call that produced it.
+
+        None for a value from before the step.
+        """
         call = self.log[index]
         # Without stated producers, the first call with an equal output counts, but only if it is before this call.
         producers = call.producers or [self._producers.get(value) for value in call.inputs]

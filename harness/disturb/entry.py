@@ -160,8 +160,10 @@ class Entry:
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """All conditions on a case without which the fault cannot be applied: `needs`, and those of all faults that
-        edit graphs."""
+        """All conditions on a case without which the fault cannot be applied.
+
+        These are `needs` and, if the fault edits graphs, the conditions that all such faults have.
+        """
         # Pipeline ranks run different stages, so the wrong rank might not run the changed call at all.
         of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs

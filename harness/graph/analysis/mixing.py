@@ -15,7 +15,7 @@ mixes rows in training, since it averages over the batch.
 7. A value that leaves the module is refused if its rows are mixed, in another order, or only a rank's share. A value
    without a chunked dim may leave, such as the number of rows per expert.
 
-Backward needs no check: a derivative mixes no rows that forward does not mix.
+Backward needs no check: it mixes only rows that forward mixes.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 Example: `mul` scales by 0.25, and by 0.125 in the reference. With the reference's output of `mul`, all 44 tensors of
 the step are equal. With the candidate's, the reference computes the candidate's 44 tensors. So the cause is verified.
 
-1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records then equal
-   the reference's, nothing else is wrong.
+1. The candidate's step runs again, and the reference's value replaces the output of the blamed call. If all records
+   then equal the reference's, nothing else is wrong.
 2. Otherwise the next call to blame is searched in the log of that run, and exchanged as well. It belongs to the same
    cause, such as a backward call, or is another cause. At most `MAX_ROUNDS` runs.
 3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped.
 4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
    these values explain the whole difference.
 
-A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Nothing is verified
-if a run does not repeat the values of the run before, up to the exchange.
+A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Up to the exchange,
+each run must repeat the values of the previous run; otherwise nothing is verified.
 """
 
 from __future__ import annotations

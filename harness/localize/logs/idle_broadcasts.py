@@ -21,7 +21,7 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """Return the logs of all ranks, in which a broadcast that changes no memory is no call's producer.
+    """Return the logs of all ranks, without the idle broadcasts among the producers of calls.
 
     Calls keep their indices.
     """
@@ -30,7 +30,7 @@ def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Cal
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """Return the indices of a rank's broadcasts that change no rank's memory."""
+    """Return the indices of a rank's idle broadcasts: those that change no memory on any rank."""
     return {
         index
         for index, call in enumerate(calls)

@@ -35,7 +35,7 @@ RECORD = "record"
 
 
 class ValueSite(NamedTuple):
-    """The place of a value: an output of a rank's operator call or, with `is_input`, an input of it.
+    """The site of a value: an output of a rank's operator call or, with `is_input`, an input of that call.
 
     - `call`: the call's index in the step.
     - `position`: the index among the call's outputs or inputs. Negative for another tensor that shares the written
@@ -134,7 +134,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a run that records: it also logs the calls that `replay` states, and writes them into `folder`."""
+    """A request to a recording run: it also logs the calls that `replay` states, and writes them into `folder`."""
 
     replay: Replay
     folder: Path

@@ -1,4 +1,4 @@
-"""The chain of calls from the blamed call to the reported record: each reads the output of the call before.
+"""The chain of calls from the blamed call to the reported record: each reads the output of the previous call.
 
 1. It is a shortest path through values that differ or, if there is none, through any values.
 2. It goes from rank to rank only at collectives.

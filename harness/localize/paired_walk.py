@@ -60,6 +60,8 @@ class Walk:
     - `found`: the possible causes, each with a weight; 0 is the likeliest.
     - `replaced`: for an extra call, by rank and index, the reference's call in its place.
     - `readers`: for a call, by rank and index, the reader from which the walk reached it.
+
+    In all methods, `mine` is the index of a call in the candidate's log, and `due` of a call in the reference's log.
     """
 
     def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:

@@ -16,7 +16,7 @@ MAX_TOLD = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """An unmatched call as text, on how many `ranks` it is unmatched, and how many `times` on all ranks."""
+    """An unmatched call as text, the number of `ranks` on which it is unmatched, and the number of `times` on all."""
 
     call: str
     ranks: int

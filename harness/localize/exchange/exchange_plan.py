@@ -14,6 +14,9 @@ Example for 2, where the candidate has an extra `mul`:
 
     reference    mm x w -> a                  sum a -> l
     candidate    mm x w -> a    mul a -> B    sum B -> L        B becomes a; in the reference, sum reads B
+
+In all functions, `mine` is the index of a call or the site of a value in the candidate's log, and `theirs` that of the
+match in the reference's log.
 """
 
 from __future__ import annotations
@@ -708,9 +711,9 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Return the exchanges of the outputs of a call that lacks an input of its matching call.
+        """Return the exchanges of the outputs of a call that does not read an input of its matching call.
 
-        Or the call reads this input in another dtype.
+        Or it reads this input in another dtype.
         """
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
@@ -718,14 +721,14 @@ class _Readers:
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the exchange in the candidate: at the site `mine`, the call reads the matching call's input."""
+        """Return the exchange at the site `mine` in the candidate: the call reads the input `theirs`."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
     def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the reverse exchange in the reference: at `theirs`, the matching call reads the candidate's input."""
+        """Return the reverse exchange, at the site `theirs` in the reference: the call reads the input `mine`."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]

@@ -22,8 +22,8 @@ _ONE_WAY = {"send", *RECEIVES}
 class JoinedLogs:
     """The logs of all ranks, with the calls of each collective matched.
 
-    The n-th collectives of a group belong together on all its ranks. Without a stated group, so do equal calls at the
-    same place.
+    The n-th collectives of a group belong together on all its ranks. If the group is not stated, they must also have
+    the same operator and place.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:

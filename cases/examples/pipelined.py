@@ -104,7 +104,7 @@ def gpipe(case: Case, mesh: Mesh) -> Any:
 
 
 def one_f_one_b(case: Case, mesh: Mesh) -> Any:
-    """Runs each micro-batch backward as early as possible (1F1B)."""
+    """Return a system that runs each micro-batch backward as early as possible (1F1B)."""
     return made(case, mesh, pipelining.Schedule1F1B)
 
 
@@ -113,13 +113,17 @@ def interleaved(case: Case, mesh: Mesh) -> Any:
 
 
 def looped_bfs(case: Case, mesh: Mesh) -> Any:
-    """Runs all micro-batches forward through one stage after another, and then backward, from the last to the first."""
+    """Return a system that runs all micro-batches forward through one stage after another, and then backward.
+
+    Backward runs them from the last to the first.
+    """
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
 
 
 def zero_bubble(case: Case, mesh: Mesh) -> Any:
-    """Computes gradients of weights at times when a rank would otherwise wait, and separately from those of
-    activations.
+    """Return a system that computes gradients of weights when a rank would otherwise wait.
+
+    They are computed separately from those of activations.
     """
     return made(case, mesh, pipelining.ScheduleInterleavedZeroBubble, per_rank=2)
 

@@ -160,8 +160,10 @@ class Entry:
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """All conditions on a case without which the fault cannot be applied: `needs`, and those of all faults that
-        edit graphs."""
+        """All conditions on a case without which the fault cannot be applied.
+
+        These are `needs` and, if the fault edits graphs, the conditions that all such faults have.
+        """
         # Pipeline ranks run different stages, so the wrong rank might not run the changed call at all.
         of_one_rank = (ONE_STAGE,) if self.rank is not None else ()
         return (GRAPH, PLAIN, *of_one_rank, *self.needs) if self.edit else self.needs
@@ -196,9 +198,10 @@ def row(
 
     By default, the function edits the candidate's graph. Three arguments change that:
 
-    - `operators`: the function replaces calls of these operators. By default, a report may blame their calls in the
-      optimizer's update.
-    - `order`: the function is never called. Only its name and docstring are used.
+    - `operators`: the function replaces calls of these operators. Unless `sites` is given, a report may blame their
+      calls in the optimizer's update.
+    - `order`: the ranks' values are added in this order. The function is never called; only its name and docstring are
+      used.
     - `runner`: the function changes the object that runs a step with micro-batches, or a built-in loop.
 
     `family` is by default the name of the function's module. `Entry` describes the other arguments.

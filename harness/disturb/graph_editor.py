@@ -85,7 +85,7 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """Return the call with index `turn` among the calls that `all` returns, or the last if there are fewer."""
+        """Return the call with index `turn` among the calls that `all` returns; the last of them if there are fewer."""
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
@@ -97,7 +97,10 @@ class GraphEditor:
         return found[0]
 
     def twin(self, node: Node) -> Call:
-        """Return the other chunk's copy of a node. Raises NoPlaceError if there is none before the node."""
+        """Return the copy of `node` in the other chunk.
+
+        Raises NoPlaceError unless this copy precedes `node` in the graph.
+        """
         # Passes name both copies of a call alike, apart from the chunk (see `GraphWriter.call`).
         ends = {0: "chunk0", 1: "chunk1"}
         mine = node.meta.get(CHUNK_KEY)
@@ -212,7 +215,7 @@ class GraphEditor:
 
     @property
     def outputs(self) -> list[Call]:
-        """The values that the graph returns: the loss, then gradients in the order of the parameters."""
+        """The nodes that the graph returns: the loss, then gradients in the order of the parameters."""
         returned: Any = self.graph.output_node().args[0]
         return list(returned)
 
@@ -271,8 +274,7 @@ class GraphEditor:
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
-        """Return the sites that a report may blame: the site of `node`, and those of calls of `operators` inserted
-        there."""
+        """Return the sites that a report may blame: those of `node`, and of calls of `operators` inserted there."""
         # Inserted calls have no known origin, so blame may also name them at the origin of the node's first input.
         places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
         return [self.site(node), *(self.site(place, name) for place in places for name in operators)]

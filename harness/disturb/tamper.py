@@ -83,7 +83,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
 
 
 def untampered(observe: Callable[..., None]) -> Callable[..., None]:
-    """Wrap an observer of the system, so that no dispatch mode, and so no fault, sees its operator calls."""
+    """Wrap an observer of the system, so that its operator calls are hidden from dispatch modes, and so from faults."""
 
     def observed(*args: Any) -> None:
         with disable_current_modes():

@@ -46,7 +46,7 @@ class Works:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """Return `result`, the result of a collective, with our async handles in place of the backend's.
+        """Return `result`, the result of a collective. Our async handles replace those of the backend in it.
 
         The collective has ended when this function returns. A message to one rank ends later, when the system waits for
         its handle; then `arrived` is called.
@@ -80,8 +80,8 @@ class Works:
 def late(function: Any, args: Any, kwargs: Any, made: list[HeldWork]) -> Any:
     """Run a c10d collective, but write its results only when the system waits for its handle.
 
-    Returns the call's result with our handles in place of the backend's, and adds them to `made`, which keeps them
-    alive. A message to one rank runs unchanged.
+    Returns the call's result, in which our handles replace the backend's. Also adds our handles to `made`, which keeps
+    them alive. A message to one rank runs unchanged.
     """
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)

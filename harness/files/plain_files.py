@@ -65,7 +65,10 @@ def most_unpacked(packed: int) -> int:
 
 
 def check_plain(path: Path | str, most: int | None = None) -> None:
-    """Raise OSError if a path is not a regular file, before another program or library reads it."""
+    """Raise OSError if a path is not a regular file, or if the file has more than `most` bytes.
+
+    To be called before another program or library reads the file.
+    """
     # The file is not opened, because opening a device can have effects.
     try:
         _check(os.stat(path), path, most)

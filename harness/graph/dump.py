@@ -1,6 +1,6 @@
 """Writes each graph of a pipeline for reviewers: as text, as a diff, and for tlparse.
 
-For the traced graph and after each pass, numbered in order:
+The files are numbered in order, from the traced graph to the last pass:
 
     00-traced.txt     a line per node, with a headline before a change of module, direction or chunk
     01-clean_up.txt   the graph after the pass

@@ -1,4 +1,4 @@
-"""Finds collectives that share a process-group object, so that each of them waits for the one before it."""
+"""Finds collectives that share a process-group object, so that each waits for the previous collective."""
 
 from __future__ import annotations
 

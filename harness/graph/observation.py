@@ -160,7 +160,7 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """After a user's pass, give the marks of each removed node to the node that its readers read instead.
+    """Give the marks of each node that a user's pass removed to the node that its readers read instead.
 
     `before` is the result of `marked_nodes` before the pass. For example, the pass replaces the marked `mm_3`, which
     `add_4` reads, by `mm_9`. Then `mm_9` gets the marks of `mm_3`. If `mm_9` has no origin, it also gets the chunk of

@@ -99,7 +99,7 @@ def graph_of(node: Node) -> GraphModule | None:
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
     """Return (the operator that a call runs, its arguments by position).
 
-    A call of `with_effects` runs the operator that it wraps, with the arguments behind it.
+    A call of `with_effects` runs the operator that it wraps, with the arguments that follow it.
     """
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]

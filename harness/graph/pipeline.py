@@ -172,7 +172,7 @@ def run_pipeline(
 class _StageRun:
     """The runs of the passes on the graph of a single pipeline stage.
 
-    `idle` is set if the last pass found nothing to do in this graph: it is the pass's error.
+    `idle` is the error of the last pass if that found nothing to do in this graph; otherwise None.
     """
 
     def __init__(self, graph: StageGraph, context: PassContext) -> None:

@@ -25,7 +25,7 @@ _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
 class Facts(NamedTuple):
-    """Facts about a graph that no pass may change.
+    """The facts about a graph that passes must keep.
 
     `checks` has a text for each assertion in the graph: its operator and message.
     """
@@ -72,7 +72,7 @@ class PassEffect:
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """For each graph: (description, [(node, the symbols in its value), ...]).
+        """The values with symbols, as (description, [(node, the symbols in its value), ...]) for each graph.
 
         Nodes without symbols are left out.
         """
@@ -179,7 +179,7 @@ def defines_symbols(change: PassEffect) -> None:
 
 
 def keeps_halves(change: PassEffect) -> None:
-    """Raise PassError if a call of the forward half is behind a call of the backward half."""
+    """Raise PassError if a call of the forward half comes after a call of the backward half."""
     first: Node | None = None
     for node in change.module.graph.nodes:
         half = node.meta.get(HALF_KEY)

@@ -48,7 +48,7 @@ class GraphWriter:
         self._nested: dict[str, GraphModule] = {}
 
     def placeholder(self, source: Node) -> Node:
-        """Copy a graph input, with a number in place of the chunk symbol, and return the new node."""
+        """Copy a graph input, replace the chunk symbol in it by a number, and return the new node."""
         node = self.graph.placeholder(source.name)
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 
@@ -108,7 +108,7 @@ class GraphWriter:
         return LazyGraphModule(attributes, self.graph)
 
     def resolved(self, value: Any, extent: int) -> Any:
-        """Return a value of the source graph with `extent` in place of the chunk symbol.
+        """Return a value of the source graph in which `extent` replaces the chunk symbol.
 
         A tensor becomes a new fake tensor.
         """

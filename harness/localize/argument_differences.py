@@ -14,10 +14,10 @@ GIVEN = "an input of the step"
 
 
 def argument_differences(call: Call, partner: Call) -> str:
-    """Return the differing arguments of two calls of the same operator, as text: numbers, strings and dtypes, but no
-    tensors.
+    """Return a text about the arguments in which two calls of the same operator differ.
 
-    For example, "eps=1e-05 where the reference has 1e-06". Empty if none differ.
+    For example, "eps=1e-05 where the reference has 1e-06". Only numbers, strings and dtypes are compared. Empty if none
+    differ.
     """
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
@@ -26,9 +26,9 @@ def argument_differences(call: Call, partner: Call) -> str:
 
 
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
-    """Return the last input in which two calls differ, as text that names its source in each system.
+    """Return a text about the last input in which two calls differ: its source in each system.
 
-    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if there is none.
+    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs.
     """
     sources = input_sources(log, index, partner)
     if sources is None:
@@ -39,7 +39,7 @@ def input_differences(log: CandidateLog, index: int, partner: int) -> str:
 
 
 def input_sources(log: CandidateLog, index: int, partner: int) -> tuple[str, str] | None:
-    """Return the sources of the last differing input of two calls, as texts: in the candidate, and in the reference.
+    """Return two texts about the last differing input of two calls: its source in each system, the candidate's first.
 
     Example: "the output of mm ..." and "an input of the step". None for equal inputs or unrelated calls.
     """
@@ -81,9 +81,10 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """How many tensors the candidate's lists have, if `missing` is a call of a list operator such as `_foreach_add_`.
+    """Return the lengths of the lists in both systems, as text, for a missing call of a list operator.
 
-    For example, "3 of the reference's 4 tensors in its lists". Empty if none or all are there.
+    For example, "3 of the reference's 4 tensors in its lists" for `_foreach_add_`. Empty if the candidate's lists have
+    no tensors or all of them, and for other operators.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
@@ -98,7 +99,8 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 def strange_output(log: CandidateLog, call: Call) -> str:
     """Return the first output of the compiled graph `call` that the reference never computed, as text.
 
-    Example: "output 1 of 3, mm_2 of layers.0 (forward)". Empty if there is none, or if its computing call is unknown.
+    Example: "output 1 of 3, mm_2 of layers.0 (forward)". Empty if the reference computed all outputs, or if the call
+    that computes the output is unknown.
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)

@@ -51,7 +51,7 @@ def find_culprit(
 def ready_logs(
     reference: Sequence[Sequence[Call] | ReferenceLog], candidate: Sequence[Sequence[Call]]
 ) -> list[CandidateLog]:
-    """For each rank, the candidate's log, matched with the reference's. Several searches may use the result."""
+    """Return the candidate's log of each rank, matched with the reference's. Several searches may use the result."""
     # Whether a broadcast is idle depends on all ranks' logs, so logs of only some ranks are left unchanged.
     plain = [log for log in reference if not isinstance(log, ReferenceLog)]
     reference = without_idle_broadcasts(plain) if len(plain) == len(reference) else reference
@@ -128,7 +128,7 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
 def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
     """Whether two causes are the same defect of the same call, on one rank or on two.
 
-    They are if operator, place and defect are equal, and equally many calls of this operator and place come before.
+    True if operator, place and defect are equal, and equally many calls of this operator and place come before.
     """
     if first.how != second.how or (first.candidate is None) != (second.candidate is None):
         return False
@@ -141,9 +141,10 @@ def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """Give a call that only the candidate makes the place of the reference's call that it replaces.
+    """Return `culprit`. An extra call gets the place of the reference's call that it replaces.
 
-    If it replaces none and has no place, it gets its reader's: `state["step"] += 1` belongs to the update.
+    If it replaces no call and has no place, it gets the place of its reader: `state["step"] += 1` belongs to the
+    update.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

@@ -1,4 +1,4 @@
-"""The chain of calls from the blamed call to the reported record: each reads the output of the call before.
+"""The chain of calls from the blamed call to the reported record: each reads the output of the previous call.
 
 1. It is a shortest path through values that differ or, if there is none, through any values.
 2. It goes from rank to rank only at collectives.
@@ -29,10 +29,10 @@ Pair = tuple[str, str]
 def with_chain(
     culprit: Culprit, rank: int, pair: Pair, logs: Sequence[CandidateLog], mine: JoinedLogs, known: JoinedLogs
 ) -> Culprit:
-    """`culprit`, the call to blame, with `chain`: the calls that lead from it to a record.
+    """Return `culprit` with its field `chain` set: the calls that lead from the blamed call to a record.
 
-    `pair` has the record's two digests, `mine` and `known` the logs of candidate and reference. A missing call's chain
-    is the reference's.
+    `pair` has the record's two digests, `mine` and `known` have the logs of candidate and reference. The chain of a
+    missing call has the reference's calls.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -66,7 +66,7 @@ def way_between(
 ) -> list[Site]:
     """Return the calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
 
-    Each call reads an output of the previous one, or is of the same collective. Differing calls are preferred.
+    Each call reads an output of the previous call, or belongs to the same collective. Differing calls are preferred.
     """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
@@ -95,10 +95,10 @@ def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
 
 
 def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
-    """Return `place`, with "backward" in place of "update" if a later call of the path `way` is backward.
+    """Return `place`, with its direction changed from "update" to "backward" if the path `way` continues in backward.
 
-    A call outside autograd counts as of the update. But gradients scaled between micro-batches are then read by
-    backward.
+    By default, calls outside autograd get the direction "update". This is wrong for a call that scales gradients
+    between micro-batches: a later backward reads its result.
     """
     calls = [logs[rank][index] for rank, index in way]
     later = (call.place.direction for call in calls if not call.collective and call.place.direction != "update")
@@ -126,10 +126,10 @@ def links_of(
 
 
 def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
-    """Choose `MAX_LINKS` of the positions `kept` in the path `way`, to be shown.
+    """Return `MAX_LINKS` of the positions `kept` in the path `way`: those that a report shows.
 
-    Always the first two and the last. Then calls on another rank than the call before take precedence, then those in
-    another module or direction.
+    The first two and the last are always shown. Among the others, calls on another rank than the call before take
+    precedence, then calls in another module or direction.
     """
 
     def is_elsewhere(i: int) -> int:

@@ -54,8 +54,8 @@ HOW_ITSELF: dict[How, str] = HOW | {
 class Link(NamedTuple):
     """A call in the chain of calls from the blamed call to a record.
 
-    The chain omits `left_out` calls just before it. `reference` and `candidate` are its indices in the systems' logs;
-    None if a system lacks it.
+    The chain omits `left_out` calls just before it. `reference` and `candidate` are the call's indices in the logs of
+    the two systems; None if the system does not make the call.
     """
 
     call: Call
@@ -103,7 +103,7 @@ class Culprit:
     def rank(self) -> int:
         """The rank whose logs `candidate` and `reference` refer to.
 
-        It is the lowest of `ranks`; but if the call leads to the record only on another rank, it is that rank.
+        This is the lowest of `ranks`, or a higher one if the call leads to the record only there.
         """
         return self.ranks[0] if self.at is None else self.at
 

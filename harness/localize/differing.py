@@ -7,9 +7,9 @@ from bitproof.harness.records import Recording
 
 
 def differing_digests(reference: Recording, candidate: Recording, step: int) -> dict[int, list[tuple[str, str]]]:
-    """For each rank that differs, the digests (reference, candidate) of its differing records, in order of computation.
+    """Return, by rank, the digests (reference, candidate) of each differing record, in order of computation.
 
-    The rank with the earliest difference comes first.
+    Only ranks with a difference are included. The rank with the earliest difference comes first.
     """
     # Missing and extra records have no pair of digests, and are reported elsewhere.
     found: dict[int, tuple[ComputedAt, list[tuple[str, str]]]] = {}

@@ -51,7 +51,7 @@ def why_not(case: Case) -> str | None:
 
 
 def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
-    """Return a remark on an EQUAL case with a user's pass. It states how many calls of the graph no comparison covers."""
+    """Return a remark on an EQUAL case with a user's pass: how many calls of the graph no comparison covers."""
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
     return (
@@ -66,8 +66,8 @@ class Found:
 
     - `steps`, `calls`: the numbers of compared steps and calls, over all ranks.
     - `fewest`: the number of calls of the step that has the fewest.
-    - `strange`: the candidate's calls with a value that the reference never had, the culprit first. Each has step,
-      rank, index and call.
+    - `strange`: the candidate's calls with a value that the reference never had, as (step, rank, index, call). The
+      call to blame is the first.
     - `packing`, `num_packing`: the graph nodes that only join the reference's values, and the number of their calls.
     """
 
@@ -175,7 +175,7 @@ class EveryCall:
         return found
 
     def _first(self, step: int, strange: list[Site]) -> Site:
-        """Return the unmatched call of a step to which no other unmatched call leads."""
+        """Return the rank and index of the unmatched call of a step to which no other unmatched call leads."""
         # It need not have the lowest index, since indices of different ranks cannot be compared. The search needs the
         # logs of all steps: a step may read values of earlier steps.
         logs, begins = [], []
@@ -188,9 +188,7 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """Return a sentence about the first call whose output varies between two replays of a system; empty if none
-        does.
-        """
+        """Return a sentence about the first call whose output varies between two replays of a system; else empty."""
         for role in ROLES:
             self._replay(role, 2)
             for rank in self._ranks:
@@ -204,7 +202,7 @@ class EveryCall:
         return ""
 
     def _divergence(self, step: int, rank: int, index: int, call: Call) -> Divergence:
-        """Return the first divergence of a case whose first unmatched call is `call`, which is also the call to blame."""
+        """Return the first divergence of a case. The first unmatched call, `call`, is also the call to blame."""
         known = next(calls for number, calls in self._steps("reference", 1, rank) if number == step)
         # The same operator with equal inputs exists in the reference, so this call is a wrong computation.
         is_made = any((each.operator, each.inputs) == (call.operator, call.inputs) for each in known)
@@ -228,7 +226,7 @@ class EveryCall:
         return Divergence(**_key(step, rank, index, call)._asdict(), call=blamed)
 
     def _steps(self, role: Role, number: int, rank: int) -> Iterator[tuple[int, Sequence[Call]]]:
-        """For each step of a replay, its number and the rank's calls in it."""
+        """Yield a pair for each step of a replay: its number, and the rank's calls in it."""
         archive = self._archive(role, number, rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):
@@ -247,9 +245,7 @@ class EveryCall:
 
 
 def _key(step: int, rank: int, index: int, call: Call) -> Key:
-    """Return the key of a call, as if it were a recorded activation: its name is the call and the call's index in the
-    step.
-    """
+    """Return a key for a call, as if it were a recorded activation. The name has the call and its index in the step."""
     return Key(step, ACTIVATION, f"{call}, call {index}", rank)
 
 

@@ -93,7 +93,10 @@ def _lines(culprit: Culprit, log: CandidateLog, output: TensorDifference | None)
 
 
 def _readers(log: CandidateLog, theirs: int) -> list[int]:
-    """Return the candidate's calls whose matching calls read, directly or through views, the output of a missing call."""
+    """Return the candidate's calls whose matching calls read the output of a missing call, directly or through views.
+
+    `theirs` is the index of the missing call.
+    """
     # A missing view has no match itself, so its readers are searched as well.
     pending, found = [theirs], list[int]()
     while pending:
@@ -105,9 +108,7 @@ def _readers(log: CandidateLog, theirs: int) -> list[int]:
 
 
 def _arguments(call: Call, partner: Call) -> tuple[str, str] | None:
-    """Return the texts for "expected" and "found" if numbers, strings or dtypes of two calls differ; None if none
-    differ.
-    """
+    """Return the texts for "expected" and "found" if two calls differ in numbers, strings or dtypes; else None."""
     if call.operator != partner.operator:
         return None
     sides = dict(partner.scalars), dict(call.scalars)

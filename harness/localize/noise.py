@@ -41,7 +41,7 @@ class NoiseSearch(Search):
     stressed: bool
 
     def explain_noise(self, first: Divergence) -> tuple[Divergence, str | None]:
-        """Return the divergence `first`, completed with the call to blame, and a remark for the report or None.
+        """Return a pair: the divergence `first` with the call to blame filled in, and a remark for the report or None.
 
         Raises the errors of a replay, such as RankError.
         """
@@ -84,7 +84,7 @@ class NoiseSearch(Search):
         return replace(first, call=call), _remark(key, found, step)
 
     def _abandoned(self, key: Key) -> Culprit | None:
-        """Return the first collective that was never waited for, in the record's step and on its rank; else None."""
+        """Return the first collective that was never waited for, in the step and on the rank of `key`; else None."""
         archive = archive_of(self._archives("candidate", 1), key.rank)
         calls, begin = read_log(archive), 0
         for step, count in read_steps(archive):

@@ -4,13 +4,15 @@ Calls of the two systems match if they have the same operator and place (see `ma
 matching calls to the producers of each input that differs, as long as these match:
 
     reference    mm x w -> a    silu a -> b    sum b -> l
-    candidate    mm x w -> a    silu a -> B    sum B -> L    from L to sum, and to silu, whose inputs are equal
+    candidate    mm x w -> a    silu a -> B    sum B -> L
 
-It ends at a cause:
+Here the walk starts at L, goes to `sum`, and then to `silu`. It ends there, as the inputs of `silu` are equal.
+
+A walk ends at a cause:
 
 1. Equal inputs and a different output: the call computes a wrong value ("computes").
-2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. Without any, the
-   extra call is the cause ("adds").
+2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. If it has no wrong
+   inputs, the extra call is the cause ("adds").
 3. The reference's producer has no match, and the candidate lacks its output: this call, or one before it, is missing
    ("lacks").
 4. Both producers are right, but do not match: the call reads the wrong one of several right values ("reads"). Variants:
@@ -19,8 +21,8 @@ It ends at a cause:
 
 Two special cases:
 
-- A call that only joins right values is a cause only if no call before it computes. If it fills a bucket, the bucket's
-  collective is the cause.
+- A call that only joins right values is a cause only if the walk finds no wrong call before it. If it fills a bucket,
+  the bucket's collective is the cause.
 - A collective is compared on all of its ranks. The walk goes on to the rank that passes a different value.
 """
 
@@ -58,6 +60,8 @@ class Walk:
     - `found`: the possible causes, each with a weight; 0 is the likeliest.
     - `replaced`: for an extra call, by rank and index, the reference's call in its place.
     - `readers`: for a call, by rank and index, the reader from which the walk reached it.
+
+    In all methods, `mine` is the index of a call in the candidate's log, and `due` of a call in the reference's log.
     """
 
     def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:
@@ -273,7 +277,8 @@ class Walk:
         return self._add(rank, mine, due, "exchanges") if is_exchange else self._reads(rank, (mine, due))
 
     def _differing_inputs(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
-        """Yield each input in which two calls differ: both producers, and the candidate's digest.
+        """Yield a triple for each input in which two calls differ: the candidate's producer, the reference's producer,
+        and the candidate's digest.
 
         `mine` is the candidate's call, and `due` the reference's. A producer is a call of the step, or None.
         """
@@ -394,14 +399,14 @@ class Walk:
         return name_of(call) == "copy_" and len(set(call.inputs)) > 1 and log.reads_right_values(mine)
 
     def _is_bucket(self, rank: int, mine: int) -> bool:
-        """Whether a call is a collective of packed values."""
+        """Whether a call is a collective of values that another call joined, such as a bucket."""
         log = self.logs[rank]
         return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if calls that only the candidate makes join values, up to `mine`.
+        """Return the index of the call to blame if extra calls, up to `mine`, join values.
 
-        - A collective of the joined values, if there is one; None if that is `mine` itself.
+        - If one of them is a collective of the joined values, that collective; None if it is `mine` itself.
         - Otherwise the first call that joins values; None if no call does.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
@@ -450,7 +455,7 @@ class Walk:
 
 
 def _is_for_its_reader(call: Call) -> bool:
-    """Whether a call only prepares the input of its reader: a pack, a constant, or a view of a whole value."""
+    """Whether a call only prepares the input of its reader: it joins values, is a constant, or views a whole value."""
     return keeps_order(call) or not call.inputs or (name_of(call) in PACKING | CONSTANTS and not call.view)
 
 

@@ -203,7 +203,7 @@ class Places:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> Place:
-        """Return the innermost running module as a place, noted for the autograd nodes that this call creates."""
+        """Return the innermost running module as a place. Autograd nodes that this call creates get the same place."""
         place = Place(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -217,7 +217,7 @@ class Places:
         return place
 
     def _backward(self, number: int) -> Place:
-        """Return the place of the forward call that created the autograd node with this number, as a place of backward."""
+        """Return the place of the forward call that created the autograd node `number`, with the direction backward."""
         # The last call with this number or a smaller one: calls that create no node of their own are not noted.
         index = bisect.bisect_right(self._numbers, number) - 1
         made_at = self._made_at[index] if index >= 0 else Place(None, "forward")
@@ -226,10 +226,9 @@ class Places:
         return made_at._replace(direction="backward")
 
     def _arriving(self, parameter: Tensor, tensors: Iterable[Tensor]) -> Place:
-        """Return the place of a call that runs while autograd accumulates a parameter's gradient: the parameter's
-        module.
+        """Return the place of a call that runs while autograd accumulates the gradient of `parameter`.
 
-        The module is None if no tensor of the call has the parameter's shape, as for a bucket of gradients.
+        Its module is that of `parameter`; None if no tensor of the call has that shape, as for a bucket of gradients.
         """
         if not any(tensor.shape == parameter.shape for tensor in tensors):
             return Place(None, "backward")
@@ -248,8 +247,7 @@ class Places:
         return {"forward": self._micro_batch, "backward": self._backward_of}.get(str(place.direction))
 
     def part_of(self, place: Place) -> str | None:
-        """Return the part of the update, or of a mixture of experts, to which the running call belongs; None for
-        others.
+        """Return the part of the update, or of a mixture of experts, to which the running call belongs; else None.
 
         In an update: the optimizer's class, "clipping" or "loss scaling". In a mixture of experts: for example
         "dispatch".
@@ -291,7 +289,7 @@ class Places:
                 hook.remove()
 
     def _unseen(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """`hook`, wrapped so that Dynamo does not compile it; if compiled code stays whole, `hook` itself."""
+        """Return `hook`, wrapped so that Dynamo does not compile it; if compiled code stays whole, `hook` itself."""
         return hook if self.stays_whole else torch.compiler.disable(hook)
 
     def _hook_late(self) -> None:

@@ -85,7 +85,7 @@ class Search:
     verifies: bool = field(default=False, kw_only=True)
 
     def explain(self, first: Divergence) -> Divergence:
-        """Return `first`, completed with its differing bits and, if found, the call to blame.
+        """Return the divergence `first` with its differing bits and, if found, the call to blame filled in.
 
         If only a later record has a call to blame, returns that record's divergence. Raises UnrepeatableError if a
         replay differs from its recording.
@@ -146,10 +146,9 @@ class Search:
     def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """Return the call to blame, the logs of all steps, and the call's step, which is earlier than the step of
-        `key`.
+        """Return three values: the call to blame, the logs of all steps, and the step of that call.
 
-        None if no call of an earlier step explains the difference.
+        It is a call of an earlier step than that of `key`. None if no such call explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
             # Its earlier steps ran in other processes, which left no logs.
@@ -190,10 +189,9 @@ class Search:
         return None
 
     def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """Return the divergence to report if the blamed call does not lead to the first differing record, but to a
-        later one.
+        """Return the divergence to report if the blamed call leads only to a later differing record than the first.
 
-        `explains` has the later record's rank and digests. A remark names both records.
+        `explains` has the rank and the digests of the later record. A remark names both records.
         """
         rank, *pair = explains
         sides = [self.recordings[role].records_at(rank, first.step) for role in ROLES]
@@ -210,7 +208,7 @@ class Search:
 
     @contextmanager
     def _bits_may_fail(self, whose: str, rank: int) -> Iterator[None]:
-        """Context in which an error while bits are fetched becomes a remark, as the cause is known without them."""
+        """Context in which an error while bits are fetched becomes a remark: the cause is known without the bits."""
         try:
             yield
         except BitproofError as error:
@@ -218,10 +216,9 @@ class Search:
             self.remarks.append(f"{text}: {error.what}")
 
     def _with_bits(self, first: Divergence) -> Divergence:
-        """Return `first`, completed with the bits of its tensor that differ between the first replays of the two
-        systems.
+        """Return the divergence `first` with the differing bits of its tensor filled in.
 
-        Returns `first` unchanged if the two tensors differ in dtype or shape.
+        They are taken from each system's first replay. Unchanged if the two tensors differ in dtype or shape.
         """
         bits, _ = self._bits(1, first.rank, RECORD)
         if bits is None:
@@ -268,8 +265,7 @@ class Search:
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """Return the difference between two values of the same name, one in each system's archive, and their two
-        digests.
+        """Return a pair for two values of the same name, one in each system's archive: their difference, their digests.
 
         `number` is the number of the replay whose archives are read. The difference is None if dtypes or shapes differ.
         """
@@ -313,10 +309,10 @@ def _describe(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """Return kind and name of the reference's record that has the same bits as the candidate's differing record `key`.
+    """Return the reference's record with exactly the bits of the candidate's record `key`, as kind and name.
 
-    Only records of the same kind, step and rank as `key` are compared. Returns None unless exactly one of these has the
-    same bits. For example, "grad b" for grad a, if two gradients were exchanged.
+    For example, "grad b" if two gradients were exchanged and `key` is grad a. Only records of the same kind, step and
+    rank as `key` are compared. Returns None unless exactly one of these has the same bits.
     """
     digest = candidate.records_at(key.rank, key.step)[key].digest
     found = [

@@ -16,7 +16,7 @@ MAX_TOLD = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """An unmatched call as text, on how many `ranks` it is unmatched, and how many `times` on all ranks."""
+    """An unmatched call as text, the number of `ranks` on which it is unmatched, and the number of `times` on all."""
 
     call: str
     ranks: int
@@ -26,8 +26,8 @@ class UnmatchedCall(NamedTuple):
 class Look(NamedTuple):
     """Indices of a rank's calls in a step.
 
-    `strange` calls have outputs that the reference lacks. `packing` calls lack a counterpart in the reference too, but
-    only pack values that it has.
+    The reference makes neither kind of call. `strange`: calls with an output that the reference has nowhere. `packing`:
+    calls that only view or join values that the reference has.
     """
 
     strange: list[int]
@@ -52,9 +52,9 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """Compare a rank's logs of a step: find the candidate's calls with an output that the reference has nowhere.
+    """Compare a rank's logs of a step: return the candidate's calls with an output that the reference has nowhere.
 
-    Listed apart are calls that only view or join the reference's values, and that the reference does not make.
+    Listed separately are calls that only view or join the reference's values, and that the reference does not make.
     """
     # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
@@ -79,7 +79,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
 
 
 def _question(call: Call) -> tuple[object, ...]:
-    """Everything that determines a call's result: operator, inputs and numbers."""
+    """Return everything that determines a call's result: operator, inputs and numbers."""
     return call.operator, call.inputs, call.scalars
 
 

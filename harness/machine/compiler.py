@@ -19,7 +19,7 @@ def compiler() -> str:
 
 
 def compiled_for() -> list[str]:
-    """Return what decides the code that Inductor compiles here, besides torch: [compiler, version, processor].
+    """Return the facts besides torch that decide the code which Inductor compiles: [compiler, version, processor].
 
     The last is a digest of the processor's instruction sets. Inductor lets the compiler use all of them, even those
     that torch itself does not use.

@@ -285,5 +285,5 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 
 def first_changed(by_rank: list[Readings]) -> Readings:
-    """Return the readings of the first rank whose system changed a switch; if there is none, those of rank 0."""
+    """Return the readings of the first rank whose system changed a switch of determinism; else those of rank 0."""
     return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])

@@ -40,7 +40,7 @@ class Placement:
 
     @property
     def collectives(self) -> Literal["shared", "gloo", "nccl", "native"]:
-        """How ranks communicate, in the words of reports. "native" means that NCCL itself adds the ranks' values."""
+        """The way in which ranks communicate, in the words of reports. With "native", NCCL itself adds their values."""
         return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:

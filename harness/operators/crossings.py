@@ -160,7 +160,7 @@ def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
 def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """Return the deadlocks in which a launch that `rank` has begun cannot begin on another rank.
 
-    There, the matching launch comes after a launch of the same communicator that never ends.
+    On the other rank, the matching launch waits for a launch of the same communicator that never ends.
     """
     found, own = [], ranks[rank]
     for queue, calls in own.calls.items():

@@ -8,12 +8,12 @@ The caller reports each call to `Order`, in the graph's order: the memory that i
 launches, and the waits. Memory is named by keys, at least a key for each value. `harness.operators.rows` lists the
 operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
-1. Calls of a stream run in order, and different streams run concurrently. The clock of a stream has, for each stream,
-   the last call that ends before the next call of this stream.
+1. Calls of a stream run in order, and different streams run concurrently. The clock of a stream S maps every stream to
+   its last call that certainly ends before the next call of S.
 2. An event stores the clock of the stream that recorded it. A stream that waits for the event merges that clock into
    its own.
-3. The host queues work on streams, so this work comes after all earlier work and waits of the host. The host itself
-   waits for a stream only explicitly.
+3. The host queues work on streams. This work comes after everything that the host did or waited for earlier. The host
+   itself waits for a stream only explicitly.
 4. A launch starts work after the earlier calls of its stream. The work then runs concurrently with everything, until a
    stream waits for it. A wait for a launch ends no other launch, not even an earlier launch of the same group. (NCCL
    would run them in order, gloo need not.)
@@ -152,8 +152,7 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call whose memory is used, in the whole graph, only by this stream and by launched work. Returns its
-        races.
+        """Report a call whose memory only this stream and launched work use in the whole graph. Returns its races.
 
         Faster than `call`.
         """
@@ -288,7 +287,7 @@ class Order:
     # -- choices ----------------------------------------------------------------------------------------
 
     def state(self) -> State:
-        """Return the unfinished work. Pass it to `go_back` after a conditional branch."""
+        """Return the unfinished work, as an argument for `go_back` after a conditional branch."""
         return {key: [(work, len(work.filled), len(work.taken)) for work in works] for key, works in self.open.items()}
 
     def go_back(self, before: State) -> dict[int, _Work]:
@@ -391,7 +390,7 @@ class Order:
 
     def _tick(self, stream: Stream) -> int:
         clock = self._clock(stream)
-        # Rule 2: the host queued this call, so it comes after everything that the host has waited for.
+        # Rule 3: the host queued this call, so it comes after everything that the host has waited for.
         if stream != HOST:
             self._join(stream, self._clock(HOST))
         clock[stream] = clock.get(stream, 0) + 1

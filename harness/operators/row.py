@@ -44,7 +44,7 @@ class Sync(Enum):
 
 
 class Hides(Enum):
-    """Why a small error in an operator's inputs may not change its result."""
+    """A reason why a small error in an operator's inputs may not change its result."""
 
     CHOICE = "it takes some elements, and the wrong ones may not be among them"
     ORDER = "it decides by order or sign, which a small error leaves as it was"
@@ -127,7 +127,7 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True)
 class Operator:
-    """A row of the table: what is known of an operator. Each field is a column.
+    """A row of the table: the known facts about an operator. Each field is a column.
 
     Some columns have names of overloads. Then the property holds for these overloads only.
     """

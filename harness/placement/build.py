@@ -100,8 +100,8 @@ class PlacedParameter:
 class PlacementInputs:
     """Facts that a traced step does not have: its layers and parameters, and how often the model has each layer.
 
-    - `times`: the number of the model's layers for which a traced layer stands, as in {"layers.0": 12}. Other modules
-      count once.
+    - `times`: how many layers of the model a traced layer represents, such as {"layers.0": 12}. Other modules
+      represent only themselves.
     - `compute`, `reduce`: the dtypes of computation and of sums over ranks.
     """
 
@@ -113,7 +113,7 @@ class PlacementInputs:
     reduce: torch.dtype
 
     def times_of(self, module: str | None) -> int:
-        """Return the number of the model's modules for which a module of the traced step stands."""
+        """Return how many modules of the model a module of the traced step represents."""
         return self.times.get(".".join((module or "").split(".")[:2]), 1)
 
     def layer_of(self, module: str | None) -> PlacedLayer | None:

@@ -30,7 +30,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Taken:
-    """A choice for each node: its index by the node's name. `cost` and `bytes` are the totals of all choices."""
+    """A choice for each node. `choices` has its index by the node's name; `cost` and `bytes` are the totals."""
 
     choices: Mapping[str, int]
     cost: float
@@ -59,8 +59,7 @@ class PlacementProblem:
         self.edges[first, second] = costs if known is None else known + costs
 
     def take(self, choices: Mapping[str, int]) -> Taken:
-        """Return the total cost and bytes of a choice for each node. `choices` has the index of the choice by the
-        node's name.
+        """Return `choices`, which has the index of a choice for each node's name, with their total cost and bytes.
 
         Sums run in the order of nodes, then of edges.
         """

@@ -129,9 +129,9 @@ class _LinearProgram:
 def _linear_program(
     problem: PlacementProblem, choices: dict[str, list[int]], base: dict[str, list[float]]
 ) -> _LinearProgram:
-    """Return the linear program for the remaining `choices`. `base` has the costs of all choices, by node.
+    """Return the linear program for the remaining `choices` (steps 2 and 3 at the top of this file).
 
-    Steps 2 and 3 at the top of this file.
+    `base` has the costs of all choices, by node.
     """
     first: dict[str, int] = {}
     count = 0
@@ -161,7 +161,7 @@ def _linear_program(
 def _minimize(lines: _LinearProgram, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
     """Return the values of all variables at the optimum, and the optimality gap; None if no solution meets the bound.
 
-    Step 4 at the top of this file. `sizes` are the bytes of the choices. They and `bound` are in MiB.
+    This is step 4 at the top of this file. `sizes`, the bytes of the choices, and `bound` are in MiB.
     """
     optimize, sparse = _scipy()
     num_variables, equals = len(lines.objective), lines.equals

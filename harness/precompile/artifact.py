@@ -44,7 +44,7 @@ Enter = Callable[[str], None]
 class Precompiled(NamedTuple):
     """Facts about the written file, and the seconds that precompiling took.
 
-    `trace_seconds` are those of the first and of the last rank's trace.
+    `trace_seconds` has the seconds of the first rank's trace, and of the last rank's.
     """
 
     artifact: Artifact
@@ -65,6 +65,8 @@ def precompile(
 
     `fault` is the name of a fault, to test that a step which differs between ranks is refused. The fault changes the
     traced steps of the first and of the last rank, which are then compared. Nothing is written.
+
+    Raises:
 
     - CaseError: the case's steps cannot be precompiled.
     - ArtifactError: the step differs between ranks, or cannot be written as data.

@@ -59,8 +59,7 @@ def answers_apart(
 
 
 def answer_all(task_type: type[A], answers: Callable[[A], Iterator[Any]]) -> None:
-    """The `main` of a module that `answers_apart` runs: call `answers` with the task, and write each of its answers at
-    once.
+    """Read a task, call `answers` with it, and write each answer at once. For a module that `answers_apart` runs.
 
     The task is read from standard input. The first argument of the process is the descriptor of the pipe for answers.
     """

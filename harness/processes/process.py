@@ -92,7 +92,7 @@ def cpu_of_descendants() -> float:
 
 
 def end_children(*, but: set[int]) -> None:
-    """Kill all children of this process except `but`, and the orphans that become its children by this."""
+    """Kill all children of this process except `but`, and the orphans that then become its children."""
     # Children of a killed child become this process's own, so look again until none is left.
     while found := children() - but:
         for pid in found:

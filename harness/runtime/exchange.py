@@ -17,9 +17,9 @@ UNSUPPORTED = (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errn
 
 
 def exchange(left: Path, right: Path) -> None:
-    """Exchange the folders at two paths. Raises OSError.
+    """Exchange the folders at two paths.
 
-    Its `errno` is one of `UNSUPPORTED` if the system cannot exchange folders.
+    Raises OSError, whose `errno` is one of `UNSUPPORTED` if the system cannot exchange folders.
     """
     # Python's `os` has no such call.
     libc = ctypes.CDLL(None, use_errno=True)

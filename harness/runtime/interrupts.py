@@ -63,7 +63,7 @@ _watch = _Watch()
 
 
 def end_at_once() -> None:
-    """From now on, an interrupt ends the process with status 3. `raising` changes this."""
+    """Make interrupts end the process with status 3 from now on. `raising` changes this."""
     _install()
 
 

@@ -50,10 +50,11 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
 
 
 def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
-    """Return how a launcher started several copies of this command that cannot communicate; None if it did not.
+    """Return facts about a launcher that started several copies of this command; None if no launcher did.
 
-    The result has the launcher's name, the variable with this process's number, the variable with the number of
-    processes, and that number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", 8).
+    The copies cannot communicate. The facts are the launcher's name, the variable with this process's number, the
+    variable with the number of processes, and that number: ("mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+    8).
     """
     environment = os.environ if environment is None else environment
     if FORKED in environment or is_rank(environment):

@@ -45,8 +45,8 @@ nanoseconds."""
 class Sources:
     """The files of bitproof's packages and of torch.
 
-    - `digest`: of the content of bitproof's files, and of path, size and times of torch's files.
-    - `own`: of the content of bitproof's files alone. It is equal on all machines with the same release.
+    - `digest`: a hash of the content of bitproof's files, and of path, size and times of torch's files.
+    - `own`: a hash of the content of bitproof's files alone. It is equal on all machines with the same release.
     - `stats`: the size and times of each file.
     """
 
@@ -97,8 +97,7 @@ class Installation:
     """The files that `others` includes."""
 
     def later(self) -> Later | None:
-        """Return the modules loaded since this object was made; None if files have changed, so that these are
-        unknown."""
+        """Return the modules loaded since this object was made; None if they are unknown, as files have changed."""
         if at_start is None or not self.sources.are_untouched():
             return None
         files = _loaded_files() - self.loaded - {stat[0] for stat in self.sources.stats}

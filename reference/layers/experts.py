@@ -37,8 +37,8 @@ class Exchange(Protocol):
 
         `rows_RD` is sorted by expert; `counts_E` (int64) has the number of rows of each expert.
 
-        Returns the rows sorted by local expert, the end of each local expert's rows (int32), and the state for
-        `combine`.
+        Returns three values: the received rows, sorted by local expert; for each local expert, the index at which its
+        rows end (int32); and the state for `combine`.
         """
         ...
 

@@ -67,8 +67,8 @@ class ExpertExchange:
 
         `counts_E` (int64) has the number of rows of each expert.
 
-        Returns the received rows sorted by local expert, the end of each local expert's rows (int32), and the state for
-        `combine`.
+        Returns three values: the received rows, sorted by local expert; for each local expert, the index at which its
+        rows end (int32); and the state for `combine`.
         """
         num_local = counts_E.shape[0] // self.size
         even = [num_local] * self.size
@@ -113,12 +113,13 @@ class CapacityExchange:
         self.capacity = Fraction(str(capacity))
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, _Slots]:
-        """Send at most C rows of `rows_RD`, sorted by expert, to each expert.
+        """Send at most C rows of `rows_RD`, which are sorted by expert, to each expert. C is the expert's capacity.
 
-        `counts_E` (int64) has each expert's number of rows.
+        `counts_E` (int64) has each expert's number of rows. Returns three values:
 
-        Returns C rows for each local expert and sender, the end of each local expert's rows (int32), and the state for
-        `combine`.
+        - The received rows: C for each local expert and sender, sorted by local expert.
+        - For each local expert, the index in these rows at which its rows end (int32).
+        - The state for `combine`.
         """
         num_experts = counts_E.shape[0]
         # Rounded up, in integers.

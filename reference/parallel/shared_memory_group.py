@@ -114,7 +114,7 @@ class SharedMemoryGroup(RankOrderGroup):
     def _rows(self, dtype: torch.dtype, at: int, stride: int, count: int) -> Sequence[Tensor]:
         """Return `count` elements of each rank, as tensors in shared memory.
 
-        Those of the first rank begin at byte `at`, and those of each further rank `stride` bytes later.
+        The elements of the first rank begin at byte `at`, and those of each further rank `stride` bytes later.
         """
         if dtype not in self._views:
             self._views[dtype] = torch.frombuffer(self.memory.map, dtype=dtype)

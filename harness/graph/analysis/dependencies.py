@@ -6,7 +6,7 @@ A node depends on its inputs. Effects add dependencies between nodes that do not
 - A read depends on the memory's last writer.
 - A random draw depends on the previous draw.
 
-A collective reads its input until its wait, so a later write to that input must stay behind the wait.
+A collective reads its input until its wait, so a later write to that input must stay after the wait.
 """
 
 from __future__ import annotations

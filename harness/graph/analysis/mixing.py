@@ -15,7 +15,7 @@ mixes rows in training, since it averages over the batch.
 7. A value that leaves the module is refused if its rows are mixed, in another order, or only a rank's share. A value
    without a chunked dim may leave, such as the number of rows per expert.
 
-Backward needs no check: a derivative mixes no rows that forward does not mix.
+Backward needs no check: it mixes only rows that forward mixes.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 
 
 class MixingCheck:
-    """Checks in eager that a module does not mix rows, before its first chunk runs.
+    """Checks, in eager mode, that a module does not mix rows, before its first chunk runs.
 
-    The module's forward is traced, unless a module with the same types of submodules was checked before. `dim` is the
-    name of the dim `chunk_dim` in errors.
+    The module's forward is traced, unless a module with the same types of submodules was checked before. Errors call
+    the dim `chunk_dim` by the name `dim`.
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -147,7 +147,7 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None if it has none.
+        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None without rows.
 
         A value from outside the reader's module has its rows in the chunked dim.
         """
@@ -165,8 +165,7 @@ class _Follower:
         return state
 
     def _from_outside(self, node: Node) -> State:
-        """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None if it has
-        none.
+        """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None.
 
         If this code declares that it keeps rows, a mixed value counts as having the rows of the code's arguments. All
         arguments must have the same rows, and the value must have as many.

@@ -25,7 +25,7 @@ class SharedRows:
     - "cut summand": as "cut", but rows of other ranks are zeros.
     - "summand": all rows in a single dim, but rows of other ranks are zeros. The sum over ranks has all rows.
 
-    `outer` and `inner` are those fields of `Rows` before the division.
+    `outer` and `inner` have the values that these fields of `Rows` had before the division.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]

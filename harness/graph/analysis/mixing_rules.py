@@ -125,9 +125,9 @@ def _slice(call: RuleCall) -> Answer:
 
 
 def _split(call: RuleCall) -> Answer:
-    """Rule for a split: rows are mixed if it is along their dim.
+    """Rule for a split: a split along the dim of the rows mixes them.
 
-    Rows in another order, such as rows sorted by expert, may be split, but their parts must be joined again.
+    Exception: rows that were reordered, such as by expert, may be split if their parts are joined again later.
     """
     rows, parts = call.rows[call.first], range(len(call.node.meta["val"]))
     if call.dims("dim", rank_of(call.first)) != {rows.dim}:

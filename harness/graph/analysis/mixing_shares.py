@@ -80,11 +80,11 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Rule for an `index_copy` into zeros. Any other copy mixes rows, and this copy does so unless:
+    """Rule for an `index_copy`. Rows stay separate only if all of these hold:
 
-    - the dim along which it copies does not hold the rows;
-    - no other call reads the zeros, since it might write them;
-    - a rank's range is copied to the index from which it was selected.
+    - It copies into zeros, and no other call reads these, since it might write them.
+    - The dim along which it copies does not hold the rows.
+    - If a rank's range is copied, its index is the one from which it was selected.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)

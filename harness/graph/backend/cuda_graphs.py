@@ -121,7 +121,10 @@ def _is_on_host(node: Node) -> bool:
 
 
 def check_capture(module: GraphModule) -> PassReport:
-    """Return a report if a step can be captured as a CUDA graph; otherwise raise PassError, which names the calls."""
+    """Return a report if a step can be captured as a CUDA graph.
+
+    Otherwise raise PassError, which lists the calls that prevent the capture.
+    """
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):
         more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""

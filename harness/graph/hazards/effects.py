@@ -304,7 +304,7 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects `found` of a call, with the messages added that it exchanges with single ranks.
+    """Return `found`, the effects of a call, with its messages to and from single ranks added.
 
     `target` is the called operator, and `args` are its arguments by position.
     """
@@ -322,7 +322,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a collective. `found` has its effects as an asynchronous launch."""
+    """Return the effects of a collective, which may block. `found` has its effects as an asynchronous launch."""
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)

@@ -17,7 +17,7 @@ Refuses:  a collective whose group is unknown. Collectives that are not of a par
    written, if both are in the same half.
 6. Write a bucket's reduction after its last gradient. Wait for it when the next reduction is launched, so that a single
    reduction is in flight.
-7. Move every node behind the nodes that it now reads.
+7. Move every node after the nodes that it now reads.
 """
 
 # Names of sizes: W is the number of the group's ranks, n_i the number of elements in member i's shard, N their sum.

@@ -84,9 +84,10 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
 
 
 def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
-    """Return the number of bytes in the storages that `values` keep alive. Graph inputs are left out; unknown sizes
-    count as
-    0."""
+    """Return the number of bytes in the storages that `values` keep alive.
+
+    Graph inputs are left out. Unknown sizes count as 0.
+    """
     # Each storage once, even if several of the values are views of it.
     owners = dict.fromkeys(map(_owner, values))
     tensors = [x.meta["val"] for x in owners if x.op == "call_function" and isinstance(x.meta["val"], torch.Tensor)]

@@ -14,6 +14,9 @@ Example for 2, where the candidate has an extra `mul`:
 
     reference    mm x w -> a                  sum a -> l
     candidate    mm x w -> a    mul a -> B    sum B -> L        B becomes a; in the reference, sum reads B
+
+In all functions, `mine` is the index of a call or the site of a value in the candidate's log, and `theirs` that of the
+match in the reference's log.
 """
 
 from __future__ import annotations
@@ -59,7 +62,7 @@ class Swap(NamedTuple):
 class WrongCall:
     """A wrong call, with its exchanges in the candidate and the reverse exchanges in the reference.
 
-    `is_lead` is True for the blamed call on each of its ranks, and False for another call with the same defect.
+    `is_lead` is True for the blamed call itself, on each of its ranks, and False for other calls with the same defect.
     """
 
     rank: int
@@ -152,7 +155,7 @@ def plan_of(
 
 
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
-    """Return the exchanges for a call, by its kind of defect.
+    """Return the exchanges for a call, according to the kind of its defect.
 
     `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
     """
@@ -172,7 +175,7 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
 
 
 def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """Return the call that receives a send's message: its rank, and its index in the candidate's and reference's logs.
+    """Return the call that receives the message of a send, as (rank, index in the candidate's log, in the reference's).
 
     `rank`, `mine` and `theirs` identify the send in the same way. They are returned if no receiving call is found.
     """
@@ -250,7 +253,10 @@ def _is_same_or_backward(call: Call, blamed: Call) -> bool:
 
 
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
-    """Whether a call reads only right values: the reference has all of its inputs, and no wrong call produced them."""
+    """Whether a call reads only right values: the reference has all its inputs, and no wrong call produced them.
+
+    False without a call, if `mine` is None.
+    """
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.givers(mine)))
 
 
@@ -267,10 +273,9 @@ def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """Return the exchanges of another call with the same defect, made only if the call reads its right inputs when it
-    runs.
+    """Return the exchanges in `draft`, for another call with the same defect, with a condition added.
 
-    Empty if the right inputs are not known.
+    They are made only if the call reads its right inputs when it runs. Empty if the right inputs are not known.
     """
     # With this condition, no exchange hides a defect before the call. Three forms: a missing call, which is exchanged
     # at its readers; an extra call with right inputs; and a call whose right inputs are those of its matching call, or
@@ -296,12 +301,13 @@ def _only_if_right(
 
 
 def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | None:
-    """Return an exchange for a missing call with a condition: the call at `swap.site` must read right inputs.
+    """Return `swap` with an added condition: it is made only if the call at `swap.site` reads its right inputs.
 
-    Returns None if the right inputs are not known. `given` are the inputs of the missing call. The right inputs are:
+    `swap` is an exchange for a missing call, which has the inputs `given`. Returns None if the right inputs are not
+    known. The right inputs are:
 
-    - If the exchange replaces an input: the inputs of the matching call in the reference, but with `given[0]` in place
-      of the missing call's output.
+    - If the exchange replaces an input: the inputs of the matching call in the reference, but with `given[0]` where
+      that call reads the missing call's output.
     - If the exchange replaces an output: the inputs of the matching call or, without a matching call, the call's own
       inputs. The reference's log must have all these values.
     """
@@ -320,7 +326,8 @@ def _expecting(swap: Swap, log: CandidateLog, given: Sequence[str]) -> Swap | No
 def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
     """Return the wrong calls, with corrected conditions (`reads`) if several inputs of a call are exchanged.
 
-    For example, if `stack a b` reads two losses that were not divided, `b` is still undivided when `a` is exchanged.
+    The inputs are exchanged one by one. For example, if `stack a b` reads two losses that were wrongly not divided, `b`
+    is still undivided when `a` is exchanged, and the condition must expect that.
     """
     # The inputs of a call are exchanged one by one, in order of position. When an input is exchanged, the later inputs
     # still have their wrong values, and its condition must expect them. `expected` has these, by call and position.
@@ -376,7 +383,7 @@ def _right_inputs(
 
 
 def family_of(operator: str) -> str:
-    """Return the common name of an operator and of its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
+    """Return the common name of an operator and its backward: `gelu` for `gelu_backward`, `mul` for `mul_.Scalar`."""
     # Longer endings come first: removing `_backward` alone would leave `_dense`.
     name = operator.partition(".")[0].strip("_")
     for ending in ("_backward_data", "_dense_backward", "_backward", "_forward"):
@@ -395,8 +402,9 @@ class WrongArguments:
     step: int = 0
 
     def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
-        """Return the wrong arguments of the blamed call; for an extra or missing call, only its optimizer's wrong
-        settings.
+        """Return the wrong arguments of the blamed call.
+
+        If the call is extra or missing: only the wrong settings of its optimizer.
         """
         log = logs[culprit.rank]
         if culprit.candidate is None or culprit.reference is None:
@@ -418,7 +426,7 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether a call has these wrong arguments, or shares a wrong setting with them."""
+        """Whether a call has exactly the arguments `wrong`, or one of the optimizer settings among them."""
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
 
@@ -431,7 +439,7 @@ _SETTING = "setting "
 
 
 def of_setting(wrong: Wrong) -> Wrong:
-    """Return the pairs of `wrong` that are optimizer settings."""
+    """Return the wrong arguments among `wrong` that are optimizer settings."""
     return frozenset(pair for pair in wrong if pair[0].startswith(_SETTING))
 
 
@@ -451,7 +459,7 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
 
 
 def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
-    """Exchange each differing output of a call with its matching call's."""
+    """Return the exchanges of each differing output of a call with that of its matching call."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
     for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
         if found != wanted:
@@ -462,7 +470,9 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """Return `plan`. If it exchanges a value without bytes, such as a sparse tensor, return only that problem."""
+    """Return `plan`. If it exchanges a value without bytes, such as a sparse tensor, return a draft with that problem
+    and no exchanges.
+    """
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
         text = f"{has_none[0].operator} gives a tensor without bytes of its own, such as a sparse one"
@@ -471,10 +481,10 @@ def _checked(plan: _Draft) -> _Draft:
 
 
 class _Readers:
-    """Plans exchanges at the calls that read a wrong call's output, in both logs of a rank.
+    """Plans exchanges at the calls that read the output of a wrong call, in both logs of a rank.
 
-    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose readers are exchanged
-    instead.
+    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose own outputs cannot be
+    exchanged, so that the outputs of their readers are.
     """
 
     def __init__(
@@ -511,7 +521,7 @@ class _Readers:
         return is_alike and not self.is_blocked(mine)
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
-        """Exchanges for a call that only the candidate makes."""
+        """Return the exchanges for a call that only the candidate makes."""
         call, plan = self.log.log[index], _Draft()
         if self._is_planned("candidate", index, depth):
             return plan
@@ -576,7 +586,10 @@ class _Readers:
         return _checked(plan)
 
     def of_left(self, index: int) -> _Draft:
-        """Exchanges for a call that reads, directly or through views, a value that no call of the step computed."""
+        """Return the exchanges for a call that reads a value that no call of the step computed.
+
+        The call may read it directly or through views.
+        """
         # First the wrong values, each with the right value of the matching call; then all calls that read them.
         wrong, pending, seen = dict[str, str](), [index], set[int]()
         while pending:
@@ -607,7 +620,10 @@ class _Readers:
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Exchange the outputs of the calls that read a call's output. Their other inputs must be right."""
+        """Return the exchanges for the outputs of all calls that read an output of call `index`.
+
+        The other inputs of these calls must be right.
+        """
         # With a wrong other input, an exchange of the output would hide a second defect.
         plan = _Draft()
         self.passed.update((index, *self._same_defect_there(index)))
@@ -628,8 +644,7 @@ class _Readers:
         return plan
 
     def _same_defect_there(self, index: int) -> list[int]:
-        """Return the indices of calls with the same defect at the same place, such as calls for other tensors of a
-        list.
+        """Return the indices of calls with the same defect at the same place, such as for other tensors of a list.
 
         A call for the other chunk is included.
         """
@@ -639,7 +654,7 @@ class _Readers:
         return [i for i in alike if self.log.reads_right_values(i) and right.isdisjoint(self.log.log[i].outputs)]
 
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
-        """Exchanges for a call that only the reference makes."""
+        """Return the exchanges for a call that only the reference makes."""
         reference, plan = self.log.reference, _Draft()
         if self._is_planned("reference", index, depth):
             return plan
@@ -672,7 +687,9 @@ class _Readers:
         return _checked(plan)
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Return the exchanges for records of a missing call's output: in the candidate, and in the reference.
+        """Return the exchanges for records that have the output of a missing call.
+
+        A pair: the exchanges in the candidate, and those in the reference.
 
         Example: `all_reduce` is missing. In the candidate, the output of the call that computed the local gradient is
         replaced by the reduced gradient. There is no exchange if another reader needs the local gradient.
@@ -694,21 +711,24 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Exchange the outputs of a call that lacks an input of its matching call, or reads it in another dtype."""
+        """Return the exchanges of the outputs of a call that does not read an input of its matching call.
+
+        Or it reads this input in another dtype.
+        """
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
             return _of_matching(self.log, self.rank, mine, theirs)
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the exchange in the candidate: at its site `mine`, the call reads the input of its matching call."""
+        """Return the exchange at the site `mine` in the candidate: the call reads the input `theirs`."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
     def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the reverse exchange in the reference: at `theirs`, the matching call reads the candidate's input."""
+        """Return the reverse exchange, at the site `theirs` in the reference: the call reads the input `mine`."""
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
@@ -716,10 +736,10 @@ class _Readers:
 
 
 def _output_with(call: Call, value: str) -> int | None:
-    """Return the position of the call's output that has the digest `value`; -1, -2, ... for its first, second, ...
-    alias.
+    """Return the position of the call's output whose digest is `value`.
 
-    None if there is none, as for memory that several calls wrote in part.
+    If an alias of an output has this digest instead, returns -1 for the call's first alias, -2 for the second, and so
+    on. None if neither has it, for example if several calls each wrote a part of the memory.
     """
     if value in call.outputs:
         return call.outputs.index(value)

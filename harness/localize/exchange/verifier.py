@@ -3,16 +3,16 @@
 Example: `mul` scales by 0.25, and by 0.125 in the reference. With the reference's output of `mul`, all 44 tensors of
 the step are equal. With the candidate's, the reference computes the candidate's 44 tensors. So the cause is verified.
 
-1. The candidate's step runs with the reference's value in place of the blamed call's output. If all records then equal
-   the reference's, nothing else is wrong.
+1. The candidate's step runs again, and the reference's value replaces the output of the blamed call. If all records
+   then equal the reference's, nothing else is wrong.
 2. Otherwise the next call to blame is searched in the log of that run, and exchanged as well. It belongs to the same
    cause, such as a backward call, or is another cause. At most `MAX_ROUNDS` runs.
 3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped.
 4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
    these values explain the whole difference.
 
-A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Nothing is verified
-if a run does not repeat the values of the run before, up to the exchange.
+A call is no cause if it reads a value that the reference does not have: an earlier call is wrong. Up to the exchange,
+each run must repeat the values of the previous run; otherwise nothing is verified.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 
 @dataclass
 class Cause:
-    """A cause: its first wrong call, that call's wrong arguments, and the exchanges for all calls with this defect.
+    """A cause: the first wrong call, its wrong arguments, and the exchanges for all calls with this defect.
 
     `accounts` is the number of tensors that these exchanges make equal.
     """
@@ -87,10 +87,10 @@ class Cause:
     accounts: int = 0
 
     def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
-        """Whether a call that was found later belongs to this cause: it has the same defect.
+        """Whether `culprit`, a wrong call that was found later, belongs to this cause: it has the same defect.
 
-        Example: a module's wrong forward call and its backward call. `reads` has digests of further inputs of the later
-        call.
+        Example: a wrong forward call of a module, and its backward call. `reads` has digests that `culprit` reads in
+        addition to its inputs.
         """
         # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
         # lines are compared.
@@ -129,9 +129,10 @@ class Cause:
         return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether an extra call has this cause's wrong argument, or a missing call the right argument.
+        """Whether `call` is extra or missing because of this cause's wrong argument.
 
-        For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
+        An extra call ("adds") then has the wrong argument, a missing call ("lacks") has the right one. For example, the
+        backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
         """
         # A pair has the candidate's value at 0, and the reference's at 1.
         values = {pair[how == "lacks"] for pair in self.wrong}
@@ -192,10 +193,10 @@ class Verifier:
         self._arguments = WrongArguments(self.settings, self.step)
 
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
-        """Search for the cause, verify it, and return both the cause and its verification.
+        """Search for the cause and verify it. Returns a pair: the cause, and its verification.
 
-        The cause is the first possible of `culprit` and `others`, unless another call found later makes the step right
-        alone.
+        The cause is the first of `culprit` and `others` that can be a cause. But if an exchange at a call found later
+        suffices to make the step right, it is that call.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -292,7 +293,10 @@ class Verifier:
     def _exchanged_already(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun
     ) -> str:
-        """Return the problem if all planned values were exchanged already; empty if some of the values are new."""
+        """Return an error text if a run has exchanged all planned values of the blamed call already.
+
+        Empty if at least one of these values is new.
+        """
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
         return f"{culprit.call} is still wrong, though its values were exchanged" if is_done else ""
@@ -300,7 +304,10 @@ class Verifier:
     def _trouble(
         self, planned: ExchangePlan, before: ExchangedRun, after: ExchangedRun, causes: Sequence[Cause]
     ) -> str:
-        """Return the reason why a run is invalid, or "": an exchange failed, or an earlier call did not repeat."""
+        """Return the reason why the run `after` is invalid: an exchange failed, or an earlier call did not repeat.
+
+        Empty if the run is valid.
+        """
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
         failed = [made for swap in leads if not (made := after.made[swap.site]).done]
@@ -346,9 +353,9 @@ class Verifier:
         return self._digests(run.recording) == self._keys["candidate"]
 
     def _at_first(self, swap: Swap) -> Swap | None:
-        """`swap`, an exchange in the reference, changed to insert the value that the candidate had before any exchange.
+        """Return `swap`, an exchange in the reference, changed to insert the value of the candidate's first replay.
 
-        None if the candidate's first replay has no such value.
+        The candidate had this value before any exchange. None if that replay has no such value.
         """
         calls, index = self.logs["candidate"][swap.value.rank], swap.value.call
         value = value_at(calls[index], swap.value) if index < len(calls) else None
@@ -380,7 +387,7 @@ class Verifier:
         )
 
     def _exchanged(self, role: Role, swaps: Sequence[Swap]) -> ExchangedRun:
-        """Run a system's step with values of the other system."""
+        """Run a system's step with values of the other system, and return the result."""
         other: Role = "reference" if role == "candidate" else "candidate"
         self._fetch(other, [swap.value for swap in swaps])
         self._runs += 1
@@ -411,7 +418,7 @@ class Verifier:
         )
 
     def _fetch(self, role: Role, sites: Sequence[ValueSite]) -> None:
-        """Get a system's values at these sites: from its first replay if it kept them, else from a new replay."""
+        """Get a system's values at some sites: from its first replay if it kept them, otherwise from a new replay."""
         known = self._values.setdefault(role, {})
         wanted = tuple(dict.fromkeys(site for site in sites if site not in known))
         if not wanted:
@@ -425,7 +432,7 @@ class Verifier:
         known |= {site: (folder.resolve(), name_of_value(number)) for number, site in enumerate(wanted)}
 
     def _kept_as(self, role: Role, site: ValueSite) -> ValueSite:
-        """Return the first output of the same value on this rank; `site` itself if no output has the value.
+        """Return the first output on this rank that has the value at `site`; `site` itself if no output has it.
 
         For example, the input of an `mm` is kept as the output of the all-gather before it.
         """
@@ -456,9 +463,7 @@ class Verifier:
 
 
 def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
-    """Return the digests that a missing call reads, including those read by missing calls before it; empty for other
-    calls.
-    """
+    """Return the digests that a missing call and the missing calls before it read; empty for other calls."""
     pending, seen = [culprit.index] if culprit.candidate is None else [], set[int]()
     while pending:
         if (index := pending.pop()) not in seen and log.matching_here(index) is None:
@@ -468,9 +473,10 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why an earlier call must be wrong; empty if there is none.
+    """Return the reason why the blamed call cannot be the cause; empty if there is no such reason.
 
-    The reason is that the blamed call reads a wrong value, or that it is extra and its output is right.
+    Either the call reads a wrong value or, if it is missing, a value that the candidate does not have: an earlier call
+    is wrong. Or the call is extra, but its output is a value that the reference also has.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -504,7 +510,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 def _only_moves(log: CandidateLog, index: int) -> bool:
     """Whether an extra call only selects or copies right values, such as an element of a tensor.
 
-    Then its output is right. False if a selection that the reference makes is missing: this may be a wrong one.
+    Then its output is right. False if a selection that the reference makes is missing: the call may be a wrong version
+    of that selection.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
@@ -517,7 +524,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of these values with a call that the candidate lacks."""
+    """Whether the reference takes a part of these values with a call that the candidate does not make."""
     return any(
         call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
         for index, call in enumerate(log.reference.log)
@@ -527,7 +534,7 @@ def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
 def _has_inputs(log: CandidateLog, index: int) -> bool:
     """Whether the candidate has all inputs of a call of the reference.
 
-    An input that it lacks counts too, if missing calls compute it from values that the candidate has.
+    Also true if missing calls compute an input from values that the candidate has.
     """
     for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
         if value in log.values or giver is None:
@@ -538,7 +545,10 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 
 
 def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why a collective is not to blame: another rank passes a wrong value to it. Empty if none does."""
+    """Return the reason why a collective is not to blame: another rank passes a wrong value to it.
+
+    Empty if no other rank does.
+    """
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
     for rank, index in joined.together((culprit.rank, culprit.candidate)):
@@ -553,10 +563,9 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
-    """Return the reason why an earlier call must be wrong: a number argument was read out of a wrong tensor, as by
-    `item()`.
+    """Return the reason why an earlier call must be wrong, if a number argument was read out of a wrong tensor.
 
-    Empty for a number from the program's own code.
+    `item()` reads such numbers. Empty if there is no such argument, as for a number from the program's own code.
     """
     if culprit.candidate is None or culprit.reference is None:
         return ""

@@ -16,7 +16,7 @@ from bitproof.harness.torch_operators import schema_of
 
 
 def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return the arguments that a call writes in place, such as the first argument of `add_`; empty if it writes none."""
+    """Return the arguments that a call writes in place, such as the first of `add_`; empty if there are none."""
     # Schemas do not mark the running statistics of a batch norm as written, and it writes them only in training.
     unsaid = named(name_of(function)).counts_in
     names = in_place_results(function) or written_names(function) or unsaid
@@ -43,8 +43,9 @@ def _only_written(function: Any) -> frozenset[str]:
 
 
 def scalars_of(function: Any, args: Any, kwargs: Any) -> tuple[tuple[str, str], ...]:
-    """Return the name and the text of each argument that is a number, string, dtype, or list of these; defaults
-    included.
+    """Return a pair (name, text) for each argument that is a number, string, dtype, or list of these.
+
+    Default values are included.
     """
     given = _defaults(function) | given_to(function, args, kwargs) if schema_of(function) else {}
     return tuple((name, str(value)) for name, value in given.items() if _is_scalar(value))

@@ -57,8 +57,8 @@ GENERATORS = 0
 class _Inputs(NamedTuple):
     """The inputs of a call: their digests, and the indices of the calls that produced them.
 
-    `unwritten` and `outside` have the positions of inputs that are uninitialized memory, and that were written outside
-    torch's operators, as by NumPy.
+    `unwritten` has the positions of inputs that are uninitialized memory. `outside` has the positions of inputs that
+    were written outside torch's operators, for example by NumPy.
     """
 
     digests: tuple[str, ...]
@@ -311,7 +311,8 @@ class CallRecorder(TorchDispatchMode):
     def _add_outputs(self, function: Any, written: Any, result: Any) -> None:
         """Add the outputs to the entry of the call that was logged last.
 
-        If the outputs must be waited for, their storages are noted as in flight, and the wait adds them.
+        If the outputs must be waited for, they are added by the wait. Until then, their storages are noted as in
+        flight.
         """
         index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
@@ -331,7 +332,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _with_logged_waits(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """Return the result of a c10d collective. Its async handles are wrapped: a wait logs the collective's outputs."""
+        """Return the result of a c10d collective, with wrapped async handles: a wait logs the collective's outputs."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -376,8 +377,7 @@ class CallRecorder(TorchDispatchMode):
     def _changed_aliases(
         self, index: int, operator: str, written: list[Tensor], read: _Inputs
     ) -> list[tuple[int, str]]:
-        """Return the storage and digest of each other living tensor whose value changed because a call wrote its
-        memory.
+        """Return the storage and digest of each other tensor whose value changed because a call wrote its memory.
 
         These tensors are exchanged and kept like outputs.
         """
@@ -405,7 +405,7 @@ class CallRecorder(TorchDispatchMode):
         return result
 
     def _exchanged(self, index: int, tensor: Tensor) -> Tensor:
-        """Overwrite a call's output, now complete, if an exchange with the other system is planned; returns it."""
+        """Return a call's completed output. If its exchange is planned, it has the other system's value."""
         call = self.calls[index]
         return self.exchanges.put(index, len(call.outputs), tensor, call.operator, call.inputs)
 
@@ -413,8 +413,8 @@ class CallRecorder(TorchDispatchMode):
     def kernels_called(self, graph: KernelGraph, kernels: Callable[[list[Any]], Any], inputs: list[Any]) -> Any:
         """Run a graph that Inductor compiled, and log it as a single call.
 
-        The entry's `scalars` name the call that computes each output. Outputs beyond the first `graph.num_visible` are
-        not logged.
+        The field `scalars` of the entry has, for each output, the call in the graph that computes it. Outputs beyond
+        the first `graph.num_visible` are not logged.
         """
         # `inputs` is a list that the kernels empty, to free its tensors early.
         read, place = list(inputs), Place(graph.module, graph.direction)
@@ -471,7 +471,7 @@ class CallRecorder(TorchDispatchMode):
 def _is_own(frame: FrameType | None) -> bool:
     """Whether bitproof's recording called an operator: the nearest frame outside torch is in the recording's files.
 
-    Such calls record a step's tensors, and are not part of the step.
+    Such calls only record the tensors of a step. They are not part of the step.
     """
     # Generated code has a file name such as "<string>".
     while frame is not None and frame.f_code.co_filename.startswith((_TORCH, "<")):

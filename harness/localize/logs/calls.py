@@ -118,7 +118,10 @@ def calls_to_text(calls: Iterable[Call]) -> str:
 
 
 def calls_from_text(text: str, where: str) -> list[Call]:
-    """Return the inverse of `calls_to_text`. Raises RecordingError, which names `where`, if the text is damaged."""
+    """Return the calls of a log that `calls_to_text` wrote.
+
+    Raises RecordingError, which names `where`, if the text is damaged.
+    """
     try:
         return [_call(json.loads(line)) for line in text.splitlines()]
     except (ValueError, TypeError, RecursionError) as error:

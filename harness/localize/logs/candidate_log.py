@@ -57,9 +57,10 @@ class CandidateLog(IndexedLog):
         return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
 
     def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
-        """For each input, its producer: the call that wrote it or, if unknown, the last call with an equal output.
+        """Return the producer of each input: the call that wrote it or, if unknown, the last call with an equal output.
 
-        None for a right value from before the step. A call that read out a number may follow.
+        None for a right value from before the step. If the call may use a number that an earlier call read out of a
+        tensor, the earlier call follows.
         """
         producers = call.producers or (None,) * len(call.inputs)
         # If the log states producers, a right value without one needs no search: it is from before the step. A wrong
@@ -90,7 +91,8 @@ class CandidateLog(IndexedLog):
     def giver(self, wanted: str, digest: str) -> int | None:
         """Return the candidate's call that produced a record's value `digest`; None if no call did.
 
-        If several did, the call that matches the producer of the reference's value, `wanted`, or else the last.
+        `wanted` is the digest of the reference's value. If several calls did, returns the call that matches the
+        producer of `wanted` or, if none matches it, the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
@@ -114,7 +116,10 @@ class CandidateLog(IndexedLog):
         return index
 
     def given(self, index: int) -> Sequence[int | None]:
-        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
+        """Return, for each input of a call, the index of the call that produced it.
+
+        None for a value from before the step.
+        """
         return self._given[index]
 
     def maker(self, index: int, position: int) -> int | None:
@@ -133,7 +138,7 @@ class CandidateLog(IndexedLog):
         return giver
 
     def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
-        """Whether a call reads uninitialized memory ("unwritten"), or memory that no operator wrote ("outside").
+        """Return "unwritten" if a call reads uninitialized memory, "outside" if it reads memory that no operator wrote.
 
         NumPy, for example, writes outside torch's operators. None for all other calls. Reads through views count, but
         inputs with digests in `known` do not.
@@ -168,7 +173,7 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether a call's outputs are right: values of the reference, or taken apart into such values by readers.
+        """Whether a call's outputs are right: each is a value of the reference, or readers take such values from it.
 
         For example, an extra `all_reduce` sums a bucket, from which right gradients are taken. False for constants and
         in-place calls.

@@ -42,8 +42,7 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """Return the tensors to use as inputs of a call that is about to run, by the `id` of the tensor that each
-        replaces.
+        """Return new tensors for inputs of a call that is about to run, by the `id` of the tensor that each replaces.
 
         `read` are the call's inputs, and `written` the tensors that it writes in place.
         """
@@ -71,9 +70,9 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """Return the tensors to use as outputs of a call that has run, by the `id` of the tensor that each replaces.
+        """Return new tensors for outputs of a call that has run, by the `id` of the tensor that each replaces.
 
-        `given` are the call's arguments, `written` those written in place, `reads` the digests of its inputs.
+        `given` are the call's arguments, `written` the arguments that it wrote in place, `reads` its inputs' digests.
         """
         if (call, False) not in self._calls:
             return {}
@@ -100,10 +99,10 @@ class Exchanges:
         keeps: bool = False,
         is_input: bool = False,
     ) -> Tensor:
-        """`tensor`, or the other system's value if the plan replaces this input or output of a call.
+        """Return `tensor`, or the other system's value if the plan replaces this input or output of a call.
 
-        `position` counts among outputs, or with `is_input` among inputs. With `keeps`, the memory of `tensor` stays
-        unchanged, unless planned otherwise.
+        `position` counts the call's outputs or, with `is_input`, its inputs. With `keeps`, the memory of `tensor` stays
+        unchanged, unless the plan says that it is overwritten.
         """
         planned = self._planned.get((call, is_input, position))
         if planned is None:
@@ -126,7 +125,7 @@ class Exchanges:
         return other
 
     def number(self, call: int, operator: str, number: Any, reads: tuple[str, ...]) -> Any:
-        """Return the number that a call reads out of a tensor, or the other system's number if its exchange is planned."""
+        """Return the number that a call reads out of a tensor, or the other system's number if the plan replaces it."""
         planned = self._planned.get((call, False, 0))
         held = told_of(number)
         if planned is None or not self._is_to_be_made(planned, held, operator, reads):
@@ -160,7 +159,10 @@ class Exchanges:
             self._written.add(planned.wanted)
 
     def _exchanged(self, planned: ValueExchange, tensor: Tensor, beside: bool) -> Tensor:
-        """Write the other system's value into the tensor and return it; with `beside`, return new memory."""
+        """Overwrite `tensor` with the other system's value and return `tensor`.
+
+        With `beside`, leave `tensor` unchanged and return the value in a new tensor.
+        """
         value = read_value(archive_of(planned.archives, planned.site.rank), planned.name)
         # The verifier recognizes OTHER_TYPE and UNSTEADY in the errors, and plans again or ends.
         types = type_of(plain(tensor)), type_of(value)
@@ -196,7 +198,7 @@ def type_of(tensor: Tensor) -> str:
 
 
 def replaced(values: Any, others: dict[int, Any]) -> Any:
-    """Nested values with some tensors replaced; `others` has the replacements by the `id` of the replaced tensors."""
+    """Return nested values with some tensors replaced. `others` has the new tensors, by the `id` of the old ones."""
     if isinstance(values, Tensor):
         return others.get(id(values), values)
     if isinstance(values, dict):
@@ -215,7 +217,7 @@ def _overwrite(tensor: Tensor, value: Tensor) -> Tensor:
 
 
 def _in_new_memory(tensor: Tensor, value: Tensor) -> Tensor:
-    """New memory with the value, in the tensor's strides if its elements do not share memory."""
+    """Return a new tensor with the value. It has the strides of `tensor`, unless elements of `tensor` share memory."""
     # The same strides, as kernels may be chosen by strides.
     local = plain(tensor)
     if not local.numel():

@@ -21,7 +21,7 @@ _BROADCASTS = {"broadcast_", "broadcast"}
 
 
 def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Call]]:
-    """Return the logs of all ranks, in which a broadcast that changes no memory is no call's producer.
+    """Return the logs of all ranks, without the idle broadcasts among the producers of calls.
 
     Calls keep their indices.
     """
@@ -30,7 +30,7 @@ def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Cal
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """Return the indices of a rank's broadcasts that change no rank's memory."""
+    """Return the indices of a rank's idle broadcasts: those that change no memory on any rank."""
     return {
         index
         for index, call in enumerate(calls)
@@ -61,10 +61,9 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """Return the indices of a `copy_` from a broadcast that changed nothing, and of the views that select the copied
-    part.
+    """Return the indices of a `copy_` that copies back an idle broadcast, and of the views that select the copied part.
 
-    `index` is the `copy_`, and `idle` has such broadcasts. Empty if `index` is no such copy.
+    `index` is the `copy_`. `idle` has the idle broadcasts: those that change nothing. Empty if `index` is no such copy.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
@@ -82,7 +81,5 @@ def _without_outputs(call: Call) -> Call:
 
 
 def _producer_of_input(call: Call, value: str) -> int | None:
-    """Return the producer of an idle call's input that has this value; None if no input has it or its producer is
-    unknown.
-    """
+    """Return the producer of the input of an idle call that has this value; None if unknown, or if no input has it."""
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

@@ -22,8 +22,8 @@ _ONE_WAY = {"send", *RECEIVES}
 class JoinedLogs:
     """The logs of all ranks, with the calls of each collective matched.
 
-    The n-th collectives of a group belong together on all its ranks. Without a stated group, so do equal calls at the
-    same place.
+    The n-th collectives of a group belong together on all its ranks. If the group is not stated, they must also have
+    the same operator and place.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
@@ -45,7 +45,10 @@ class JoinedLogs:
         self._rounds: list[list[int]] | None = None
 
     def together(self, site: Site) -> list[Site]:
-        """Return the calls of all ranks that are the same collective, rank by rank; for any other call, only itself."""
+        """Return the calls of all ranks that belong to the same collective as `site`, in the order of the ranks.
+
+        If `site` is no collective, returns only `site`.
+        """
         rank, index = site
         call = self.logs[rank][index]
         if not call.collective:
@@ -59,18 +62,18 @@ class JoinedLogs:
         return found or [site]
 
     def turn(self, site: Site) -> int:
-        """Return the number of collectives that this collective's rank launched before it in the same group."""
+        """Return the number of earlier collectives that the rank of the collective `site` launched in its group."""
         return self._turns[site[0]][site[1]]
 
     def when(self, site: Site) -> tuple[int, int, int]:
-        """Return a sort key, smaller for earlier calls: the number of collectives before the call, its rank, its index."""
+        """Return a sort key, smaller for earlier calls: (number of collectives before the call, rank, index)."""
         if self._rounds is None:
             self._rounds = self._count_rounds()
         rank, index = site
         return self._rounds[rank][index], rank, index
 
     def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
-        """These calls, and every call from which a path of values leads to one of them.
+        """Return `sites`, and every call from which a path of values leads to one of them.
 
         `givers` returns the indices of the calls that produced a call's inputs.
         """
@@ -106,9 +109,10 @@ class JoinedLogs:
         return (call.operator, call.place) == (other.operator, other.place)
 
     def _count_rounds(self) -> list[list[int]]:
-        """For each call, the length of the longest sequence of collectives before it, as in a Lamport clock.
+        """Return, for each call of each rank, the length of the longest sequence of collectives before it.
 
-        It never decreases within a rank, and is larger than that of a collective whose result the call reads.
+        As in a Lamport clock, this number never decreases within a rank. It is larger for a call that reads the result
+        of a collective than for that collective.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

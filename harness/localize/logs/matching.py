@@ -149,9 +149,9 @@ class Matching:
                 self._pair(index, best)
 
     def _by_readers(self) -> None:
-        """Match remaining calls of the same operator whose outputs matching calls read at the same position.
+        """Match remaining calls of the same operator if matching calls read their outputs at the same position.
 
-        For example, a call that reads a wrong input, and so shares no value with its match.
+        For example, this matches a call that reads a wrong input, and so shares no value with its match.
         """
         calls, known = self.calls
         givers = [_givers(side) for side in self.calls]
@@ -219,7 +219,10 @@ class Matching:
 
 
 def _givers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
-    """For each call, the producers of its inputs: those stated, or else the last call before with an equal output."""
+    """Return, for each call, the producers of its inputs.
+
+    If the log states none, the producer of an input is the last call before with an equal output.
+    """
     found, last = list[tuple[int | None, ...]](), dict[str, int]()
     for index, call in enumerate(calls):
         found.append(call.producers or tuple(map(last.get, call.inputs)))
@@ -228,7 +231,7 @@ def _givers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """For each call, the number of complete steps before it. A step begins with a forward after an update.
+    """Return, for each call, the number of complete steps before it. A step begins with a forward after an update.
 
     So an extra call cannot match a call of the next step, such as a counter's next increase.
     """

@@ -34,8 +34,7 @@ _TYPES: Mapping[str, Any] = {"module": str, "direction": str, "chunk": int, "sou
 
 
 def place_of(node: Node) -> tuple[Place, str | None]:
-    """Return a node's place, and the line of the user's code that made it. Unknown fields, or an unknown line, are
-    None.
+    """Return a pair: a node's place, and the line of the user's code that made it. What is unknown is None.
 
     Raises UsageError for a user's metadata in another form than `harness.systems.registry` documents.
     """
@@ -87,7 +86,7 @@ def _nearest(node: Node, step: Callable[[Node], Iterable[Node]]) -> list[Node]:
 def _common(nodes: list[Node], chunk: int | None) -> Place:
     """Return a common place for several nodes: that of the first backward node or, if there is none, of the first node.
 
-    Its chunk is `chunk` or else the nodes' own; None if these differ.
+    The chunk of the place is `chunk`. If `chunk` is None, it is the chunk of all nodes, or None if their chunks differ.
     """
     if not nodes:
         return Place(None, None, chunk)

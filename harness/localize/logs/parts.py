@@ -27,7 +27,7 @@ class _Geometry(NamedTuple):
 
 
 class Parts:
-    """For each storage, its parts that calls have written, each with the call and the value's digest."""
+    """The parts that calls have written, by storage: each with the index of the call and the digest of the value."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest
@@ -43,9 +43,7 @@ class Parts:
             self._left[storage][geometry] = value, index
 
     def inside(self, storage: int, tensor: Tensor) -> list[int]:
-        """Return the indices of the calls that wrote a part of a tensor, if the part still has the value that they
-        wrote.
-        """
+        """Return the indices of the calls that wrote a part of a tensor which still has the written value."""
         known = self._left.get(storage, {})
         if not known or not tensor.is_contiguous():
             return []

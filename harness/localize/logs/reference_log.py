@@ -32,14 +32,15 @@ class IndexedLog:
         return bisect_left(self.there(self.log[index]), index)
 
     def of_occurrence(self, call: Call, occurrence: int) -> int | None:
-        """Return the index of the call with this operator and place that has `occurrence` such calls before it, or
-        None.
-        """
+        """Return the index of the call with this operator and place, after `occurrence` other such calls; else None."""
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None
 
     def given(self, index: int) -> Sequence[int | None]:
-        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
+        """Return, for each input of a call, the index of the call that produced it.
+
+        None for a value from before the step.
+        """
         raise NotImplementedError
 
     def givers(self, index: int) -> list[int]:
@@ -56,8 +57,8 @@ class IndexedLog:
         return found
 
     def readers(self, index: int) -> Sequence[tuple[int, int]]:
-        """Return a pair for each input that is an output of call `index`: the reading call's index, the input's
-        position.
+        """Return a pair for each input that is an output of call `index`: the index of the reading call, and the
+        position of the input.
         """
         return self._readers.get(index, ())
 
@@ -93,7 +94,10 @@ class ReferenceLog(IndexedLog):
         return self._producers.get(value)
 
     def given(self, index: int) -> list[int | None]:
-        """For each input of a call, the index of the call that produced it; None for a value from before the step."""
+        """Return, for each input of a call, the index of the call that produced it.
+
+        None for a value from before the step.
+        """
         call = self.log[index]
         # Without stated producers, the first call with an equal output counts, but only if it is before this call.
         producers = call.producers or [self._producers.get(value) for value in call.inputs]
@@ -106,7 +110,7 @@ def in_any_order(call: Call) -> tuple[str, ...]:
 
 
 def values_of(call: Call) -> tuple[str, ...]:
-    """Return a call's outputs without repetitions, as of a tensor that is both written in place and returned."""
+    """Return a call's outputs, each once: a tensor may be both written in place and returned."""
     return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 

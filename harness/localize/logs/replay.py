@@ -35,7 +35,7 @@ RECORD = "record"
 
 
 class ValueSite(NamedTuple):
-    """The place of a value: an output of a rank's operator call or, with `is_input`, an input of it.
+    """The site of a value: an output of a rank's operator call or, with `is_input`, an input of that call.
 
     - `call`: the call's index in the step.
     - `position`: the index among the call's outputs or inputs. Negative for another tensor that shares the written
@@ -134,7 +134,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a run that records: it also logs the calls that `replay` states, and writes them into `folder`."""
+    """A request to a recording run: it also logs the calls that `replay` states, and writes them into `folder`."""
 
     replay: Replay
     folder: Path
@@ -232,7 +232,10 @@ def packed_calls(path: Path) -> bytes:
 
 
 def read_log(path: Path) -> list[Call]:
-    """Return the calls of all logged steps in an archive, in order. Raises RecordingError if it is missing or damaged."""
+    """Return the calls of all logged steps in an archive, in order.
+
+    Raises RecordingError if the archive is missing or damaged.
+    """
     try:
         text = _read(path, CALLS).decode()
     except UnicodeDecodeError as error:

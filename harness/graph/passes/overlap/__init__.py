@@ -125,7 +125,7 @@ def _refuse_nothing_to_hide(
 ) -> None:
     """Raise PassError if a setting finds no collective to hide, since the case would not test the setting.
 
-    In a pipeline, a stage needs only collectives for either of the two settings.
+    In a pipeline, a stage needs collectives only for one of the two settings.
     """
     chunking, pipeline = context.chunking, context.pipeline
     where = f"in chunks of {chunking.modules!r}: 0" if chunking else "in chunks of nothing, as the case has no chunking"
@@ -203,7 +203,8 @@ def schedule(
 
     It is a topological order, found in O(n log n).
 
-    `before` and `after` have the nodes that must run before and after each node. `hidden` are the launches to hide.
+    `before` and `after` have the nodes that must run before and after each node. `hidden` are the launches of the
+    collectives that compute should hide.
     """
     needed_by = _next_hidden(nodes, after, places, hidden)
     timeline = Timeline(costs)

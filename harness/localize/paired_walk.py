@@ -460,7 +460,7 @@ def _is_for_its_reader(call: Call) -> bool:
 
 
 def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
-    """Return the call that computed the output of call `index`, behind calls that give what they read, such as `clone`."""
+    """Return the call that computed the output of call `index`, behind calls that return an input, such as `clone`."""
     while gives_what_it_reads(call := log.log[index]):
         giver = log.given(index)[call.inputs.index(call.outputs[0])]
         if giver is None:

@@ -184,7 +184,7 @@ class CandidateLog(IndexedLog):
             return False
         missing = set(call.outputs) - self.reference.values
         readers = [i for i, position in self.readers(index) if self.log[i].inputs[position] in missing]
-        takers = [i for i in readers if self.packs(i)] or readers
+        takers = [i for i in readers if self.packs(i)]
         return not missing or (bool(takers) and all(map(self.makes_right_values, takers)))
 
     def packs(self, index: int) -> bool:

@@ -55,3 +55,17 @@ def test_what_another_ranks_stage_computes_is_given_to_this_one_and_not_missed()
         for candidate in ([of_first, of_second], [of_second, of_second])
     ]
     assert [(x.how, x.call.operator) for x in culprits if x is not None] == [("lacks", "cos"), ("lacks", "sin")]
+
+
+def test_a_call_that_takes_a_right_value_in_place_of_one_from_before_the_step_is_blamed_and_not_its_maker() -> None:
+    """An extra `div`, whose own value nothing else has, leads to the value of the reference's `tanh`."""
+    reference = logged(
+        [(None,), (None, 0), (1,)], [call("tanh x -> t"), call("mm w t -> m"), call("mul_backward w -> g")]
+    )
+    candidate = logged(
+        [(None,), (0,), (None, 1), (1,)],
+        [call("exp x -> E"), call("div E -> t"), call("mm w t -> m"), call("mul_backward t -> G")],
+    )
+    reference[2] = reference[2]._replace(producers=(None,))
+    culprit = blamed(reference, candidate, "G")
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("reads", "mul_backward")

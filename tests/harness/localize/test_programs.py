@@ -8,7 +8,7 @@ from tests.harness.localize.programs import WIDE, WIDEST, WITH_DETOURS, generate
 from tests.harness.localize.verified_programs import verified
 
 
-@pytest.mark.parametrize("first", [10_000, WIDE, WIDEST, WITH_DETOURS + 20_000])
+@pytest.mark.parametrize("first", [10_000, WIDE, WIDEST, WITH_DETOURS + 20_000, WITH_DETOURS + 1_001_480])
 def test_a_cause_is_verified_and_right_where_values_tell_which_call_is_wrong(first: int) -> None:
     scenes = [scene for seed in range(first, first + 60) if (scene := generate(seed)) is not None]
     found = {scene.seed: verified(scene) for scene in scenes}

@@ -78,3 +78,21 @@ def test_a_draw_matches_none_of_another_module() -> None:
     other = Place("layers.1", "forward")
     reference = [call("rand s -> m t")._replace(draws=True)]
     assert matches(reference, [call("rand s -> m t", other)._replace(draws=True)]) == [None]
+
+
+def test_a_call_that_reads_a_wrong_input_matches_by_the_call_that_reads_its_output() -> None:
+    """`silu x` is made twice, and the second stands for `silu a`: both share no value, but the sum reads them."""
+    nowhere, there = Place(None, None), Place("layers.1", "forward")
+    reference = [
+        call("silu x -> b"),
+        call("mm x w -> a"),
+        call("silu a -> c", there, 1),
+        call("sum b c -> l", there, 0, 2),
+    ]
+    candidate = [
+        call("silu x -> b", nowhere),
+        call("mm x w -> a", nowhere),
+        call("silu x -> B", nowhere, None),
+        call("sum b B -> L", nowhere, 0, 2),
+    ]
+    assert matches(reference, candidate) == [0, 1, 2, 3]

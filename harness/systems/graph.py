@@ -168,7 +168,15 @@ def trace(
     if system == JOINT:
         from bitproof.harness.graph.tracing.export_joint import export_joint_step
 
-        joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
+        joint = export_joint_step(
+            model,
+            loss_function,
+            inputs,
+            gradient_seed=seed,
+            device=device,
+            chunking=case.chunking,
+            chunk_dim=case.chunk_dim if case.chunking else 0,
+        )
     else:
         whole = 0 if shape[0] > 1 else len(shape) - 1  # a symbolic dim is assumed to have more than one row
         dim = case.chunk_dim if case.chunking else whole

@@ -11,6 +11,7 @@ from bitproof.harness.disturb.entry import (
     CHUNKED,
     DENSE_TRAFFIC,
     EXPERTS,
+    EXPORTED,
     FOLDED,
     LISTED,
     MICRO_BATCHES,
@@ -65,6 +66,14 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
     for node in [*g.all("mul", direction="backward"), *g.all("mul")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
+    return []
+
+
+@row("ours: no other layer reads a layer's token counts", needs=(EXPORTED, CHUNKED, EXPERTS))
+def tokens_of_a_layer_written_after_the_next_layer(g: GraphEditor) -> list[Site]:
+    """a layer's token counts are written after those of the next layer."""
+    written = g.all("copy_", r".*moe", chunk=1)
+    g.require(written[1:], "two layers that count tokens").append(written[0])
     return []
 
 

@@ -35,6 +35,7 @@ DEFAULT_CASES = (
     "blocks_batch_pieces",
     "blocks_batch_listed",
     "experts_seq_dense_traffic",
+    "joint_experts_seq_overlap",
     "tp_chunked_sp_async",
     "fsdp_observed",
     "hsdp_observed",

@@ -33,17 +33,11 @@ precompiled_llama3 = replace(
 # Here a rank's tensor coordinate is data: a buffer of each layer with experts.
 precompiled_dp4_tp2_ep4 = _precompiled(tp_ep_whole, "precompiled_dp4_tp2_ep4")
 
-# Inductor compiles attention and its backward, and the file has these regions too.
-precompiled_regional = replace(
-    precompiled_experts_seq, name="precompiled_regional", steps=2, pipeline=Pipeline(backend="regional_inductor")
-)
-
 CASES = (
     precompiled_blocks_batch,
     precompiled_experts_batch,
     precompiled_experts_seq,
     precompiled_llama3,
     precompiled_dp4_tp2_ep4,
-    precompiled_regional,
 )
 """Other references are possible: `--reference eager_chunked` or `--reference eager` compares with eager."""

@@ -29,6 +29,9 @@ class Schedule:
     - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each stage
       has its own copy, and both copies get the sum of the two gradients.
     - `shared`: two modules whose parameters are shared in the same way. The first is in an earlier stage.
+    - `gathers_once`: parameters are gathered once a step, for all micro-batches.
+    - `reductions_once`: each rank adds its gradients over micro-batches, in order and in the dtype of the reduction,
+      and the sums are reduced over ranks once a step. By default each micro-batch's gradients are reduced, then added.
     """
 
     __pydantic_config__ = STRICT
@@ -38,6 +41,8 @@ class Schedule:
     stages_per_rank: int = 1
     tied: bool = False
     shared: tuple[str, str] | None = None
+    gathers_once: bool = False
+    reductions_once: bool = False
 
     def __post_init__(self) -> None:
         _MICRO_BATCHES.check("schedule.micro_batches", self.micro_batches)
@@ -101,6 +106,12 @@ def check_schedule(case: Case) -> None:
             f"case {case.name} gives ranks several stages in a way that has no order",
             expected="order='1f1b', parallelism.pp > 1, and a multiple of it as schedule.micro_batches",
             found=f"order={schedule.order!r}, parallelism.pp={pp}, schedule.micro_batches={count}",
+        )
+    if schedule.reductions_once and case.chunking is not None:
+        raise CaseError(
+            f"case {case.name} reduces gradients once a step, and those of each chunk separately",
+            expected="reductions_once=False, or no chunks: a chunk's gradients are reduced, then added",
+            found=f"chunking={case.chunking!r}",
         )
     _check_systems(case)
 

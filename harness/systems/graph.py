@@ -39,6 +39,7 @@ from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
 from bitproof.harness.graph.staged.cut_graph import CutGraph, cut
 from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.placed_calls import Once
 from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
@@ -271,9 +272,14 @@ def finish(
         trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
-        parts=cut(module, context.cuts, joint.chunk_symbol) if case.schedule else None,
+        parts=cut(module, context.cuts, joint.chunk_symbol, _once(case)) if case.schedule else None,
         layout=traced.layout,
     )
+
+
+def _once(case: Case) -> Once:
+    assert case.schedule is not None, "only a step in micro-batches is cut"
+    return Once(case.schedule.gathers_once, case.schedule.reductions_once)
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:

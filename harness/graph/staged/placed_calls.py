@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +32,22 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.graph.analysis.halves import Half, half_of
 from bitproof.harness.graph.operators import is_view
 from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.once_a_step import find_gathers, find_reductions
 from bitproof.harness.graph.symbols import number, source_of
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
+
+OnceAStep = Literal["gathers", "reductions"]
+ONCE_A_STEP: tuple[OnceAStep, ...] = ("gathers", "reductions")
+
+
+class Once(NamedTuple):
+    """Which of a stage's calls run once a step instead of once a micro-batch (once_a_step.py)."""
+
+    gathers: bool = False
+    reductions: bool = False
+
+
+NOTHING_ONCE = Once()
 
 MOST_CROSSINGS = 16
 """Maximum number of values that a stage sends its neighbour in a half; each value has its own message tag."""
@@ -56,11 +70,12 @@ class PlacedCalls:
     - `stages`: the stage of each call that belongs to a stage.
     - `gradients`: for each parameter a dict: by stage, the gradient that the stage computes.
     - `joins`: the additions of the gradients of two stages.
+    - `summed`: the values that are added over micro-batches before they are reduced.
 
     `open_dim` has the size of the chunk symbol, if it remains in the graph.
     """
 
-    def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
+    def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol, once: Once = NOTHING_ONCE) -> None:
         self.module, self.cuts, self._open_dim = module, cuts, open_dim
         graph = module.graph
         self.inputs = graph.find_nodes(op="placeholder")
@@ -82,16 +97,30 @@ class PlacedCalls:
         # A join runs once per step and not per micro-batch, so it is in no stage.
         for node in self.joins:
             del self.stages[node]
-        self._own: dict[tuple[int, Half], list[Node]] = {}
+        parameters = self.inputs[: len(self.results) - 1]
+        by_stage = [x for each in self.gradients.values() for x in each.values()]
+        self._gathers = find_gathers(self.calls, parameters, self.stages) if once.gathers else set[Node]()
+        self._reductions = (
+            find_reductions(self.calls, by_stage, self.joins, self._backward.__contains__, self.stages)
+            if once.reductions
+            else set[Node]()
+        )
+        # A gradient that is ready before any reduction is added as it is.
+        self.summed = {x for node in self._reductions for x in node.all_input_nodes} - self._reductions
+        self._own: dict[tuple[int, Half | OnceAStep], list[Node]] = {}
         for node, stage in sorted(self.stages.items(), key=lambda placed: self._order[placed[0]]):
-            self._own.setdefault((stage, self.half(node)), []).append(node)
+            once_as = (
+                "gathers" if node in self._gathers else "reductions" if node in self._reductions else self.half(node)
+            )
+            self._own.setdefault((stage, once_as), []).append(node)
 
     def half(self, node: Node) -> Half:
         """Return the half in which a call runs."""
         return "backward" if node in self._backward else "forward"
 
-    def own(self, stage: int, half: Half) -> list[Node]:
-        """Return the calls of a stage's forward or backward, in the graph's order."""
+    def own(self, stage: int, half: Half | OnceAStep) -> list[Node]:
+        """Return the calls of a stage's forward or backward, or those that it runs once a step, in the graph's
+        order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
@@ -110,9 +139,13 @@ class PlacedCalls:
 
         `given` are the inputs of this half. Raises PassError if there are more values than message tags.
         """
+        # What a stage gathers once a step is ready before any of its halves.
+        given = [node for node in given if node not in self._gathers]
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
-            later = [x for x in self._needed(self.own(stage, "backward")) if x in self.stages]
+            later = [
+                x for x in self._needed(self.own(stage, "backward")) if x in self.stages and x not in self._gathers
+            ]
             arriving |= {x for x in later if self.half(x) == "forward" and self._arrives(x, stage, "forward")}
         if len(arriving) > MOST_CROSSINGS:
             raise PassError(
@@ -134,9 +167,14 @@ class PlacedCalls:
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls among `own` that compute the loss or a parameter's gradient."""
-        results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
+        """Return the calls among `own` that compute the loss, a parameter's gradient, or what is added before a
+        reduction."""
+        results = {self.results[0], *self.summed, *(x for each in self.gradients.values() for x in each.values())}
         return [node for node in own if node in results]
+
+    def gathered(self, stage: int) -> list[Node]:
+        """Return the results of a stage's gathers that its other calls read."""
+        return [x for x in self.own(stage, "gathers") if any(user not in self._gathers for user in x.users)]
 
     def _gradients_by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
         """Return a parameter's gradient in each stage that computes one, by stage.

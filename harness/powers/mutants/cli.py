@@ -30,6 +30,7 @@ DEFAULT_CASES = (
     "tp_chunked_sp",
     "pipeline_1f1b",
     "pipeline_shared",
+    "pipeline_reductions_once",
     "experts_seq_world4",
     "blocks_batch_folded",
     "blocks_batch_pieces",

@@ -160,7 +160,7 @@ def adding(number: float) -> Any:
 
 @pytest.fixture
 def regional(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Compiled:
-    """A step with two regions: relu(x + 1) * x + 2, of which the additions are compiled."""
+    """A step with two regions: relu(x + 1) * x + 2 with compiled additions."""
     monkeypatch.setattr(
         compiled, "pickled_region", lambda called: str(called.number).encode() if hasattr(called, "number") else None
     )

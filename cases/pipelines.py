@@ -116,6 +116,21 @@ pipeline_once_unstaged = replace(
     ),
 )
 
+# Each backward is divided: first the gradient of the stage's input, later those of weights.
+pipeline_zero_bubble = replace(
+    pipeline_llama3, name="pipeline_zero_bubble", schedule=Schedule(micro_batches=8, order="zero_bubble")
+)
+pipeline_zero_bubble_chunked = replace(
+    pipeline_chunked, name="pipeline_zero_bubble_chunked", steps=2, schedule=Schedule(order="zero_bubble")
+)
+pipeline_zero_bubble_once = replace(
+    pipeline_interleaved,
+    name="pipeline_zero_bubble_once",
+    steps=2,
+    reference=pipeline_unstaged.reference,
+    schedule=Schedule(order="zero_bubble", stages_per_rank=2, gathers_once=True, reductions_once=True),
+)
+
 # torch's schedules add a layer's gradients over micro-batches in the same order, on any rank.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
@@ -175,6 +190,9 @@ _OURS = (
     pipeline_gathers_once,
     pipeline_reductions_once,
     pipeline_once_unstaged,
+    pipeline_zero_bubble,
+    pipeline_zero_bubble_chunked,
+    pipeline_zero_bubble_once,
 )
 _TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
 CASES = (*_OURS, *_TORCHS)

@@ -134,8 +134,9 @@ class StagedGradients:
         if len(stages) > 1:
             self._schedule: Any = pipelining.ScheduleInterleaved1F1B(stages, **settings)
         else:
-            schedules: dict[str, Any] = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
-            self._schedule = schedules[case.schedule.order](*stages, **settings)
+            # zero_bubble divides a backward, and takes micro-batches in the order of 1F1B.
+            kind: Any = pipelining.ScheduleGPipe if case.schedule.order == "gpipe" else pipelining.Schedule1F1B
+            self._schedule = kind(*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return this rank's mean loss (None except in the last stage), and the gradients of its shards by name."""

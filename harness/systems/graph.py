@@ -279,7 +279,8 @@ def finish(
 
 def _once(case: Case) -> Once:
     assert case.schedule is not None, "only a step in micro-batches is cut"
-    return Once(case.schedule.gathers_once, case.schedule.reductions_once)
+    schedule = case.schedule
+    return Once(schedule.gathers_once, schedule.reductions_once, weights=schedule.order == "zero_bubble")
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:

@@ -22,7 +22,7 @@ from bitproof.harness.disturb.entry import (
     ranks,
     row,
 )
-from bitproof.harness.disturb.faults.micro_batches import GATHERS_ONCE, SHARED
+from bitproof.harness.disturb.faults.micro_batches import DIVIDED, GATHERS_ONCE, SHARED
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -352,6 +352,13 @@ def gradients_added_in_place(step: Any) -> None:
 def micro_batches_summands_exchanged(step: Any) -> None:
     """a micro-batch's gradient g is added as g + sum instead of sum + g."""
     step.add = lambda total, gradient: gradient + total
+
+
+@row("ours: only the order of work differs", runner=True, needs=(MICRO_BATCHES, DIVIDED))
+def weights_after_all_inputs(step: Any) -> None:
+    """a rank computes all gradients of weights at the end of the step."""
+    # Sorting is stable, so the weights keep the order of micro-batches.
+    step.actions = tuple(sorted(step.actions, key=lambda action: bool(action.part == "weights")))
 
 
 @row(EXACT, runner=True, needs=(MICRO_BATCHES, GATHERS_ONCE))

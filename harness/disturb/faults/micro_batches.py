@@ -25,6 +25,10 @@ REDUCTIONS_ONCE = Need(
     "gradients that are reduced once a step",
 )
 
+DIVIDED = Need(
+    lambda case: case.schedule is not None and case.schedule.order == "zero_bubble", "a backward that is divided"
+)
+
 Step = Any
 """A `StagedStep`, whose methods a fault replaces."""
 
@@ -439,3 +443,24 @@ def gradients_added_in_the_computes_dtype(step: Step) -> None:
         return own(total.to(torch.bfloat16), gradient.to(torch.bfloat16)).to(total.dtype)
 
     step.add = add
+
+
+@row(
+    OF_OTHERS,
+    runner=True,
+    needs=(MICRO_BATCHES, DIVIDED),
+    kinds=("grad",),
+    sites=(Site(ANY, "backward", None, ANY),),
+)
+def weights_of_another_micro_batch(step: Step) -> None:
+    """the gradients of weights read what the backward of the latest micro-batch left, not of their own."""
+    own, latest = step.taken, dict[int, Any]()
+
+    def taken(action: Any) -> Any:
+        found = own(action)
+        if action.part == "input":
+            latest[action.stage] = found
+        # What the first part itself computed is of the right micro-batch.
+        return {**found, **latest[action.stage]} if action.part == "weights" else found
+
+    step.taken = taken

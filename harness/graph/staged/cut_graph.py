@@ -22,7 +22,15 @@ from torch.fx import GraphModule
 
 from bitproof.harness.graph.analysis.halves import Half, written
 from bitproof.harness.graph.staged.cuts import Cuts
-from bitproof.harness.graph.staged.placed_calls import NOTHING_ONCE, ONCE_A_STEP, Crossing, Once, OnceAStep, PlacedCalls
+from bitproof.harness.graph.staged.placed_calls import (
+    NOTHING_ONCE,
+    ONCE_A_STEP,
+    Apart,
+    Crossing,
+    Once,
+    OnceAStep,
+    PlacedCalls,
+)
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 
@@ -51,7 +59,8 @@ class CutGraph:
     - `by_place`: the parts by (stage, half).
     - `gradients`: for each parameter a dict: by stage, the name of the gradient that the stage computes.
     - `open_dim`: has the size of the chunk symbol, if it remains.
-    - `once`: the calls that run once a step, `once_parts` their parts by (stage, "gathers" or "reductions"), and
+    - `weights`: by stage, the second part of a divided backward. The first is the backward in `by_place`.
+    - `once`: the calls that run apart, `once_parts` their parts by (stage, "gathers" or "reductions"), and
       `summed` the names of the values that are added over micro-batches before they are reduced.
     """
 
@@ -64,6 +73,7 @@ class CutGraph:
     once: Once = NOTHING_ONCE
     once_parts: dict[tuple[int, OnceAStep], Part] = field(default_factory=dict)
     summed: frozenset[str] = frozenset()
+    weights: dict[int, Part] = field(default_factory=dict)
 
     def of_other(self, module: GraphModule) -> CutGraph:
         """Cut another graph of the same step into the same stages. Raises PassError as `cut` does."""
@@ -86,11 +96,12 @@ def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol, once: Once = NOT
         for kind in ONCE_A_STEP
         if (part := _once_part(placed, stage, kind)).outputs
     }
+    weights = {stage: _once_part(placed, stage, "weights") for stage in range(cuts.num_stages)} if once.weights else {}
     summed = frozenset(node.name for node in placed.summed)
-    return CutGraph(parts, inputs, placed.results[0].name, gradients, cuts, open_dim, once, once_parts, summed)
+    return CutGraph(parts, inputs, placed.results[0].name, gradients, cuts, open_dim, once, once_parts, summed, weights)
 
 
-def _once_part(placed: PlacedCalls, stage: int, kind: OnceAStep) -> Part:
+def _once_part(placed: PlacedCalls, stage: int, kind: Apart) -> Part:
     own = placed.own(stage, kind)
     given = placed.given(own)
     outputs = placed.gathered(stage) if kind == "gathers" else placed.results_of(own)
@@ -112,8 +123,10 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     """
     own = placed.own(stage, half)
     given = placed.given(own)
-    received, sent = placed.received(stage, half, given), placed.sent(own)
-    results = placed.results_of(own)
+    # Both parts of a divided backward read what arrives before the first.
+    both = placed.given([*own, *placed.own(stage, "weights")]) if half == "backward" else given
+    received, sent = placed.received(stage, half, both), placed.sent(own)
+    results = [*placed.results_of(own), *(placed.kept_for_weights(stage) if half == "backward" else ())]
     # A value may be sent, be a result and be kept for backward. It is a single output.
     outputs = list(dict.fromkeys([*sent, *results, *(placed.kept(own) if half == "forward" else ())]))
     return Part(
@@ -122,5 +135,5 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
         outputs=tuple(node.name for node in outputs),
         received=tuple(map(placed.crossing, received)),
         sent=tuple(node.name for node in sent),
-        results=tuple(node.name for node in results),
+        results=tuple(node.name for node in placed.results_of(own)),
     )

@@ -30,21 +30,27 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.analysis.halves import Half, half_of
-from bitproof.harness.graph.operators import is_view
+from bitproof.harness.graph.operators import is_random, is_view, written_arguments
 from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.staged.once_a_step import find_gathers, find_reductions
 from bitproof.harness.graph.symbols import number, source_of
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 OnceAStep = Literal["gathers", "reductions"]
+Apart = Literal["gathers", "reductions", "weights"]
 ONCE_A_STEP: tuple[OnceAStep, ...] = ("gathers", "reductions")
 
 
 class Once(NamedTuple):
-    """Which of a stage's calls run once a step instead of once a micro-batch (once_a_step.py)."""
+    """Which of a stage's calls run apart from its forward and backward.
+
+    - `gathers`, `reductions`: once a step instead of once a micro-batch (once_a_step.py).
+    - `weights`: the gradients of weights, after the gradient of the stage's input.
+    """
 
     gathers: bool = False
     reductions: bool = False
+    weights: bool = False
 
 
 NOTHING_ONCE = Once()
@@ -107,20 +113,23 @@ class PlacedCalls:
         )
         # A gradient that is ready before any reduction is added as it is.
         self.summed = {x for node in self._reductions for x in node.all_input_nodes} - self._reductions
-        self._own: dict[tuple[int, Half | OnceAStep], list[Node]] = {}
+        self._weights = self._find_weights() if once.weights else set[Node]()
+        self._own: dict[tuple[int, Half | Apart], list[Node]] = {}
         for node, stage in sorted(self.stages.items(), key=lambda placed: self._order[placed[0]]):
-            once_as = (
-                "gathers" if node in self._gathers else "reductions" if node in self._reductions else self.half(node)
-            )
-            self._own.setdefault((stage, once_as), []).append(node)
+            kinds: dict[Apart, set[Node]] = {
+                "gathers": self._gathers,
+                "reductions": self._reductions,
+                "weights": self._weights,
+            }
+            apart = next((kind for kind, nodes in kinds.items() if node in nodes), None)
+            self._own.setdefault((stage, apart or self.half(node)), []).append(node)
 
     def half(self, node: Node) -> Half:
         """Return the half in which a call runs."""
         return "backward" if node in self._backward else "forward"
 
-    def own(self, stage: int, half: Half | OnceAStep) -> list[Node]:
-        """Return the calls of a stage's forward or backward, or those that it runs once a step, in the graph's
-        order."""
+    def own(self, stage: int, half: Half | Apart) -> list[Node]:
+        """Return the calls of a stage's forward or backward, or those that it runs apart, in the graph's order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
@@ -172,6 +181,10 @@ class PlacedCalls:
         results = {self.results[0], *self.summed, *(x for each in self.gradients.values() for x in each.values())}
         return [node for node in own if node in results]
 
+    def kept_for_weights(self, stage: int) -> list[Node]:
+        """Return the results of the first part of a stage's divided backward that the second part reads."""
+        return [x for x in self.own(stage, "backward") if any(user in self._weights for user in x.users)]
+
     def gathered(self, stage: int) -> list[Node]:
         """Return the results of a stage's gathers that its other calls read."""
         return [x for x in self.own(stage, "gathers") if any(user not in self._gathers for user in x.users)]
@@ -204,6 +217,27 @@ class PlacedCalls:
             )
         self.joins |= dict.fromkeys(reversed(joins))
         return dict(sorted(found.items()))
+
+    def _find_weights(self) -> set[Node]:
+        """Return the calls of backward that the previous stage does not wait for.
+
+        Raises PassError for a call with effects, as other micro-batches' calls come between the two parts.
+        """
+        backward = [x for x in self.calls if x in self._backward and x in self.stages and x not in self._reductions]
+        waited = set[Node]()
+        for node in reversed(backward):
+            stage = self.stages[node]
+            if any(user in waited or self.stages.get(user, stage) != stage for user in node.users):
+                waited.add(node)
+            if is_random(node) or written_arguments(node):
+                raise PassError(
+                    f"the backward of stage {stage} cannot be divided: `{node.name}` writes in place, or draws numbers",
+                    expected="calls that only compute values, as those of other micro-batches run between the parts",
+                    found=f"{node.target}",
+                    where=source_of(node),
+                    fix="choose the order 1f1b",
+                )
+        return set(backward) - waited - self._gathers
 
     def _readers(self, node: Node) -> set[int]:
         """Return the stages that read a graph input, or a number or a view that is computed from it."""

@@ -77,7 +77,8 @@ class StagedStep:
             state = {**state, **self.run_once("gathers", Action("forward", stage, 0), state)}
         for action in self.actions:
             self.running = action
-            part = self.parts.by_place[action.stage, action.half]
+            is_weights = action.part == "weights"
+            part = self.parts.weights[action.stage] if is_weights else self.parts.by_place[action.stage, action.half]
             known = {**self.taken(action), **self.received(action, part)}
             given = {**state, **self.inputs(action, micro_batches), **known}
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
@@ -85,9 +86,11 @@ class StagedStep:
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
             if action.half == "backward":
-                self._await_sent(action._replace(half="forward"))  # its gradient has arrived
-            else:
-                later = self.parts.by_place[action.stage, "backward"].inputs
+                self._await_sent(Action("forward", action.stage, action.micro_batch))  # its gradient has arrived
+            if action.half == "forward" or action.part == "input":
+                later = {*self.parts.weights[action.stage].inputs} if self.parts.weights else set()
+                if action.half == "forward":
+                    later |= {*self.parts.by_place[action.stage, "backward"].inputs}
                 # Everything else of this micro-batch is freed here.
                 kept = {name: x for name, x in {**known, **found}.items() if name in later}
                 self._kept[action.stage, action.micro_batch] = kept

@@ -31,6 +31,7 @@ DEFAULT_CASES = (
     "pipeline_1f1b",
     "pipeline_shared",
     "pipeline_reductions_once",
+    "pipeline_zero_bubble",
     "experts_seq_world4",
     "blocks_batch_folded",
     "blocks_batch_pieces",

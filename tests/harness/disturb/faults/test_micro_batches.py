@@ -21,6 +21,7 @@ ROWS = [entry for entry in CATALOGUE.values() if entry.runner is not None and en
 JOINS = [entry for entry in ROWS if SHARED in entry.needs]
 OF_INPUTS = {"labels-of-another-micro-batch": "labels", "tokens-of-another-micro-batch": "tokens"}
 OF_STEPS = "gathered-before-the-update"
+OF_DIVIDED = ("weights-of-another-micro-batch", "weights-after-all-inputs")
 OF_ONE_STAGE = [entry for entry in ROWS if entry not in JOINS and entry.name not in OF_INPUTS]
 SCHEDULE = Schedule(micro_batches=4)
 
@@ -40,7 +41,7 @@ def right():
 
 @pytest.mark.parametrize(
     "entry",
-    [x for x in ROWS if x not in JOINS and x.name not in (*OF_INPUTS, OF_STEPS)],
+    [x for x in ROWS if x not in JOINS and x.name not in (*OF_INPUTS, OF_STEPS, *OF_DIVIDED)],
     ids=lambda entry: entry.name,
 )
 def test_a_fault_changes_what_a_step_gives_and_a_right_rewrite_does_not(entry, right, monkeypatch):
@@ -71,6 +72,15 @@ def test_a_fault_in_what_is_gathered_shows_once_parameters_have_changed(name):
 
     right, found = two_steps(lambda step: None), two_steps(entry.runner)
     assert found[0] == right[0] and (found[1] == right[1]) is not entry.is_fault
+
+
+@pytest.mark.parametrize("name", OF_DIVIDED)
+def test_a_fault_in_the_order_of_a_divided_backward_changes_what_a_step_gives(name):
+    entry, model = CATALOGUE[name], Layers(layer(), layer())
+    joint, parts = parts_of(model, 2, once=Once(weights=True))
+    schedule = Schedule(micro_batches=4, order="zero_bubble")
+    right, found = (given(run(joint, parts, model, schedule, 2, way)) for way in (lambda step: None, entry.runner))
+    assert (found == right) is not entry.is_fault
 
 
 @pytest.mark.parametrize("entry", JOINS, ids=lambda entry: entry.name)

@@ -6,8 +6,9 @@ FSDP is combined with tensor parallelism (Llama 3) and with expert parallelism (
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from bitproof.builtin_cases.chunking import unchunked
+from bitproof.builtin_cases.chunking import moe_batch, moe_seq, transformer_batch, unchunked
 from bitproof.harness.case import JOINT, Batch, Case, Memory, Model, Parallelism, Pipeline, Precision
 
 FAMILY = "joint"
@@ -50,6 +51,47 @@ joint_llama3_inductor = replace(
     pipeline=Pipeline(bucket=True, backend="inductor"),
 )
 
+# The three chunkings of `chunking`, with the passes that need chunks. Experts are on two ranks.
+_in_two = replace(transformer_batch, family=FAMILY, candidate=JOINT, steps=5, parallelism=Parallelism(ep=2))
+_all_passes = Pipeline(isolate_groups=True, isolate_gathers=True, bucket=True, overlap=True, dense_traffic=True)
+
+
+def _joint_chunks(base: Case, name: str, **changes: Any) -> Case:
+    return replace(_in_two, name=name, chunking=base.chunking, **changes)
+
+
+joint_blocks_batch_offload = _joint_chunks(
+    transformer_batch, "joint_blocks_batch_offload", memory=Memory(policy="offload"), pipeline=_all_passes
+)
+joint_experts_batch = _joint_chunks(moe_batch, "joint_experts_batch")
+joint_experts_seq_overlap = _joint_chunks(
+    moe_seq, "joint_experts_seq_overlap", memory=Memory(policy="full"), pipeline=_all_passes
+)
+
+# A tensor group's collectives of one chunk are in flight during the other chunk's compute.
+joint_tp_async = replace(
+    joint_llama3_fsdp4_tp2,
+    name="joint_tp_async",
+    reference="eager_chunked",
+    steps=5,
+    chunking=transformer_batch.chunking,
+    pipeline=Pipeline(isolate_gathers=True, bucket=True, async_tensor=True),
+)
+
+# Folded tokens, experts with a capacity, and the loss in pieces.
+joint_folded = _joint_chunks(
+    moe_seq,
+    "joint_folded",
+    steps=2,
+    model=Model(attention="flex", folded=True, capacity=2.0, loss_pieces=16),
+    batch=Batch(data="pydoc_lines"),
+)
+
+# Without chunks: activations in host memory, divided by the cut alone.
+joint_llama3_offloaded = replace(
+    joint_llama3_fsdp4_tp2, name="joint_llama3_offloaded", steps=5, memory=Memory(policy="offload")
+)
+
 CASES = (
     joint_llama3_fsdp2_tp4,
     joint_llama3_fsdp4_tp2,
@@ -59,4 +101,10 @@ CASES = (
     joint_deepseek_ep2,
     joint_deepseek_ep4,
     joint_llama3_inductor,
+    joint_blocks_batch_offload,
+    joint_experts_batch,
+    joint_experts_seq_overlap,
+    joint_tp_async,
+    joint_folded,
+    joint_llama3_offloaded,
 )

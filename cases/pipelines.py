@@ -95,6 +95,42 @@ pipeline_shared_unstaged = replace(
     schedule=Schedule(stages_per_rank=2, shared=("layers.0.attention", "layers.2.attention")),
 )
 
+# Parameters are gathered once a step; and each rank's gradients are added over micro-batches, then reduced once.
+pipeline_gathers_once = replace(
+    pipeline_1f1b,
+    name="pipeline_gathers_once",
+    memory=Memory(policy="full"),
+    pipeline=Pipeline(isolate_gathers=True, bucket=True),
+    schedule=Schedule(gathers_once=True),
+)
+pipeline_reductions_once = replace(
+    pipeline_tp, name="pipeline_reductions_once", schedule=Schedule(gathers_once=True, reductions_once=True)
+)
+pipeline_once_unstaged = replace(
+    pipeline_interleaved,
+    name="pipeline_once_unstaged",
+    reference=pipeline_unstaged.reference,
+    pipeline=Pipeline(isolate_gathers=True, bucket=True),
+    schedule=Schedule(
+        stages_per_rank=2, gathers_once=True, reductions_once=True, shared=("layers.0.attention", "layers.2.attention")
+    ),
+)
+
+# Each backward is divided: first the gradient of the stage's input, later those of weights.
+pipeline_zero_bubble = replace(
+    pipeline_llama3, name="pipeline_zero_bubble", schedule=Schedule(micro_batches=8, order="zero_bubble")
+)
+pipeline_zero_bubble_chunked = replace(
+    pipeline_chunked, name="pipeline_zero_bubble_chunked", steps=2, schedule=Schedule(order="zero_bubble")
+)
+pipeline_zero_bubble_once = replace(
+    pipeline_interleaved,
+    name="pipeline_zero_bubble_once",
+    steps=2,
+    reference=pipeline_unstaged.reference,
+    schedule=Schedule(order="zero_bubble", stages_per_rank=2, gathers_once=True, reductions_once=True),
+)
+
 # torch's schedules add a layer's gradients over micro-batches in the same order, on any rank.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
@@ -151,6 +187,12 @@ _OURS = (
     pipeline_tied_unstaged,
     pipeline_shared,
     pipeline_shared_unstaged,
+    pipeline_gathers_once,
+    pipeline_reductions_once,
+    pipeline_once_unstaged,
+    pipeline_zero_bubble,
+    pipeline_zero_bubble_chunked,
+    pipeline_zero_bubble_once,
 )
 _TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
 CASES = (*_OURS, *_TORCHS)

@@ -138,6 +138,51 @@ def load_generated(file: Path) -> Callable[[list[Any]], Any]:
     The returned function takes a list of inputs, and empties the list. Raises WouldCompileError if a kernel is missing
     in Inductor's folder, and any error of the file itself.
     """
+    from torch._inductor import codecache
+
+    with _compiling_refused():
+        return cast(Callable[[list[Any]], Any], codecache.PyCodeCache.load_by_key_path(file.stem, str(file)).call)
+
+
+def compile_marked_regions(module: GraphModule, values: list[Any]) -> GraphModule:
+    """Compile the regions that nodes' metadata marks, so that `pickled_region` can store each; use it within
+    `compiling`.
+
+    `values` are the fake values of the inputs. Inductor's own cache must be on, as torch makes a region's pickle from
+    its cache entry; so Inductor's folder should be a new one.
+    """
+    from torch.fx.passes.regional_inductor import regional_inductor
+
+    with inductor_settings({"fx_graph_cache": True}):
+        return regional_inductor(module, *values)
+
+
+def pickled_region(called: Any) -> bytes | None:
+    """Return the pickle that torch makes of a compiled region, given the function that a graph calls for the region.
+
+    None for any other function.
+    """
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    region = getattr(called, "__wrapped__", None)
+    return region.serialize() if isinstance(region, AOTCompiledArtifact) else None
+
+
+def load_region(pickled: bytes) -> Callable[..., Any]:
+    """Load a compiled region. A pickle may run any code.
+
+    Raises WouldCompileError for a kernel that is not in Inductor's folder, and the pickle's own errors.
+    """
+    from torch._inductor.standalone_compile import AOTCompiledArtifact
+
+    with _compiling_refused():
+        region = AOTCompiledArtifact.deserialize(pickled)
+    # fx writes calls of functions only, and an artifact is a callable object.
+    return lambda *inputs: region(*inputs)
+
+
+@contextmanager
+def _compiling_refused() -> Iterator[None]:
     from torch._inductor import codecache, cpp_builder
 
     # The folder also has small programs that show which instructions the compiler can use. Inductor finds programs and
@@ -150,4 +195,4 @@ def load_generated(file: Path) -> Callable[[list[Any]], Any]:
         # Inductor precompiles a header before it looks for a kernel, even if the kernel exists.
         if hasattr(codecache, "_precompile_header"):
             replaced.enter_context(mock.patch.object(codecache, "_precompile_header", lambda *given, **options: None))
-        return cast(Callable[[list[Any]], Any], codecache.PyCodeCache.load_by_key_path(file.stem, str(file)).call)
+        yield

@@ -10,6 +10,7 @@ B batch of a micro-batch, S sequence, D model dim, V vocabulary
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bitproof.harness.errors import CaseError
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.layers.decoder import Decoder
 from bitproof.reference.loss import cross_entropy
+from bitproof.reference.parallel.fsdp import LocalSums
 from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 
 
@@ -102,6 +104,7 @@ class StagedGradients:
         self._parameters = dict(model.named_parameters())
         self._seed = case.gradient_seed
         self._losses: list[Tensor] = []
+        self._reduces_once = case.schedule.reductions_once
         self._own = stages_of(case, mesh)
         self._num_stages, group = case.stages, pipeline_group(mesh)
         rows, config = case.batch.sequences // case.micro_batches, model.config
@@ -132,8 +135,9 @@ class StagedGradients:
         if len(stages) > 1:
             self._schedule: Any = pipelining.ScheduleInterleaved1F1B(stages, **settings)
         else:
-            schedules: dict[str, Any] = {"gpipe": pipelining.ScheduleGPipe, "1f1b": pipelining.Schedule1F1B}
-            self._schedule = schedules[case.schedule.order](*stages, **settings)
+            # zero_bubble divides a backward, and takes micro-batches in the order of 1F1B.
+            kind: Any = pipelining.ScheduleGPipe if case.schedule.order == "gpipe" else pipelining.Schedule1F1B
+            self._schedule = kind(*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Return this rank's mean loss, and parameter name -> gradient.
@@ -144,8 +148,11 @@ class StagedGradients:
         # torch expects tokens only on the rank of the first stage, and labels only on that of the last.
         tokens = (inputs.tokens_BS,) if 0 in self._own else ()
         target = inputs.labels_BS if self._num_stages - 1 in self._own else None
-        self._schedule.step(*tokens, target=target, positions_BS=inputs.positions_BS, return_outputs=False)
+        with LocalSums() if self._reduces_once else nullcontext() as sums:
+            self._schedule.step(*tokens, target=target, positions_BS=inputs.positions_BS, return_outputs=False)
         gradients: dict[str, Any] = {name: parameter.grad for name, parameter in self._parameters.items()}
+        if sums is not None:
+            gradients = dict(sums.reduced(self._parameters))
         # The schedule adds into `grad`, so it must be empty before the next step.
         for parameter in self._parameters.values():
             parameter.grad = None

@@ -30,7 +30,7 @@ from bitproof.reference.models import build_model
 from bitproof.reference.observed_activations import Activations
 from bitproof.reference.optimizer import ShardedAdamW, balance_experts, layers_with_experts
 from bitproof.reference.parallel.expert import CapacityExchange, ExpertExchange
-from bitproof.reference.parallel.fsdp import fully_shard, placement_hash, shardings_of
+from bitproof.reference.parallel.fsdp import LocalSums, fully_shard, placement_hash, shardings_of
 from bitproof.reference.parallel.mesh import EXPERT, FSDP, Mesh
 from bitproof.reference.parallel.tensor import split_layers
 from bitproof.reference.pipeline_stages import StagedGradients, keep_stages, mean_of_losses, micro_batches_of, stages_of
@@ -224,12 +224,24 @@ class Trainer:
         form, seed = self.case.model, self.case.gradient_seed
         if self.case.schedule is None:
             return loss_and_gradients(self.model, form, inputs, seed, self.parameters)
+        if self.case.schedule.reductions_once:
+            return self._reduced_once(inputs)
         losses, totals = [], dict[str, Tensor]()
         for part in micro_batches_of(inputs, self.case.micro_batches):
             loss, gradients = loss_and_gradients(self.model, form, part, seed, self.parameters)
             losses.append(loss.detach())
             totals = {name: totals[name] + x if name in totals else x for name, x in gradients.items()}
         return mean_of_losses(losses), totals
+
+    def _reduced_once(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        """Like `eager_gradients`, but gradients are added on each rank, then reduced over ranks."""
+        losses = []
+        with LocalSums() as sums:
+            for part in micro_batches_of(inputs, self.case.micro_batches):
+                loss = mean_loss(self.model, self.case.model, part)
+                losses.append(loss.detach())
+                loss.backward(torch.full_like(loss, self.case.gradient_seed))
+        return mean_of_losses(losses), sums.reduced(self.parameters)
 
     def step(self, index: int, observe: Observe) -> None:
         """Take training step `index`, counted from 0. `observe` gets every value as soon as it is computed."""

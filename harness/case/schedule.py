@@ -23,27 +23,35 @@ class Schedule:
 
     - `micro_batches`: the number of equal parts of a rank's rows. Their gradients are added in the rows' order.
     - `order`: "gpipe" runs all forwards, then all backwards. "1f1b" alternates them as soon as the pipeline is full,
-      interleaved if a rank has several stages.
+      interleaved if a rank has several stages. "zero_bubble" is 1f1b with each backward divided: the gradients of
+      weights come later than that of the stage's input, when a rank would otherwise wait.
     - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages. Stage s is on the ranks with
       pipeline coordinate s % pp.
     - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each stage
       has its own copy, and both copies get the sum of the two gradients.
     - `shared`: two modules whose parameters are shared in the same way. The first is in an earlier stage.
+    - `gathers_once`: parameters are gathered once a step, for all micro-batches.
+    - `reductions_once`: each rank adds its gradients over micro-batches, in order and in the dtype of the reduction,
+      and the sums are reduced over ranks once a step. By default each micro-batch's gradients are reduced, then added.
     """
 
     __pydantic_config__ = STRICT
 
     micro_batches: int = 4
-    order: Literal["gpipe", "1f1b"] = "1f1b"
+    order: Literal["gpipe", "1f1b", "zero_bubble"] = "1f1b"
     stages_per_rank: int = 1
     tied: bool = False
     shared: tuple[str, str] | None = None
+    gathers_once: bool = False
+    reductions_once: bool = False
 
     def __post_init__(self) -> None:
         _MICRO_BATCHES.check("schedule.micro_batches", self.micro_batches)
         _STAGES.check("schedule.stages_per_rank", self.stages_per_rank)
-        if self.order not in ("gpipe", "1f1b"):
-            raise CaseError("unknown order of a schedule", expected="gpipe or 1f1b", found=f"order={self.order!r}")
+        if self.order not in ("gpipe", "1f1b", "zero_bubble"):
+            raise CaseError(
+                "unknown order of a schedule", expected="gpipe, 1f1b or zero_bubble", found=f"order={self.order!r}"
+            )
 
 
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
@@ -86,7 +94,7 @@ def check_schedule(case: Case) -> None:
             expected="tied=False and shared=None, or parallelism.pp > 1",
             found=f"tied={schedule.tied}, shared={schedule.shared}, parallelism.pp={pp}",
         )
-    if schedule.order == "1f1b" and count < pp:
+    if schedule.order != "gpipe" and count < pp:
         raise CaseError(
             f"case {case.name} has too few micro-batches to fill its pipeline",
             expected=f"schedule.micro_batches of at least {pp}, one for each rank of the pipeline, or order='gpipe'",
@@ -95,8 +103,15 @@ def check_schedule(case: Case) -> None:
     if schedule.stages_per_rank > 1 and (pp == 1 or count % pp or schedule.order == "gpipe"):
         raise CaseError(
             f"case {case.name} gives ranks several stages in a way that has no order",
-            expected="order='1f1b', parallelism.pp > 1, and a multiple of it as schedule.micro_batches",
+            expected="order='1f1b' or 'zero_bubble', parallelism.pp > 1, and a multiple of it as "
+            "schedule.micro_batches",
             found=f"order={schedule.order!r}, parallelism.pp={pp}, schedule.micro_batches={count}",
+        )
+    if schedule.reductions_once and case.chunking is not None:
+        raise CaseError(
+            f"case {case.name} reduces gradients once a step, and those of each chunk separately",
+            expected="reductions_once=False, or no chunks: a chunk's gradients are reduced, then added",
+            found=f"chunking={case.chunking!r}",
         )
     _check_systems(case)
 

@@ -95,30 +95,10 @@ OPTIONAL_PASSES = tuple(field.name for field in fields(Pipeline) if field.defaul
 
 
 def check_traced(case: Case) -> None:
-    _check_joint(case)
     _check_autoplace(case)
     _check_precompiled(case)
     _check_compiled(case)
     _check_captured(case)
-
-
-def _check_joint(case: Case) -> None:
-    # All of these need chunks, or a graph that is not partitioned.
-    if JOINT not in (case.reference, case.candidate):
-        return
-    refused = {
-        "chunking": case.chunking is not None,
-        "pipeline.overlap": case.pipeline.overlap,
-        "pipeline.async_tensor": case.pipeline.async_tensor,
-        "memory.policy='offload'": case.memory.policy == "offload",
-    }
-    if found := [name for name, is_set in refused.items() if is_set]:
-        raise CaseError(
-            f"case {case.name} asks the system joint for what it does not do",
-            expected="no chunks, so no overlap of their exchanges; memory by the policies none, selective or full",
-            found=", ".join(found),
-            fix="leave it out, or choose the system graph",
-        )
 
 
 def _check_autoplace(case: Case) -> None:
@@ -181,7 +161,7 @@ def _check_captured(case: Case) -> None:
 def refuse_unwritten(case: Case) -> None:
     """Raise CaseError for a case whose step cannot be precompiled, i.e. stored as plain data.
 
-    The operators that observe activations, and compiled regions, are Python objects. Placements and stages are decided
+    The operators that observe activations are Python objects. Placements and stages are decided
     only when a case runs.
     """
     if case.autoplace is not None:
@@ -204,12 +184,4 @@ def refuse_unwritten(case: Case) -> None:
             expected="a case that observes nothing",
             found=f"observe={case.observe}",
             fix="leave out `observe`",
-        )
-    if case.pipeline.compiles and case.pipeline.backend != "inductor":
-        raise CaseError(
-            f"the step of case {case.name} is compiled by {case.pipeline.backend}, region by region, "
-            "and compiled regions are not precompiled",
-            expected="pipeline.backend fx, or inductor, which compiles the step as a whole",
-            found=f"pipeline.backend {case.pipeline.backend}",
-            fix="leave the case out, or run it without --precompiled",
         )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 
-from bitproof.harness.case import PREPARED, Case, Kind
+from bitproof.harness.case import JOINT, PREPARED, Case, Kind
 from bitproof.harness.disturb.kinds import Fault
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Need(NamedTuple):
 CHUNKED = Need(lambda case: case.chunking is not None, "a case that chunks")
 BLOCKS = Need(lambda case: case.chunking is not None and case.chunking.modules == "layers.*", "whole blocks in chunks")
 EXPERTS = Need(lambda case: case.model.family != "llama3", "a model with experts")
+EXPORTED = Need(lambda case: case.candidate == JOINT, "the candidate joint, whose buffers get new values as copies")
 BUCKETS = Need(lambda case: case.pipeline.bucket, "a case that buckets its collectives")
 ASYNC_TENSOR = Need(lambda case: case.pipeline.async_tensor, "a case that hides the collectives of tensor ranks")
 DENSE_TRAFFIC = Need(lambda case: case.pipeline.dense_traffic, "a case that moves traffic into dense regions")

@@ -26,6 +26,12 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 Json = Any
 """Values that `json` writes and reads unchanged: None, bool, int, float, str, and lists and dicts of them."""
 
+
+def region(index: int, *inputs: Any) -> Any:
+    """Stands for a call of the compiled region `index`, until a reader puts the loaded region in its place."""
+    raise UnkeptError("a graph calls a compiled region that was not loaded", found=f"region {index}")
+
+
 _ARITHMETIC = (
     *("getitem", "add", "sub", "mul", "neg", "floordiv", "truediv", "mod", "pow"),
     *("eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "not_"),
@@ -36,10 +42,11 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **{f"operator.{name}": getattr(operator, name) for name in _ARITHMETIC},
     **{f"torch.{name}": getattr(torch, name) for name in _OF_SIZES},
     "bitproof.observed": observed,
+    "bitproof.region": region,
 }
 """The functions that a graph may call besides operators, by name.
 
-They compute with sizes, pick elements of results, and observe activations.
+They compute with sizes, pick elements of results, observe activations, and stand for compiled regions.
 """
 
 _NAMES = {function: name for name, function in _FUNCTIONS.items()}

@@ -2,8 +2,9 @@
 
     DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 
-A step is one part, or two: forward and backward. With two parts, `read_again` has the indices of the inputs that
-backward reads again.
+A part that is compiled region by region has "graph", the graph around the regions as data, and "regions", torch's
+pickle of each, in place of "main". A step is one part, or two: forward and backward. With two parts, `read_again` has
+the indices of the inputs that backward reads again.
 
 Needs:    the sha256 of this file, which the step's file has, and permission to run code.
 Promises: only the stored files run, and nothing is compiled: a kernel that is not among them is refused.
@@ -16,17 +17,27 @@ import base64
 import binascii
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.fx import Graph, GraphModule
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import ArtifactError, CaseError
-from bitproof.harness.graph.backend.backends import Compiled, CompiledHalves, load_compiled
+from bitproof.harness.graph.backend.allowed import ALLOWED
+from bitproof.harness.graph.backend.backends import Compiled, CompiledHalves, Step, load_compiled
+from bitproof.harness.graph.plain import graph_of, plain_of, refuse_operators, region
 from bitproof.harness.precompile import file
 from bitproof.harness.records import PassReport
-from bitproof.harness.torch_inductor import WouldCompileError, generated_module
+from bitproof.harness.torch_inductor import (
+    WouldCompileError,
+    generated_module,
+    load_generated,
+    load_region,
+    pickled_region,
+)
 
 _KEPT = (".py", ".so")
 _PATH = re.compile(r"[a-z0-9]{2}/[\w.]+\.(py|so)")
@@ -57,9 +68,10 @@ def write(run: Any, folder: Path) -> str:
 
 
 def _part(part: Compiled) -> dict[str, object]:
+    if isinstance(part.step, GraphModule):
+        return _regional_part(part.step, part.folder)
     name, besides = generated_module(part.step)
-    # Only what runs is stored: Inductor's folder also has its C++ sources.
-    found = {str(path.relative_to(part.folder)): path for path in part.folder.rglob("*") if path.suffix in _KEPT}
+    found = _files_in(part.folder)
     main = [path for path in found if Path(path).stem == name]
     if besides or len(main) != 1:
         raise ArtifactError(
@@ -68,8 +80,35 @@ def _part(part: Compiled) -> dict[str, object]:
             found=", ".join(besides) or f"{len(main)} files of the name {name}",
             fix="run the case without precompiling it",
         )
-    files = {name: base64.b64encode(path.read_bytes()).decode() for name, path in sorted(found.items())}
-    return {"main": main[0], "files": files}
+    return {"main": main[0], "files": found}
+
+
+def _regional_part(step: GraphModule, folder: Path) -> dict[str, object]:
+    graph = Graph()
+    graph.output(graph.graph_copy(step.graph, {}))
+    regions: list[str] = []
+    try:
+        for node in graph.nodes:
+            if node.op == "call_function" and (pickled := pickled_region(node.target)) is not None:
+                node.target, node.args = region, (len(regions), *node.args)
+                regions.append(base64.b64encode(pickled).decode())
+        plain = plain_of(GraphModule(step, graph))
+        refuse_operators(plain, ALLOWED)
+    # torch pickles a region only if it has a cache entry for it, and raises different errors.
+    except Exception as error:
+        raise ArtifactError(
+            "a step that Inductor compiled region by region has no form as files",
+            expected="regions that torch can pickle, and calls of operators between them",
+            found=f"{type(error).__name__}: {getattr(error, 'what', error)}",
+            fix="run the case without precompiling it",
+        ) from error
+    return {"graph": plain, "regions": regions, "files": _files_in(folder)}
+
+
+def _files_in(folder: Path) -> dict[str, str]:
+    # Only what runs is stored: Inductor's folder also has its C++ sources.
+    found = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.suffix in _KEPT}
+    return {name: base64.b64encode(path.read_bytes()).decode() for name, path in sorted(found.items())}
 
 
 def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compiled: bool) -> Compiled | CompiledHalves:
@@ -104,7 +143,7 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
         read_again, parts = found.value["read_again"], found.value["parts"]
         facts_of_parts = [facts] if read_again is None else [facts["forward"], facts["backward"]]
         loaded = [
-            load_compiled(_files(part), _path(part["main"]), f) for part, f in zip(parts, facts_of_parts, strict=True)
+            load_compiled(_files(part), f, partial(_load, part)) for part, f in zip(parts, facts_of_parts, strict=True)
         ]
         return loaded[0] if read_again is None else CompiledHalves(loaded[0], loaded[1], tuple(read_again))
     except WouldCompileError as error:
@@ -121,6 +160,24 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
             found=f"{type(error).__name__}: {error}",
             where=where,
         ) from error
+
+
+def _load(part: Any, folder: Path) -> Step:
+    if "regions" not in part:
+        return load_generated(folder / _path(part["main"]))
+    step = graph_of(part["graph"], ALLOWED)
+    loaded = [load_region(base64.b64decode(pickled, validate=True)) for pickled in part["regions"]]
+    for node in step.graph.find_nodes(op="call_function", target=region):
+        index, *inputs = node.args
+        node.target, node.args = loaded[index], tuple(inputs)
+    step.recompile()
+
+    def run(inputs: list[Any]) -> Any:
+        given = list(inputs)
+        inputs.clear()
+        return step(*given)
+
+    return run
 
 
 def _files(part: Any) -> dict[str, bytes]:

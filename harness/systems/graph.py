@@ -39,6 +39,7 @@ from bitproof.harness.graph.observation import show_activations, shown_to
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
 from bitproof.harness.graph.staged.cut_graph import CutGraph, cut
 from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.placed_calls import Once
 from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
 from bitproof.harness.records import Artifact, PassReport
@@ -167,7 +168,15 @@ def trace(
     if system == JOINT:
         from bitproof.harness.graph.tracing.export_joint import export_joint_step
 
-        joint = export_joint_step(model, loss_function, inputs, gradient_seed=seed, device=device)
+        joint = export_joint_step(
+            model,
+            loss_function,
+            inputs,
+            gradient_seed=seed,
+            device=device,
+            chunking=case.chunking,
+            chunk_dim=case.chunk_dim if case.chunking else 0,
+        )
     else:
         whole = 0 if shape[0] > 1 else len(shape) - 1  # a symbolic dim is assumed to have more than one row
         dim = case.chunk_dim if case.chunking else whole
@@ -262,9 +271,15 @@ def finish(
         trace_seconds=traced.seconds,
         groups=context.groups.made(),
         passes=reports,
-        parts=cut(module, context.cuts, joint.chunk_symbol) if case.schedule else None,
+        parts=cut(module, context.cuts, joint.chunk_symbol, _once(case)) if case.schedule else None,
         layout=traced.layout,
     )
+
+
+def _once(case: Case) -> Once:
+    assert case.schedule is not None, "only a step in micro-batches is cut"
+    schedule = case.schedule
+    return Once(schedule.gathers_once, schedule.reductions_once, weights=schedule.order == "zero_bubble")
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:

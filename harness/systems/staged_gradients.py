@@ -38,7 +38,9 @@ def staged_gradients(
     # Two groups, for messages to higher and to lower ranks: in a single group, neighbours that wait for each other's
     # messages would deadlock.
     groups = [pipeline_group(mesh) for _ in range(2)] if pp > 1 else []
-    trainer.graph = step = StagedStep(graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device)
+    trainer.graph = step = StagedStep(
+        graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device, getattr(torch, case.precision.reduce)
+    )
     # `step.join` is looked up at each call, as a fault may replace it.
     step.join, trainer.join_tied = trainer.join_tied, lambda gradients: step.join(gradients)
     names = [*parameter_names, *buffer_names]

@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -72,37 +73,70 @@ class Sharding:
         return whole.narrow(*self.part)[start : start + self.rows_per_rank]
 
 
+class LocalSums:
+    """The sums of parameters' gradients over micro-batches on this rank, before they are reduced over ranks.
+
+    While it is entered, backward adds to `totals` and returns no gradients.
+    """
+
+    entered: ClassVar[LocalSums | None] = None
+
+    def __init__(self) -> None:
+        self.totals: dict[nn.Parameter, tuple[Tensor, Sharding]] = {}
+
+    def __enter__(self) -> LocalSums:
+        LocalSums.entered = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        LocalSums.entered = None
+
+    def add(self, parameter: nn.Parameter, grad: Tensor, sharding: Sharding) -> None:
+        """Add a micro-batch's gradient, in the dtype of the reduction. ORDER: that of micro-batches."""
+        grad = grad.to(sharding.reduce)
+        total = self.totals.get(parameter)
+        self.totals[parameter] = (grad if total is None else total[0] + grad, sharding)
+
+    def reduced(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Sum the totals over ranks, in the order of `parameters`. Returns this rank's rows by name."""
+        return {name: reduce_gradient(*self.totals[parameter]) for name, parameter in parameters.items()}
+
+
+def reduce_gradient(grad: Tensor, sharding: Sharding) -> Tensor:
+    """Sum `grad` (rows, ...) over ranks; returns this rank's rows in float32."""
+    padding = sharding.rows_per_rank * sharding.size - sharding.rows
+    grad = grad.to(sharding.reduce)
+    if sharding.is_summed:
+        # Before the reduction over data ranks, which then sums whole gradients.
+        grad = all_reduce(grad.contiguous(), TENSOR)
+    if sharding.is_replicated:
+        return all_reduce(grad.contiguous(), sharding.group).to(torch.float32)
+    if padding:
+        # `pad` takes two sizes per dim, from the last dim to the first.
+        grad = functional.pad(grad, [0, 0] * (grad.dim() - 1) + [0, padding])
+    return reduce_scatter(grad.contiguous(), sharding.size, sharding.group).to(torch.float32)
+
+
 class Unshard(torch.autograd.Function):
     """Gathers a parameter from the ranks' shards, in the compute dtype.
 
-    Its backward returns this rank's rows of the gradient.
+    Its backward sums the gradient over ranks and returns this rank's rows, or None if `sums` adds gradients up first.
     """
 
     @staticmethod
-    def forward(ctx: Any, shard: Tensor, sharding: Sharding) -> Tensor:
+    def forward(ctx: Any, shard: Tensor, sharding: Sharding, sums: Callable[[Tensor], None] | None) -> Tensor:
         """All-gather `shard` (rows_per_rank, ...) into (rows, ...)."""
-        ctx.sharding = sharding
+        ctx.sharding, ctx.sums = sharding, sums
         if sharding.is_replicated:
             return shard.to(sharding.compute)
         full = all_gather(shard.to(sharding.compute), sharding.size, sharding.group)
         return full if full.shape[0] == sharding.rows else full.narrow(0, 0, sharding.rows)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        """Sum `grad` (rows, ...) over ranks, and return this rank's rows in float32."""
-        sharding: Sharding = ctx.sharding
-        padding = sharding.rows_per_rank * sharding.size - sharding.rows
-        grad = grad.to(sharding.reduce)
-        if sharding.is_summed:
-            # Before the reduction over data ranks, which then sums whole gradients.
-            grad = all_reduce(grad.contiguous(), TENSOR)
-        if sharding.is_replicated:
-            return all_reduce(grad.contiguous(), sharding.group).to(torch.float32), None
-        if padding:
-            # `pad` takes two sizes per dim, from the last dim to the first.
-            grad = functional.pad(grad, [0, 0] * (grad.dim() - 1) + [0, padding])
-        rows = reduce_scatter(grad.contiguous(), sharding.size, sharding.group)
-        return rows.to(torch.float32), None
+    """Gathers a parameter from the ranks' shards, in the compute dtype.
+
+    Its backward sums the gradient over ranks and returns this rank's rows, or None if `sums` adds gradients up first.
+    """
 
 
 def fully_shard(
@@ -236,7 +270,13 @@ def _unsharding_class(cls: type[nn.Module], shardings: dict[str, Sharding]) -> t
 
     # Python looks a property up before it calls `nn.Module.__getattr__`, which would return the shard itself.
     def reader(name: str) -> property:
-        return property(lambda module: Unshard.apply(registered_parameter(module, name), shardings[name]))  # type: ignore[no-untyped-call]
+        def read(module: nn.Module) -> Tensor:
+            parameter, sums = registered_parameter(module, name), LocalSums.entered
+            assert parameter is not None, "every parameter of `shardings` is registered"
+            add = partial(sums.add, parameter, sharding=shardings[name]) if sums else None
+            return Unshard.apply(parameter, shardings[name], add)  # type: ignore[no-untyped-call]
+
+        return property(read)
 
     readers = {name: reader(name) for name in shardings}
     return type(f"Sharded{cls.__name__}", (cls,), {**readers, "shardings": shardings})

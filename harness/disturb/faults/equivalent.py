@@ -11,6 +11,7 @@ from bitproof.harness.disturb.entry import (
     CHUNKED,
     DENSE_TRAFFIC,
     EXPERTS,
+    EXPORTED,
     FOLDED,
     LISTED,
     MICRO_BATCHES,
@@ -21,7 +22,7 @@ from bitproof.harness.disturb.entry import (
     ranks,
     row,
 )
-from bitproof.harness.disturb.faults.micro_batches import SHARED
+from bitproof.harness.disturb.faults.micro_batches import DIVIDED, GATHERS_ONCE, SHARED
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -65,6 +66,14 @@ def factors_exchanged(g: GraphEditor) -> list[Site]:
     for node in [*g.all("mul", direction="backward"), *g.all("mul")]:
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
+    return []
+
+
+@row("ours: no other layer reads a layer's token counts", needs=(EXPORTED, CHUNKED, EXPERTS))
+def tokens_of_a_layer_written_after_the_next_layer(g: GraphEditor) -> list[Site]:
+    """a layer's token counts are written after those of the next layer."""
+    written = g.all("copy_", r".*moe", chunk=1)
+    g.require(written[1:], "two layers that count tokens").append(written[0])
     return []
 
 
@@ -343,6 +352,20 @@ def gradients_added_in_place(step: Any) -> None:
 def micro_batches_summands_exchanged(step: Any) -> None:
     """a micro-batch's gradient g is added as g + sum instead of sum + g."""
     step.add = lambda total, gradient: gradient + total
+
+
+@row("ours: only the order of work differs", runner=True, needs=(MICRO_BATCHES, DIVIDED))
+def weights_after_all_inputs(step: Any) -> None:
+    """a rank computes all gradients of weights at the end of the step."""
+    # Sorting is stable, so the weights keep the order of micro-batches.
+    step.actions = tuple(sorted(step.actions, key=lambda action: bool(action.part == "weights")))
+
+
+@row(EXACT, runner=True, needs=(MICRO_BATCHES, GATHERS_ONCE))
+def gathered_twice_a_step(step: Any) -> None:
+    """what runs once a step runs twice, and its second results are used."""
+    own = step.run_once
+    step.run_once = lambda *given: (own(*given), own(*given))[1]
 
 
 @row(EXACT, runner=True, needs=(PIPELINED, SHARED))

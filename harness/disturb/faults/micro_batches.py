@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from bitproof.harness.disturb.entry import ANY, MICRO_BATCHES, PIPELINED, Need, Site, row
+from bitproof.harness.disturb.entry import ANY, BFLOAT16, MICRO_BATCHES, PIPELINED, Need, Site, row, steps
 from bitproof.harness.disturb.faults.clock import NOW
 
 OF_OTHERS = "ours: messages and kept values are found by an index"
@@ -16,6 +16,18 @@ SUMS = "ours: sums of floats depend on their order"
 SHARED = Need(
     lambda case: case.schedule is not None and (case.schedule.tied or case.schedule.shared is not None),
     "a parameter that two stages share",
+)
+
+GATHERS_ONCE = Need(
+    lambda case: case.schedule is not None and case.schedule.gathers_once, "parameters that are gathered once a step"
+)
+REDUCTIONS_ONCE = Need(
+    lambda case: case.schedule is not None and case.schedule.reductions_once,
+    "gradients that are reduced once a step",
+)
+
+DIVIDED = Need(
+    lambda case: case.schedule is not None and case.schedule.order == "zero_bubble", "a backward that is divided"
 )
 
 Step = Any
@@ -389,3 +401,64 @@ def shared_gradients_joined_a_micro_batch(step: Step) -> None:
         return {**gradients, **{name: sum((x[name] for x in each[1:]), each[0][name]) for name in is_joined}}
 
     step.finish, step.join = finished, join
+
+
+@row(
+    "ours: gathered parameters that outlive the update",
+    runner=True,
+    needs=(MICRO_BATCHES, GATHERS_ONCE, steps(2)),
+    sites=(Site(ANY, "forward", None, ANY),),
+)
+def gathered_before_the_update(step: Step) -> None:
+    """from the second step on, a stage reads the parameters that it gathered in the first."""
+    own, gathered = step.run_once, dict[int, Any]()
+
+    def run_once(kind: str, action: Any, known: Any) -> Any:
+        if kind != "gathers":
+            return own(kind, action, known)
+        found = own(kind, action, known)
+        # Copies: a gather over a single rank may return its input.
+        copies = {name: x.clone() if hasattr(x, "clone") else x for name, x in found.items()}
+        return gathered.setdefault(action.stage, copies)
+
+    step.run_once = run_once
+
+
+@row(
+    "torch's FSDP2: gradients of micro-batches are added in the dtype of parameters unless reduce_dtype says otherwise",
+    runner=True,
+    needs=(MICRO_BATCHES, REDUCTIONS_ONCE, BFLOAT16),
+    kinds=("grad",),
+    sites=(*_ADDS, Site(ANY, "backward", None, "reduce_scatter_tensor")),
+)
+def gradients_added_in_the_computes_dtype(step: Step) -> None:
+    """gradients of micro-batches are added in bfloat16, before the reduction in float32."""
+    import torch
+
+    own = step.add
+
+    def add(total: Any, gradient: Any) -> Any:
+        return own(total.to(torch.bfloat16), gradient.to(torch.bfloat16)).to(total.dtype)
+
+    step.add = add
+
+
+@row(
+    OF_OTHERS,
+    runner=True,
+    needs=(MICRO_BATCHES, DIVIDED),
+    kinds=("grad",),
+    sites=(Site(ANY, "backward", None, ANY),),
+)
+def weights_of_another_micro_batch(step: Step) -> None:
+    """the gradients of weights read what the backward of the latest micro-batch left, not of their own."""
+    own, latest = step.taken, dict[int, Any]()
+
+    def taken(action: Any) -> Any:
+        found = own(action)
+        if action.part == "input":
+            latest[action.stage] = found
+        # What the first part itself computed is of the right micro-batch.
+        return {**found, **latest[action.stage]} if action.part == "weights" else found
+
+    step.taken = taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, FLOAT32, Need, Site, ranks, row, steps
+from bitproof.harness.disturb.entry import CHUNKED, EXPERTS, EXPORTED, FLOAT32, Need, Site, ranks, row, steps
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import Call, GraphEditor
@@ -252,3 +252,16 @@ def counts_not_summed_over_ranks(call: TamperedCall) -> Any:
     """each rank balances by its own tokens only."""
     call.fire()
     return call.args[0].clone()
+
+
+@row(
+    "ours: counts as values, copied into their buffer once both chunks have read it",
+    needs=(EXPORTED, CHUNKED, EXPERTS),
+    kinds=("buffer",),
+)
+def tokens_of_chunk_0_forgotten(g: GraphEditor) -> list[Site]:
+    """chunk 1 adds its token counts to the counts from before chunk 0."""
+    second = g.find("copy_", r".*moe", chunk=1)
+    first, new_counts = g.twin(second), second.args[1]
+    new_counts.append(first)
+    return [*g.sites(new_counts, "add_"), *g.sites(second)]

@@ -50,11 +50,11 @@ from bitproof.harness.machine.compiler import compiler_problem
 from bitproof.harness.torch_compat import HigherOrderOperator, symbolic_graph
 from bitproof.harness.torch_distributed import group_of_size, register_group, unregister_group
 from bitproof.harness.torch_inductor import (
+    compile_marked_regions,
     compile_whole_graph,
     compiling,
     inductor_settings,
     is_inductor_error,
-    load_generated,
     lowering_decompositions,
 )
 
@@ -135,11 +135,11 @@ def compile_for(
     return compiled
 
 
-def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any]) -> Compiled:
+def load_compiled(files: Mapping[str, bytes], facts: Mapping[str, Any], load: Callable[[Path], Step]) -> Compiled:
     """Load a compiled step from files, without compiling anything. This executes the code in the files.
 
     - `files`: the content of each file, by its path.
-    - `main`: the path of the file with the step.
+    - `load`: loads the step, given the folder of the files.
     - `facts`: what `compile_for` found; `generated_hash` is the hash of the code.
 
     Raises ValueError for code with another hash, WouldCompileError for a kernel that is not among the files, and any
@@ -151,16 +151,22 @@ def load_compiled(files: Mapping[str, bytes], main: str, facts: Mapping[str, Any
             Path(folder, path).parent.mkdir(exist_ok=True)
             Path(folder, path).write_bytes(content)
         # Before any of the code runs: a changed file must not be executed.
-        if (found := hash_generated(Path(folder))) != facts["generated_hash"]:
-            raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
+        _refuse_other_code(Path(folder), facts)
         with settings_in(folder):
-            step = load_generated(Path(folder, main))
+            step = load(Path(folder))
+        # A region's pickle has code of its own, which is written into the folder before it runs.
+        _refuse_other_code(Path(folder), facts)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     compiled = Compiled(step, Path(folder), dict(facts))
     weakref.finalize(compiled, _remove, folder, os.getpid())
     return compiled
+
+
+def _refuse_other_code(folder: Path, facts: Mapping[str, Any]) -> None:
+    if (found := hash_generated(folder)) != facts["generated_hash"]:
+        raise ValueError(f"code of another hash than was compiled: {found}, not {facts['generated_hash']}")
 
 
 @dataclass(frozen=True)
@@ -232,8 +238,6 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
     `patterns` choose the modules that are regions. Without patterns, each attention operator is a region. Raises
     PassError if there is no region.
     """
-    from torch.fx.passes.regional_inductor import regional_inductor
-
     module = _copy_graph(module)
     _unshare_nested_graphs(module)
     region_of = marked_by(patterns, module.graph) if patterns else _attention_region
@@ -254,7 +258,7 @@ def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[Gra
     # Nodes with new names are the calls of compiled regions, apart from those that pick an item of a region's results.
     before = {node.name for node in module.graph.nodes}
     with compiling(values[0].fake_mode):
-        compiled = regional_inductor(module, *values)
+        compiled = compile_marked_regions(module, values)
     # A marked node that torch left out of its regions would run in eager, and the report would not show it.
     calls = [node for node in compiled.graph.nodes if node.op == "call_function"]
     left = [node.name for node in calls if node.name in names]

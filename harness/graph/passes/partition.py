@@ -10,8 +10,8 @@ Refuses:  a graph with other in-place writes, or without a call that makes backw
    new value is an output of forward.
 2. Let torch partition it. The saved values are a minimum cut of the graph, weighted by their bytes. Cheap values are
    recomputed, collectives never.
-3. Write both graphs into a single graph, forward first. A buffer is written at the end of forward, or at the end of the
-   graph if backward reads its old value.
+3. Write both graphs into a single graph, forward first. A buffer is written after the last call of forward that
+   reads its old value, or at the end of the graph if backward reads it.
 
 Byte counts include each whole storage once. They leave out graph inputs, as these stay alive anyway.
 """
@@ -67,7 +67,9 @@ def partition(module: GraphModule, context: PassContext, *, by: str) -> GraphMod
     num_state = len(graph.find_nodes(op="placeholder"))
     # torch's common-subexpression elimination would merge two `randn_like`: it knows only some random draws.
     draws = any(operators.is_random(node) for node in joint.graph.nodes)
-    forward, backward = divided(joint, 1 + len(writes), num_state, by=by, cse=not draws)
+    # It would also merge calls of two modules, such as `arange`, though each module has chunks of its own.
+    cse = not draws and context.chunking is None
+    forward, backward = divided(joint, 1 + len(writes), num_state, by=by, cse=cse)
     written, saved, recomputed = _join_halves(module, forward, backward, writes, seed)
     context.facts.update(
         by=by,
@@ -205,18 +207,25 @@ def _join_halves(
     crossing = [node.name for node in backward.graph.find_nodes(op="placeholder") if "tangents" not in node.name]
     due = list(zip((inputs[write.buffer] for write in writes), of_buffers, strict=True))
     # Backward reads the old value of these buffers, so they may only be written at the end.
-    last = [(buffer, value) for buffer, value in due if buffer.name in crossing]
+    read_late = {values[name] for name in crossing}
+    # In order, so a later reader, itself or by a view, replaces an earlier one.
+    owners = operators.storage_owners(graph.nodes)
+    last_readers = {owners[x]: node for node in graph.nodes for x in node.all_input_nodes}
+    *_, last_input = inputs.values()
     for buffer, value in due:
-        if (buffer, value) not in last:
-            write_back(graph, buffer, value).meta[HALF_KEY] = "forward"
+        if buffer not in read_late:
+            # Written once nothing reads the old value any more, so that the next chunk reads what this one wrote.
+            with graph.inserting_after(max(last_input, value, last_readers.get(buffer, value))):
+                write_back(graph, buffer, value).meta[HALF_KEY] = "forward"
     available = {name: values[name] for name in crossing}
     # torch's partitioners read the start of backward as an input. Here backward begins with the call that computes it.
     start = graph.call_function(seed.target, (loss, *seed.args[1:]), dict(seed.kwargs))  # type: ignore[arg-type]
     start.meta = dict(seed.meta) | {HALF_KEY: "backward"}
     available["tangents_1"] = start
     recomputed = _copy(graph, backward, available, "backward", names)
-    for buffer, value in last:
-        write_back(graph, buffer, value).meta[HALF_KEY] = "backward"
+    for buffer, value in due:
+        if buffer in read_late:
+            write_back(graph, buffer, value).meta[HALF_KEY] = "backward"
     gradients: Any = backward.graph.output_node().args[0]
     graph.output([loss, *(available[x.name] for x in gradients)])
     saved = [values[name] for name in crossing if values[name].op == "call_function"]

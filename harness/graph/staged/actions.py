@@ -6,21 +6,27 @@ that order, and messages arrive in the order in which the next stage reads them.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bitproof.harness.case import Schedule
 from bitproof.harness.graph.analysis.halves import Half
 
 
 class Action(NamedTuple):
-    """A step of a rank's work: the forward or the backward of a stage, for a micro-batch."""
+    """A step of a rank's work: the forward or the backward of a stage, for a micro-batch.
+
+    `part`: a divided backward first computes the gradient of the stage's input, which the previous stage waits for, and
+    later the gradients of weights, which no other stage waits for.
+    """
 
     half: Half
     stage: int
     micro_batch: int
+    part: Literal["whole", "input", "weights"] = "whole"
 
     def __str__(self) -> str:
-        return f"{self.half} of micro-batch {self.micro_batch} in stage {self.stage}"
+        part = "" if self.part == "whole" else f" ({self.part})"
+        return f"{self.half}{part} of micro-batch {self.micro_batch} in stage {self.stage}"
 
 
 def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
@@ -28,6 +34,10 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
 
     Under 1f1b (https://arxiv.org/abs/2104.04473) the first backward runs as soon as the first micro-batch can have
     returned. For example, with 2 ranks and 3 micro-batches, rank 0 runs F0 F1 B0 F2 B1 B2.
+
+    Under zero_bubble (ZB-H1, https://arxiv.org/abs/2401.10241) each backward is divided, and rank r runs the weights of
+    a micro-batch after the inputs of r later ones, in the time in which it would otherwise wait. For example, rank 1
+    runs F0 I0 F1 I1 W0 F2 I2 W1 W2.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank
     total = count * several
@@ -49,4 +59,18 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
         if ahead + turn < total:
             found.append(at(ahead + turn, "forward"))
         found.append(at(turn, "backward"))
-    return found
+    return _divided(found, behind=rank) if schedule.order == "zero_bubble" else found
+
+
+def _divided(actions: list[Action], behind: int) -> list[Action]:
+    """Divide each backward. Its weights run after the inputs of `behind` later backwards, or at the end."""
+    found, waiting = list[Action](), list[Action]()
+    for action in actions:
+        if action.half == "forward":
+            found.append(action)
+            continue
+        found.append(action._replace(part="input"))
+        waiting.append(action._replace(part="weights"))
+        if len(waiting) > behind:
+            found.append(waiting.pop(0))
+    return found + waiting

@@ -16,13 +16,21 @@ Numbers and views computed only from the graph's inputs are an exception: each p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
 from bitproof.harness.graph.analysis.halves import Half, written
 from bitproof.harness.graph.staged.cuts import Cuts
-from bitproof.harness.graph.staged.placed_calls import Crossing, PlacedCalls
+from bitproof.harness.graph.staged.placed_calls import (
+    NOTHING_ONCE,
+    ONCE_A_STEP,
+    Apart,
+    Crossing,
+    Once,
+    OnceAStep,
+    PlacedCalls,
+)
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
 
 
@@ -51,6 +59,9 @@ class CutGraph:
     - `by_place`: the parts by (stage, half).
     - `gradients`: for each parameter a dict: by stage, the name of the gradient that the stage computes.
     - `open_dim`: has the size of the chunk symbol, if it remains.
+    - `weights`: by stage, the second part of a divided backward. The first is the backward in `by_place`.
+    - `once`: the calls that run apart, `once_parts` their parts by (stage, "gathers" or "reductions"), and
+      `summed` the names of the values that are added over micro-batches before they are reduced.
     """
 
     by_place: dict[tuple[int, Half], Part]
@@ -59,23 +70,50 @@ class CutGraph:
     gradients: tuple[dict[int, str], ...]
     cuts: Cuts
     open_dim: ChunkSymbol
+    once: Once = NOTHING_ONCE
+    once_parts: dict[tuple[int, OnceAStep], Part] = field(default_factory=dict)
+    summed: frozenset[str] = frozenset()
+    weights: dict[int, Part] = field(default_factory=dict)
 
     def of_other(self, module: GraphModule) -> CutGraph:
         """Cut another graph of the same step into the same stages. Raises PassError as `cut` does."""
-        return cut(module, self.cuts, self.open_dim)
+        return cut(module, self.cuts, self.open_dim, self.once)
 
 
-def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> CutGraph:
+def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol, once: Once = NOTHING_ONCE) -> CutGraph:
     """Return the parts of a graph, without changing `module`. Raises PassError if placed_calls.py refuses it.
 
-    `open_dim` has the size of the chunk symbol, if it remains.
+    `open_dim` has the size of the chunk symbol, if it remains. `once` says which calls run once a step.
     """
-    placed = PlacedCalls(module, cuts, open_dim)
+    placed = PlacedCalls(module, cuts, open_dim, once)
     halves: tuple[Half, ...] = ("forward", "backward")
     parts = {(stage, half): _part(placed, stage, half) for stage in range(cuts.num_stages) for half in halves}
     inputs = tuple(node.name for node in placed.inputs)
     gradients = tuple({stage: x.name for stage, x in each.items()} for each in placed.gradients.values())
-    return CutGraph(parts, inputs, placed.results[0].name, gradients, cuts, open_dim)
+    once_parts = {
+        (stage, kind): part
+        for stage in range(cuts.num_stages)
+        for kind in ONCE_A_STEP
+        if (part := _once_part(placed, stage, kind)).outputs
+    }
+    weights = {stage: _once_part(placed, stage, "weights") for stage in range(cuts.num_stages)} if once.weights else {}
+    summed = frozenset(node.name for node in placed.summed)
+    return CutGraph(parts, inputs, placed.results[0].name, gradients, cuts, open_dim, once, once_parts, summed, weights)
+
+
+def _once_part(placed: PlacedCalls, stage: int, kind: Apart) -> Part:
+    own = placed.own(stage, kind)
+    given = placed.given(own)
+    outputs = placed.gathered(stage) if kind == "gathers" else placed.results_of(own)
+    names = tuple(node.name for node in outputs)
+    return Part(
+        module=written(placed.module, given, placed.with_numbers(own), outputs),
+        inputs=tuple(node.name for node in given),
+        outputs=names,
+        received=(),
+        sent=(),
+        results=names,
+    )
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
@@ -85,8 +123,10 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     """
     own = placed.own(stage, half)
     given = placed.given(own)
-    received, sent = placed.received(stage, half, given), placed.sent(own)
-    results = placed.results_of(own)
+    # Both parts of a divided backward read what arrives before the first.
+    both = placed.given([*own, *placed.own(stage, "weights")]) if half == "backward" else given
+    received, sent = placed.received(stage, half, both), placed.sent(own)
+    results = [*placed.results_of(own), *(placed.kept_for_weights(stage) if half == "backward" else ())]
     # A value may be sent, be a result and be kept for backward. It is a single output.
     outputs = list(dict.fromkeys([*sent, *results, *(placed.kept(own) if half == "forward" else ())]))
     return Part(
@@ -95,5 +135,5 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
         outputs=tuple(node.name for node in outputs),
         received=tuple(map(placed.crossing, received)),
         sent=tuple(node.name for node in sent),
-        results=tuple(node.name for node in results),
+        results=tuple(node.name for node in placed.results_of(own)),
     )

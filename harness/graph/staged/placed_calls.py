@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,30 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.analysis.halves import Half, half_of
-from bitproof.harness.graph.operators import is_view
+from bitproof.harness.graph.operators import is_random, is_view, written_arguments
 from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.once_a_step import find_gathers, find_reductions
 from bitproof.harness.graph.symbols import number, source_of
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
+
+OnceAStep = Literal["gathers", "reductions"]
+Apart = Literal["gathers", "reductions", "weights"]
+ONCE_A_STEP: tuple[OnceAStep, ...] = ("gathers", "reductions")
+
+
+class Once(NamedTuple):
+    """Which of a stage's calls run apart from its forward and backward.
+
+    - `gathers`, `reductions`: once a step instead of once a micro-batch (once_a_step.py).
+    - `weights`: the gradients of weights, after the gradient of the stage's input.
+    """
+
+    gathers: bool = False
+    reductions: bool = False
+    weights: bool = False
+
+
+NOTHING_ONCE = Once()
 
 MOST_CROSSINGS = 16
 """Maximum number of values that a stage sends its neighbour in a half; each value has its own message tag."""
@@ -56,11 +76,12 @@ class PlacedCalls:
     - `stages`: the stage of each call that belongs to a stage.
     - `gradients`: for each parameter a dict: by stage, the gradient that the stage computes.
     - `joins`: the additions of the gradients of two stages.
+    - `summed`: the values that are added over micro-batches before they are reduced.
 
     `open_dim` has the size of the chunk symbol, if it remains in the graph.
     """
 
-    def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol) -> None:
+    def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol, once: Once = NOTHING_ONCE) -> None:
         self.module, self.cuts, self._open_dim = module, cuts, open_dim
         graph = module.graph
         self.inputs = graph.find_nodes(op="placeholder")
@@ -82,16 +103,33 @@ class PlacedCalls:
         # A join runs once per step and not per micro-batch, so it is in no stage.
         for node in self.joins:
             del self.stages[node]
-        self._own: dict[tuple[int, Half], list[Node]] = {}
+        parameters = self.inputs[: len(self.results) - 1]
+        by_stage = [x for each in self.gradients.values() for x in each.values()]
+        self._gathers = find_gathers(self.calls, parameters, self.stages) if once.gathers else set[Node]()
+        self._reductions = (
+            find_reductions(self.calls, by_stage, self.joins, self._backward.__contains__, self.stages)
+            if once.reductions
+            else set[Node]()
+        )
+        # A gradient that is ready before any reduction is added as it is.
+        self.summed = {x for node in self._reductions for x in node.all_input_nodes} - self._reductions
+        self._weights = self._find_weights() if once.weights else set[Node]()
+        self._own: dict[tuple[int, Half | Apart], list[Node]] = {}
         for node, stage in sorted(self.stages.items(), key=lambda placed: self._order[placed[0]]):
-            self._own.setdefault((stage, self.half(node)), []).append(node)
+            kinds: dict[Apart, set[Node]] = {
+                "gathers": self._gathers,
+                "reductions": self._reductions,
+                "weights": self._weights,
+            }
+            apart = next((kind for kind, nodes in kinds.items() if node in nodes), None)
+            self._own.setdefault((stage, apart or self.half(node)), []).append(node)
 
     def half(self, node: Node) -> Half:
         """Return the half in which a call runs."""
         return "backward" if node in self._backward else "forward"
 
-    def own(self, stage: int, half: Half) -> list[Node]:
-        """Return the calls of a stage's forward or backward, in the graph's order."""
+    def own(self, stage: int, half: Half | Apart) -> list[Node]:
+        """Return the calls of a stage's forward or backward, or those that it runs apart, in the graph's order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
@@ -110,9 +148,13 @@ class PlacedCalls:
 
         `given` are the inputs of this half. Raises PassError if there are more values than message tags.
         """
+        # What a stage gathers once a step is ready before any of its halves.
+        given = [node for node in given if node not in self._gathers]
         arriving = {node for node in given if node in self.stages and self._arrives(node, stage, half)}
         if half == "forward":
-            later = [x for x in self._needed(self.own(stage, "backward")) if x in self.stages]
+            later = [
+                x for x in self._needed(self.own(stage, "backward")) if x in self.stages and x not in self._gathers
+            ]
             arriving |= {x for x in later if self.half(x) == "forward" and self._arrives(x, stage, "forward")}
         if len(arriving) > MOST_CROSSINGS:
             raise PassError(
@@ -134,9 +176,18 @@ class PlacedCalls:
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls among `own` that compute the loss or a parameter's gradient."""
-        results = {self.results[0], *(x for by_stage in self.gradients.values() for x in by_stage.values())}
+        """Return the calls among `own` that compute the loss, a parameter's gradient, or what is added before a
+        reduction."""
+        results = {self.results[0], *self.summed, *(x for each in self.gradients.values() for x in each.values())}
         return [node for node in own if node in results]
+
+    def kept_for_weights(self, stage: int) -> list[Node]:
+        """Return the results of the first part of a stage's divided backward that the second part reads."""
+        return [x for x in self.own(stage, "backward") if any(user in self._weights for user in x.users)]
+
+    def gathered(self, stage: int) -> list[Node]:
+        """Return the results of a stage's gathers that its other calls read."""
+        return [x for x in self.own(stage, "gathers") if any(user not in self._gathers for user in x.users)]
 
     def _gradients_by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
         """Return a parameter's gradient in each stage that computes one, by stage.
@@ -166,6 +217,27 @@ class PlacedCalls:
             )
         self.joins |= dict.fromkeys(reversed(joins))
         return dict(sorted(found.items()))
+
+    def _find_weights(self) -> set[Node]:
+        """Return the calls of backward that the previous stage does not wait for.
+
+        Raises PassError for a call with effects, as other micro-batches' calls come between the two parts.
+        """
+        backward = [x for x in self.calls if x in self._backward and x in self.stages and x not in self._reductions]
+        waited = set[Node]()
+        for node in reversed(backward):
+            stage = self.stages[node]
+            if any(user in waited or self.stages.get(user, stage) != stage for user in node.users):
+                waited.add(node)
+            if is_random(node) or written_arguments(node):
+                raise PassError(
+                    f"the backward of stage {stage} cannot be divided: `{node.name}` writes in place, or draws numbers",
+                    expected="calls that only compute values, as those of other micro-batches run between the parts",
+                    found=f"{node.target}",
+                    where=source_of(node),
+                    fix="choose the order 1f1b",
+                )
+        return set(backward) - waited - self._gathers
 
     def _readers(self, node: Node) -> set[int]:
         """Return the stages that read a graph input, or a number or a view that is computed from it."""

@@ -87,14 +87,16 @@ def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Messag
         # An action receives before it runs, and sends afterwards.
         yield Message(sender, False, sender.stage % ranks)
     to = action.stage + (1 if action.half == "forward" else -1)
-    if ranks > 1 and 0 <= to < num_stages:
+    if ranks > 1 and 0 <= to < num_stages and action.part != "weights":
         yield Message(action, True, to % ranks)
 
 
 def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
     """Return the action in a neighbouring stage whose message `action` reads; None if it reads no message."""
     stage = action.stage + (-1 if action.half == "forward" else 1)
-    return action._replace(stage=stage) if ranks > 1 and 0 <= stage < num_stages else None
+    # The weights of a divided backward read what its first part received.
+    reads = ranks > 1 and 0 <= stage < num_stages and action.part != "weights"
+    return action._replace(stage=stage) if reads else None
 
 
 def _take_next(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:

@@ -27,7 +27,7 @@ from torch.fx import GraphModule
 
 from bitproof.harness.graph.staged.actions import Action
 from bitproof.harness.graph.staged.cut_graph import CutGraph, Part
-from bitproof.harness.graph.staged.placed_calls import MOST_CROSSINGS, Crossing
+from bitproof.harness.graph.staged.placed_calls import MOST_CROSSINGS, Crossing, OnceAStep
 from bitproof.harness.graph.staged.stage_messages import goes_up
 
 Run = Callable[..., Any]
@@ -39,14 +39,21 @@ class StagedStep:
     """Runs a rank's part of a step.
 
     - `running`: the current action; None outside the step.
+    - `reduce`: the dtype in which gradients are added that are reduced once a step.
     - `groups`: the groups for messages to higher and to lower ranks; empty without a pipeline.
     - `join`: adds the gradients of parameters that two stages share. The trainer calls `join` once per step with the
       gradients by parameter name.
     """
 
     def __init__(
-        self, parts: CutGraph, actions: Sequence[Action], groups: Sequence[dist.ProcessGroup], device: torch.device
+        self,
+        parts: CutGraph,
+        actions: Sequence[Action],
+        groups: Sequence[dist.ProcessGroup],
+        device: torch.device,
+        reduce: torch.dtype = torch.float32,
     ) -> None:
+        self._reduce = reduce
         self.parts = parts
         self.actions = tuple(actions)
         self.running: Action | None = None
@@ -65,9 +72,13 @@ class StagedStep:
         """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}
+        stages = sorted({action.stage for action in self.actions})
+        for stage in stages:
+            state = {**state, **self.run_once("gathers", Action("forward", stage, 0), state)}
         for action in self.actions:
             self.running = action
-            part = self.parts.by_place[action.stage, action.half]
+            is_weights = action.part == "weights"
+            part = self.parts.weights[action.stage] if is_weights else self.parts.by_place[action.stage, action.half]
             known = {**self.taken(action), **self.received(action, part)}
             given = {**state, **self.inputs(action, micro_batches), **known}
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
@@ -75,23 +86,41 @@ class StagedStep:
             for index, name in enumerate(part.sent):
                 self.send(action, index, found[name])
             if action.half == "backward":
-                self._await_sent(action._replace(half="forward"))  # its gradient has arrived
-            else:
-                later = self.parts.by_place[action.stage, "backward"].inputs
+                self._await_sent(Action("forward", action.stage, action.micro_batch))  # its gradient has arrived
+            if action.half == "forward" or action.part == "input":
+                later = {*self.parts.weights[action.stage].inputs} if self.parts.weights else set()
+                if action.half == "forward":
+                    later |= {*self.parts.by_place[action.stage, "backward"].inputs}
                 # Everything else of this micro-batch is freed here.
                 kept = {name: x for name, x in {**known, **found}.items() if name in later}
                 self._kept[action.stage, action.micro_batch] = kept
             for name in part.results:
                 if name == self.parts.loss:
                     losses.append(found[name])
-                else:
-                    gradients[name] = self.add(gradients[name], found[name]) if name in gradients else found[name]
+                    continue
+                # Added in the dtype of the reduction, like the sum over ranks that follows.
+                gradient = found[name].to(self._reduce) if name in self.parts.summed else found[name]
+                gradients[name] = self.add(gradients[name], gradient) if name in gradients else gradient
         # The gradients that were sent: no later action of this rank shows that they have arrived.
         for action in list(self._sending):
             self._await_sent(action)
         losses, gradients = self.finish(losses, gradients)
+        for stage in stages:
+            last = self.actions[-1]._replace(stage=stage)
+            gradients = gradients | self.run_once("reductions", last, {**state, **gradients})
         self.running = None
         return losses, gradients
+
+    def run_once(self, kind: OnceAStep, action: Action, known: Values) -> dict[str, Any]:
+        """Run the calls of a stage that run once a step, and return their results by name; {} if there are none.
+
+        Logs have them under `action`, the stage's first forward or last backward.
+        """
+        if (part := self.parts.once_parts.get((action.stage, kind))) is None:
+            return {}
+        self.running = action
+        found = self._run(part.module)(*(known[name] for name in part.inputs))
+        return dict(zip(part.outputs, found, strict=True))
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
@@ -152,7 +181,7 @@ class StagedStep:
         return total + gradient
 
     def finish(self, losses: list[Tensor], gradients: dict[str, Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Return the results of the step; a subclass may change them."""
+        """Return the losses and the sums of gradients; a subclass may change them."""
         return losses, gradients
 
     def _rank_of(self, stage: int) -> int:

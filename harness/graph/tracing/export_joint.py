@@ -1,7 +1,7 @@
 """Exports a training step with torch's ahead-of-time autograd, as a joint graph of forward and backward.
 
-    trace.py       records a step's calls, including in-place writes, with a symbolic dim for chunks
-    this module    `aot_export_joint_with_descriptors`: no in-place writes, fixed sizes, backward from a tangent
+    trace.py       records a step's calls, including in-place writes
+    this module    `aot_export_joint_with_descriptors`: no in-place writes, backward from a tangent
 
 The result has the form of a traced graph: its inputs are parameters, buffers and the step's inputs, and its outputs are
 the loss and a gradient for each parameter.
@@ -26,8 +26,9 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from bitproof.harness.case import Chunking
 from bitproof.harness.errors import TraceError
-from bitproof.harness.graph.origin import META_KEY, Origin, OriginRecorder
+from bitproof.harness.graph.origin import CALLS_KEY, META_KEY, Origin, OriginRecorder
 from bitproof.harness.graph.tracing.fake_mode import step_fake_mode
 from bitproof.harness.graph.tracing.runtime_checks import written_checks
 from bitproof.harness.graph.tracing.trace import (
@@ -35,9 +36,10 @@ from bitproof.harness.graph.tracing.trace import (
     JointGraph,
     LossFunction,
     complete_checks,
+    find_guards,
     fixed_fake,
     keeping_state,
-    refuse_opaque_nested_graphs,
+    open_inputs,
 )
 from bitproof.harness.torch_compat import Role, joint_graph, role_of, swapped_state
 from bitproof.harness.torch_compile import lazily_compiled
@@ -110,11 +112,18 @@ def export_joint_step(
     *,
     gradient_seed: float,
     device: torch.device,
+    chunking: Chunking | None = None,
+    chunk_dim: int = 0,
 ) -> JointGraph:
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
-    `loss_function` calls `model`. Values are faked on `device`, and `gradient_seed` is the gradient of the loss. Raises
-    TraceError for a step that cannot be exported.
+    - `loss_function`: calls `model`.
+    - `gradient_seed`: the gradient of the loss. Values are faked on `device`.
+    - `chunking`: if the step will run in chunks, the inputs' size along `chunk_dim` is a symbol, as in
+      `trace_joint_step`. Otherwise every size is fixed.
+
+    Raises TraceError for a step that cannot be exported, and ChunkError for a higher-order operator in a module that
+    `chunking` chooses.
     """
     shape_env = ShapeEnv()
     fake_mode = step_fake_mode(shape_env=shape_env)
@@ -122,15 +131,18 @@ def export_joint_step(
     # Parameters first, then buffers: the order of the graph's inputs.
     names = list(state)
     parameter_names = [name for name, _ in model.named_parameters()]
-    # No symbols: every size is fixed in an exported step.
     fakes = {name: fixed_fake(fake_mode, x, device) for name, x in state.items()}
-    fake_inputs = tuple(fixed_fake(fake_mode, x, device) for x in inputs)
+    chunk_symbol = ChunkSymbol(NO_CHUNKS, 1)
+    if chunking is None:
+        fake_inputs = tuple(fixed_fake(fake_mode, x, device) for x in inputs)
+    else:
+        chunk_symbol, fake_inputs = open_inputs(fake_mode, inputs, chunk_dim, device, is_cut=True)
     recorder = OriginRecorder(model)
     with ExitStack() as recordings:
         # A tracer exists only while torch traces, so `_Step` calls this.
         def record() -> None:
             recordings.enter_context(recorder.recording(cast(Any, get_proxy_mode()).tracer))
-            recordings.enter_context(written_checks(shape_env, NO_CHUNKS))
+            recordings.enter_context(written_checks(shape_env, chunk_symbol.symbol))
 
         step = _Step(model, loss_function, record)
         step.before_backward = recorder.before_backward
@@ -145,13 +157,14 @@ def export_joint_step(
     for reference in module.graph.find_nodes(op="get_attr"):
         reference.meta["val"] = getattr(module, reference.target)
     complete_checks(module)
-    refuse_opaque_nested_graphs(module)
+    guards = find_guards(module, shape_env, chunk_symbol, chunk_dim, chunking)
     return JointGraph(
         module=module,
         parameter_names=parameter_names,
         buffer_names=names[len(parameter_names) :],
         num_inputs=len(inputs),
-        chunk_symbol=ChunkSymbol(NO_CHUNKS, 1),
+        chunk_symbol=chunk_symbol,
+        guards=guards,
         module_calls={name: recorder.num_calls[name] for name, _ in model.named_modules() if name},
     )
 
@@ -290,9 +303,10 @@ def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node
 
 
 def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
-    """Write a copy of `value` into the graph input `buffer` at the end of the graph, and return the call."""
+    """Write a copy of `value` into the graph input `buffer` where the graph inserts, and return the call."""
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
-    node.meta = {key: value.meta[key] for key in (META_KEY,) if key in value.meta} | {"val": buffer.meta["val"]}
+    kept = (key for key in (META_KEY, CALLS_KEY) if key in value.meta)
+    node.meta = {key: value.meta[key] for key in kept} | {"val": buffer.meta["val"]}
     return node
 
 

@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, ParamSpec, TypeVar, cast
+from typing import Any, NamedTuple, ParamSpec, TypeVar, cast
 
 import sympy
 import torch
@@ -52,8 +52,7 @@ from bitproof.harness.torch_compile import lazily_compiled
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ChunkSymbol:
+class ChunkSymbol(NamedTuple):
     """The symbol that is the size of the chunked dim, and `hint`, that size in the case."""
 
     symbol: sympy.Symbol
@@ -151,12 +150,12 @@ def trace_joint_step(
     a higher-order operator in a chunked module.
     """
     # 1. Fake tensors, with one symbol for the chunked dim of all inputs.
-    extent = _common_extent(inputs, chunk_dim, is_cut)
     fake_mode = step_fake_mode(shape_env=ShapeEnv())
     state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     names = list(state)
     fake_state = [fixed_fake(fake_mode, x, device) for x in state.values()]
-    fake_inputs = [_fake_input(fake_mode, x, chunk_dim, extent, i, device) for i, x in enumerate(inputs)]
+    chunk_symbol, fake_inputs = open_inputs(fake_mode, inputs, chunk_dim, device, is_cut=is_cut)
+    symbol = chunk_symbol.symbol
     parameter_names = [name for name, _ in model.named_parameters()]
     recorder = OriginRecorder(model)
 
@@ -170,7 +169,6 @@ def trace_joint_step(
             parameters = state_tensors[: len(parameter_names)]
             return [loss, *torch.autograd.grad(loss, parameters, torch.full_like(loss, gradient_seed))]
 
-    symbol = symbols.expression(fake_inputs[0].shape[chunk_dim])
     assert fake_mode.shape_env is not None
     checks = written_checks(fake_mode.shape_env, symbol)
 
@@ -183,7 +181,7 @@ def trace_joint_step(
     try:
         # On a single thread, since the recorder follows backward from autograd node to autograd node.
         with torch.autograd.set_multithreading_enabled(False), lazily_compiled():
-            module = symbolic_graph(recorded, fake_mode)(fake_state, fake_inputs)
+            module = symbolic_graph(recorded, fake_mode)(fake_state, list(fake_inputs))
     except (CaseError, TraceError):
         raise
     except Exception as error:
@@ -195,22 +193,35 @@ def trace_joint_step(
         raise _refusal(what, "that dim", error) from error
     _complete(module)
     # 3. to 5. Refusals and conditions. The refusals read the complete graph.
-    guards = _deferred_guards(fake_mode.shape_env, symbol)
-    _refuse_fixed_symbol(fake_mode.shape_env, symbol, chunk_dim, guards)
-    refuse_opaque_nested_graphs(module)
-    if chunking is not None:
-        roots = ((node, chunking.root_of(origin_of(node).module or "")) for node in module.graph.nodes)
-        higher_order.refuse_calls(((node, root) for node, root in roots if root), symbol)
-    log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), symbol, extent, len(guards))
+    guards = find_guards(module, fake_mode.shape_env, chunk_symbol, chunk_dim, chunking)
+    log.debug("traced %d nodes, chunk symbol %s = %d, %d guards", len(module.graph.nodes), *chunk_symbol, len(guards))
     return JointGraph(
         module=module,
         parameter_names=parameter_names,
         buffer_names=names[len(parameter_names) :],
         num_inputs=len(inputs),
-        chunk_symbol=ChunkSymbol(symbol, extent),
+        chunk_symbol=chunk_symbol,
         guards=guards,
         module_calls={name: recorder.num_calls[name] for name, _ in model.named_modules() if name},
     )
+
+
+def find_guards(
+    module: GraphModule, shape_env: ShapeEnv, chunk_symbol: ChunkSymbol, dim: int, chunking: Chunking | None
+) -> list[Guard]:
+    """Return the conditions on the chunk symbol that the trace of `module` assumed.
+
+    `dim` is the chunked dim of the step's inputs. Raises TraceError for a trace that fixed the symbol or has opaque
+    nested graphs, and ChunkError for a higher-order operator in a module that `chunking` chooses.
+    """
+    symbol = chunk_symbol.symbol
+    guards = _deferred_guards(shape_env, symbol)
+    _refuse_fixed_symbol(shape_env, symbol, dim, guards)
+    refuse_opaque_nested_graphs(module)
+    if chunking is not None:
+        roots = ((node, chunking.root_of(origin_of(node).module or "")) for node in module.graph.nodes)
+        higher_order.refuse_calls(((node, root) for node, root in roots if root), symbol)
+    return guards
 
 
 def _complete(module: GraphModule) -> None:
@@ -358,6 +369,18 @@ def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Te
     with fake_mode:
         fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
     return fake.requires_grad_(x.requires_grad)
+
+
+def open_inputs(
+    fake_mode: FakeTensorMode, inputs: Sequence[Tensor], dim: int, device: torch.device, *, is_cut: bool
+) -> tuple[ChunkSymbol, tuple[Tensor, ...]]:
+    """Return the chunk symbol, and a fake tensor for each input, in which the symbol is the size of dim `dim`.
+
+    `is_cut`: the step will run in two equal chunks. Raises TraceError for inputs without a common (even) size.
+    """
+    extent = _common_extent(inputs, dim, is_cut)
+    fakes = tuple(_fake_input(fake_mode, x, dim, extent, i, device) for i, x in enumerate(inputs))
+    return ChunkSymbol(symbols.expression(fakes[0].shape[dim]), extent), fakes
 
 
 def _fake_input(

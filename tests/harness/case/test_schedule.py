@@ -39,6 +39,14 @@ def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
         ({"schedule": Schedule(micro_batches=1)}, "too few micro-batches to fill its pipeline"),
         ({"schedule": Schedule(stages_per_rank=2, order="gpipe")}, "several stages in a way that has no order"),
         ({"schedule": Schedule(stages_per_rank=2, micro_batches=3), "batch": Batch(sequences=6)}, "multiple of it as"),
+        (
+            {
+                "schedule": Schedule(reductions_once=True),
+                "chunking": Chunking(dim="batch", modules="layers.*"),
+                "batch": Batch(sequences=16),
+            },
+            "reduces gradients once a step, and those of each chunk separately",
+        ),
         ({"candidate": "joint"}, "found: the system joint"),
         ({"candidate": "precompiled"}, "is cut into stages when the case runs"),
         ({"observe": ("layers.*",)}, "found: observe"),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bitproof.builtin_cases import CASES
-from bitproof.harness.case import PRECOMPILED, Case, Parallelism, Pipeline
+from bitproof.harness.case import PRECOMPILED, Case, Parallelism
 from bitproof.harness.errors import ArtifactError, CaseError, RankError, UsageError
 from bitproof.harness.execute import precompiled
 from bitproof.harness.execute.host import runners
@@ -98,8 +98,6 @@ def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_sta
         check_precompiled(case, options)
     with pytest.raises(CaseError, match="runs no graph, so it cannot load one"):
         check_precompiled(replace(CASE, reference="graph", candidate="eager_chunked"), options)
-    with pytest.raises(CaseError, match="compiled regions are not precompiled"):
-        check_precompiled(CASES["experts_seq_regional"], options)
     for given, name in (({"extra_passes": ("a:b",)}, "--extra-pass"), ({"dump_graphs": True}, "--dump-graphs")):
         with pytest.raises(UsageError, match=f"{name} is about passes"):
             check_precompiled(CASES["moe_seq"], replace(options, **given))
@@ -113,12 +111,6 @@ def test_what_does_not_go_with_a_precompiled_step_is_refused_before_anything_sta
         check_precompiled(CASE, RunOptions())
     check_precompiled(CASE, options)
     check_precompiled(CASES["moe_seq"], RunOptions())
-
-
-def test_a_case_of_compiled_regions_cannot_ask_for_the_system_precompiled() -> None:
-    with pytest.raises(CaseError, match="compiled regions are not precompiled"):
-        replace(CASE, pipeline=Pipeline(backend="regional_inductor"))
-    replace(CASE, pipeline=Pipeline(backend="regional_inductor", until="chunk"))
 
 
 @pytest.mark.ranks

@@ -240,14 +240,6 @@ def test_fields_in_another_order_are_the_same_fields(made: Made, tmp_path: Path)
     assert read_program(tmp_path, CASE, "graph", CPU).artifact.fingerprint == told.fingerprint
 
 
-def test_regions_that_a_backend_compiles_are_refused_by_name(made: Made, tmp_path: Path) -> None:
-    compiled = replace(CASE, pipeline=Pipeline(backend="regional_inductor"))
-    with pytest.raises(CaseError, match="compiled by regional_inductor, region by region, and compiled regions are"):
-        precompile(compiled, "graph", CPU, tmp_path)
-    with pytest.raises(CaseError, match="compiled by regional_inductor"):
-        read_program(tmp_path, compiled, "graph", CPU)
-
-
 def test_compiled_code_is_run_for_who_says_so_and_is_held_against_its_hash(
     made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

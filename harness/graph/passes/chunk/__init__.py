@@ -113,6 +113,10 @@ class _Chunker:
             if self.roots[node]
             for written in operators.written_arguments(node)
         }
+        self.readers = {
+            owner: [node for node in self.graph.nodes if owner in map(self.owners.__getitem__, node.all_input_nodes)]
+            for owner in self.mutated
+        }
         # With early accumulation, `gradients` has the values that are added before their reduction.
         self.outputs = frozenset(gradient_outputs(self.graph.output_node()))
         self.gradients = set(self.outputs)
@@ -257,7 +261,7 @@ class _Chunker:
 
     def _check_writes(self, node: Node, root: str | None) -> None:
         """Raise ChunkError if a node writes a value in place that is also split or joined, or that is in chunks of
-        another module than `root`."""
+        another module than `root`, or that chunk 1 of the same call has read already."""
         for written in operators.written_arguments(node):
             owner = self.owners[written]
             stored = self.env.get(owner)
@@ -268,6 +272,10 @@ class _Chunker:
                 is_at_home = root is None or not symbols.carries(owner.meta["val"], self.symbol)
             if has_copies or not is_at_home:
                 refusals.refuse_write(node, written)
+            for reader in self.readers.get(owner, ()) if root else ():
+                pair = self.env.get(reader)
+                if isinstance(pair, Pair) and pair.second is not None and calls_of(reader) == calls_of(node):
+                    refusals.refuse_early_read(node, reader)
 
     def _write_chunk(self, node: Node, root: str, index: int) -> Node:
         def part(x: Node) -> Any:

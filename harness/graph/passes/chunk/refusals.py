@@ -148,6 +148,17 @@ def refuse_write(node: Node, written: Node) -> None:
     )
 
 
+def refuse_early_read(node: Node, reader: Node) -> None:
+    """Raise ChunkError for an in-place write of chunk 0 after a read of chunk 1, which would miss it."""
+    raise ChunkError(
+        f"cannot write in place in `{node.name}`: chunk 1 of the same call has run `{reader.name}` before",
+        expected="a write of chunk 0 before chunk 1 reads the tensor, as in eager",
+        found=f"`{reader.name}`, needed whole between its read and this write",
+        where=source_of(node),
+        fix="write the tensor directly after reading it",
+    )
+
+
 def refuse_second_use(addition: Node) -> ChunkError:
     """Return the error for a parameter that is used twice, at least once in chunks.
 

@@ -104,8 +104,9 @@ def test_every_fault_has_a_case_of_those_that_come_with_bitproof():
 
     assert without(CASES) == set()
     assert without(DEFAULT_CASES) == set()
-    others = [name for name in DEFAULT_CASES if name != "experts_seq_world4"]
-    assert without(others) == {"wrong-group"}, "of 8 ranks 2 share a set of experts and 4 an expert"
+    shared = ("experts_seq_world4", "joint_experts_seq_overlap", "pipeline_reductions_once")
+    others = [name for name in DEFAULT_CASES if name not in shared]
+    assert "wrong-group" in without(others), "in the other cases 2 ranks share a set of experts and 4 an expert"
 
 
 def test_a_site_without_a_module_stands_for_every_one_and_another_does_not():

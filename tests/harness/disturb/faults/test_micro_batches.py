@@ -12,12 +12,16 @@ from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
 from bitproof.harness.disturb.faults.micro_batches import SHARED
 from bitproof.harness.graph.staged.actions import Action
-from tests.harness.graph.graphs import Layers
-from tests.harness.graph.staged.stages import InOneProcess, bits, layer, parts_of, run
+from bitproof.harness.graph.staged.placed_calls import Once
+from tests.harness.graph.graphs import Layers, batch
+from tests.harness.graph.staged.stages import InOneProcess, all_actions, bits, layer, parts_of, run
+from tests.harness.graph.staged.test_once_a_step import narrow_layer
 
 ROWS = [entry for entry in CATALOGUE.values() if entry.runner is not None and entry.family != "loops"]
 JOINS = [entry for entry in ROWS if SHARED in entry.needs]
 OF_INPUTS = {"labels-of-another-micro-batch": "labels", "tokens-of-another-micro-batch": "tokens"}
+OF_STEPS = "gathered-before-the-update"
+OF_DIVIDED = ("weights-of-another-micro-batch", "weights-after-all-inputs")
 OF_ONE_STAGE = [entry for entry in ROWS if entry not in JOINS and entry.name not in OF_INPUTS]
 SCHEDULE = Schedule(micro_batches=4)
 
@@ -36,7 +40,9 @@ def right():
 
 
 @pytest.mark.parametrize(
-    "entry", [x for x in ROWS if x not in JOINS and x.name not in OF_INPUTS], ids=lambda entry: entry.name
+    "entry",
+    [x for x in ROWS if x not in JOINS and x.name not in (*OF_INPUTS, OF_STEPS, *OF_DIVIDED)],
+    ids=lambda entry: entry.name,
 )
 def test_a_fault_changes_what_a_step_gives_and_a_right_rewrite_does_not(entry, right, monkeypatch):
     model, joint, parts, expected = right
@@ -44,6 +50,37 @@ def test_a_fault_changes_what_a_step_gives_and_a_right_rewrite_does_not(entry, r
     monkeypatch.setattr(NOW, "world_size", 1)
     found = given(run(joint, parts, model, SCHEDULE, 2, entry.runner))
     assert (found == expected) is not entry.is_fault
+
+
+@pytest.mark.parametrize("name", [OF_STEPS, "gathered-twice-a-step"])
+def test_a_fault_in_what_is_gathered_shows_once_parameters_have_changed(name):
+    entry, model = CATALOGUE[name], Layers(narrow_layer(), narrow_layer())
+    _, parts = parts_of(model, 2, once=Once(gathers=True))
+
+    def two_steps(strike):
+        step = InOneProcess(parts, all_actions(SCHEDULE, 2))
+        strike(step)
+        own = [x.detach().clone() for x in model.state_dict(keep_vars=True).values()]
+        *kept, read = parts.placeholders
+        inputs = [{read: batch(seed=index)} for index in range(SCHEDULE.micro_batches)]
+        found = []
+        for _ in range(2):
+            with torch.no_grad():
+                found.append(step(dict(zip(kept, own, strict=True)), inputs)[0])
+            own = [x + 1 for x in own]
+        return [bits([losses]) for losses in found]
+
+    right, found = two_steps(lambda step: None), two_steps(entry.runner)
+    assert found[0] == right[0] and (found[1] == right[1]) is not entry.is_fault
+
+
+@pytest.mark.parametrize("name", OF_DIVIDED)
+def test_a_fault_in_the_order_of_a_divided_backward_changes_what_a_step_gives(name):
+    entry, model = CATALOGUE[name], Layers(layer(), layer())
+    joint, parts = parts_of(model, 2, once=Once(weights=True))
+    schedule = Schedule(micro_batches=4, order="zero_bubble")
+    right, found = (given(run(joint, parts, model, schedule, 2, way)) for way in (lambda step: None, entry.runner))
+    assert (found == right) is not entry.is_fault
 
 
 @pytest.mark.parametrize("entry", JOINS, ids=lambda entry: entry.name)

@@ -91,6 +91,27 @@ def test_a_buffer_that_backward_does_not_read_is_written_with_forward() -> None:
     assert differing(run_eager(model, batch()), run_graph(found.module, found.joint, model, batch())) == []
 
 
+def adds_the_old_value(self: Applied, x: Tensor) -> Tensor:
+    old = self.count.view(-1).clone()
+    self.count.add_(1)
+    return (x * self.w).relu() + old
+
+
+def test_a_buffer_is_written_after_the_last_call_that_reads_its_old_value() -> None:
+    model = Layers(Applied(adds_the_old_value, w=parameter(8), count=torch.full((), 3.0)))
+    joint = export(model)
+    # As values, the old and the new one may be computed in any order.
+    by_target = {node.target: node for node in reversed(joint.module.graph.nodes)}
+    view, clone = by_target[torch.ops.aten.view.default], by_target[torch.ops.aten.clone.default]
+    relu = by_target[torch.ops.aten.relu.default]
+    relu.append(clone)
+    relu.append(view)
+    module = partition(joint.module, context_of(joint), by="default")
+    nodes = [node.target for node in module.graph.nodes]
+    assert nodes.index(torch.ops.aten.copy_.default) == nodes.index(torch.ops.aten.clone.default) + 1
+    assert differing(run_eager(model, batch()), run_graph(module, joint, model, batch())) == []
+
+
 def noisy(self: Applied, x: Tensor) -> Tensor:
     y = x * self.w
     return y * torch.randn_like(x) + y.sin() * torch.randn_like(x)

@@ -7,6 +7,7 @@ import torch
 from bitproof.harness.graph.staged.actions import actions_of
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.placed_calls import NOTHING_ONCE
 from bitproof.harness.graph.staged.staged_step import StagedStep, tag_of
 from tests.harness.graph.graphs import CPU, Applied, D, batch, parameter, trace
 
@@ -20,10 +21,10 @@ def layer():
     return Applied(scaled, weight=parameter(D), matrix=parameter(D, D), seen=torch.zeros(1))
 
 
-def parts_of(model, num_stages, num_layers=None):
+def parts_of(model, num_stages, num_layers=None, once=NOTHING_ONCE):
     joint = trace(model)
     cuts = Cuts(num_stages, num_layers or len(model.layers))
-    return joint, cut(joint.module, cuts, joint.chunk_symbol)
+    return joint, cut(joint.module, cuts, joint.chunk_symbol, once)
 
 
 class InOneProcess(StagedStep):

@@ -31,7 +31,7 @@ def finished(schedule, ranks):
 
 
 def needed(action, last):
-    half, stage, micro_batch = action
+    half, stage, micro_batch, _ = action
     if half == "forward":
         return {Action("forward", stage - 1, micro_batch)} if stage else set()
     return {Action("forward", stage, micro_batch)} | (

@@ -39,6 +39,7 @@ from tests.harness.graph.graphs import (
     symbols_left,
     trace,
 )
+from tests.harness.graph.joint_graphs import exported_in_chunks
 
 aten = torch.ops.aten
 BF16 = torch.bfloat16
@@ -608,3 +609,66 @@ def test_a_named_module_that_did_not_run_is_refused() -> None:
         "  found: only=('layers.0', 'layers.7')\n"
         "  fix: correct `only` in the case's Chunking"
     )
+
+
+class Counted(nn.Module):
+    """Scales its rows by a buffer that each call changes: the second chunk reads what the first wrote."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = parameter(D, D)
+        self.register_buffer("seen", torch.ones(D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.mul_(0.5).add_(3.0)
+        return (x * self.seen.clone()).sin() @ self.w
+
+
+@pytest.mark.parametrize("dim", ["batch", "seq"])
+def test_an_exported_step_in_chunks_has_eagers_bits_and_each_chunk_reads_what_the_last_wrote(dim: Any) -> None:
+    model = Layers(Counted(), Counted())
+    joint, module = exported_in_chunks(model, "layers.*", dim)
+    assert not symbols_left(module, joint.chunk_symbol.symbol)
+    eager = run_eager(model, batch(), "layers.*", dim)
+    assert differing(run_graph(module, joint, model, batch()), eager) == []
+    # The buffer shows the chunks: without them it has other bits.
+    assert "buffer layers.0.seen" in differing(run_eager(model, batch()), eager)
+
+
+def test_an_exported_step_with_one_module_in_chunks_has_eagers_bits() -> None:
+    model = Layers(Block(), Block())
+    joint, module = exported_in_chunks(model, "layers.1.moe")
+    assert differing(run_graph(module, joint, model, batch()), run_eager(model, batch(), "layers.1.moe")) == []
+
+
+def test_a_write_after_chunk_1_has_read_is_refused_in_an_exported_step() -> None:
+    # Backward reads the old value, so it is written at the graph's end, where chunk 1 has long read it.
+    def scale(module: Applied, x: Tensor) -> Tensor:
+        y = x * module.w * module.count.clone()
+        module.count.add_(1)
+        return y
+
+    model = Layers(Applied(scale, w=parameter(D), count=torch.full((), 3.0)))
+    with pytest.raises(ChunkError) as error:
+        exported_in_chunks(model, "layers.*")
+    assert str(error.value).startswith("ChunkError: cannot write in place in `copy_")
+    assert "expected: a write of chunk 0 before chunk 1 reads the tensor, as in eager" in str(error.value)
+    # Our own tracer keeps the write where it is.
+    assert_as_eager(model, "layers.*")
+
+
+def test_a_write_after_chunk_1_has_read_is_refused_in_a_traced_step_too() -> None:
+    whole = Applied(lambda m, x: x.mean() * m.w, w=parameter(D))
+
+    def between(module: Applied, x: Tensor) -> Tensor:
+        read = x * module.count
+        # A module outside the chosen one needs all of it, so both chunks run up to here.
+        [other] = module.other
+        y = read + other(read).detach()
+        module.count.add_(1)
+        return y * module.w
+
+    model = Layers(Applied(between, w=parameter(D), count=torch.ones(())), whole)
+    model.layers[0].other = [whole]
+    with pytest.raises(ChunkError, match="cannot write in place in `add_"):
+        chunked(trace(model), "layers.0")

@@ -138,5 +138,9 @@ def named_case(cases: Sequence[Case], name: str, changes: Changes) -> Case:
         "no such case",
         expected=" or ".join(close) if close else "a name that `bitproof list` shows, or a JSON file",
         found=name,
-        fix=f"did you mean {close[0]}?" if close else None,
+        fix=f"did you mean {close[0]}?"
+        if close
+        else f"{name} is a system: name it as the reference or the candidate in a case's file"
+        if ":" in name
+        else None,
     )

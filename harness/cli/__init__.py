@@ -11,6 +11,7 @@ torch nor pandas, so `bitproof list` answers immediately. The exit status of a c
 
 from __future__ import annotations
 
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -70,6 +71,13 @@ def _run(words: list[str]) -> int:
     try:
         if words and words[0] in _REMOVED:
             raise UsageError(f"`bitproof {words[0]}` was removed", fix=_REMOVED[words[0]])
+        if words and words[0].endswith((".py", ".json")):
+            kind = "a script" if words[0].endswith(".py") else "a case"
+            raise UsageError(
+                f"{words[0]} is {kind}, and no command",
+                expected="a command, which `bitproof --help` lists",
+                fix=shlex.join(["bitproof", "run", *words]),
+            )
         # Before the words are parsed: a command and its options must be declared first.
         load_commands(words)
         if words[:1] == ["run"]:

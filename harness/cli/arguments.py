@@ -32,6 +32,15 @@ CaseName = Annotated[
         autocompletion=names_of_cases,
     ),
 ]
+CaseNames = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="CASE",
+        help="Cases of these names, or their JSON files.",
+        show_default=False,
+        autocompletion=names_of_cases,
+    ),
+]
 CaseFiles = Annotated[
     list[Path] | None,
     typer.Option(
@@ -67,13 +76,22 @@ def find_case(name: str, changes: Changes) -> Case:
 
 
 def chosen_cases(
-    expression: str | None, case_files: Sequence[Path] | None, changes: Changes, usual: Sequence[str] | None = None
+    expression: str | None,
+    case_files: Sequence[Path] | None,
+    changes: Changes,
+    usual: Sequence[str] | None = None,
+    names: Sequence[str] | None = None,
 ) -> list[Case]:
     """Return the cases that -k selects, after applying `changes`: from the files of --case, or else from all built-in
-    cases.
+    cases. With `names`, returns exactly these cases.
 
-    Without both options, returns the cases in `usual`, or all. Raises UsageError if two cases share a name.
+    Without all three, returns the cases in `usual`, or all. Raises UsageError if two cases share a name.
     """
+    if names:
+        if expression is not None or case_files:
+            raise UsageError("cases are given twice", expected="cases, -k or --case", found=" ".join(names))
+        # A name that is given twice is one case.
+        return [find_case(name, changes) for name in dict.fromkeys(names)]
     if case_files:
         selected = select([read_file(file) for file in case_files], expression)
         for name, count in Counter(case.name for case in selected).items():
@@ -88,8 +106,12 @@ def chosen_cases(
     return [change_case(case, changes) for case in selected]
 
 
-def case_words(case_files: Sequence[Path] | None) -> list[str]:
-    """Return the words for these case files in the command line that repeats a run, with absolute paths."""
+def case_words(case_files: Sequence[Path] | None, names: Sequence[str] | None = None) -> list[str]:
+    """Return the words for these case files, also those among `names`, in the command line that repeats a run.
+
+    Their paths are absolute.
+    """
     from bitproof.harness.report.text import CASE_FILE
 
-    return [word for file in case_files or () for word in (CASE_FILE, str(file.absolute()))]
+    files = [*(case_files or ()), *(Path(name) for name in names or () if name.endswith(".json"))]
+    return [word for file in files for word in (CASE_FILE, str(file.absolute()))]

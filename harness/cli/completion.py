@@ -39,6 +39,13 @@ def names_of_faults(incomplete: str) -> list[str]:
     return [name for name in (*FAULTS, *catalogue()) if name.startswith(incomplete)]
 
 
+def names_in_catalogue(incomplete: str) -> list[str]:
+    """The faults of the catalogue whose names begin with `incomplete`."""
+    from bitproof.harness.disturb.entry import catalogue
+
+    return [name for name in catalogue() if name.startswith(incomplete)]
+
+
 COMPLETED: dict[str, Callable[[str], list[str]]] = {
     "candidate": names_of_systems,
     "reference": names_of_systems,

@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
@@ -21,6 +22,7 @@ from bitproof.harness.checks.check import Check
 from bitproof.harness.checks.shipped import active
 from bitproof.harness.cli.app import app
 from bitproof.harness.cli.completion import COMPLETED
+from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import Option, made, options_of, words_in
 
@@ -60,6 +62,9 @@ class Command(TyperCommand):
         """Parse a command line. A command that takes one case also accepts it as `-k CASE`, like other commands."""
         if not any("-k" in param.opts for param in self.params) and any(each.name == "case" for each in self.params):
             args = [word.removeprefix("-k") for word in args if word != "-k"]
+        if [*takewhile(lambda word: word != "--", args)].count("-k") > 1:
+            # The parser would take the last one, and leave the cases of the others out without a word.
+            raise UsageError("-k is given twice", expected="one expression, such as -k 'moe_seq or moe_batch'")
         # `run train.py --lr 1` is a likely mistake, so its error shows how to pass arguments to the script.
         try:
             return super().parse_args(ctx, [*args])  # which takes words out of it

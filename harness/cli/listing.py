@@ -11,7 +11,7 @@ import typer
 from bitproof.harness.case import Case
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
-from bitproof.harness.cli.arguments import CaseFiles, chosen_cases
+from bitproof.harness.cli.arguments import CaseFiles, CaseNames, chosen_cases
 from bitproof.harness.cli.declare import DONE, command
 from bitproof.harness.systems.registry import NAMED, registered
 from bitproof.harness.user_code.plugins import describe
@@ -21,6 +21,7 @@ WIDTH = 80
 
 @command("list", "bitproof list -k moe", "bitproof list --systems --json", statuses=DONE)
 def list_command(
+    names: CaseNames = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -33,7 +34,7 @@ def list_command(
             for name in (*NAMED, *registered())
         ]
         if systems
-        else [_describe(case) for case in chosen_cases(expression, case_files, Changes())]
+        else [_describe(case) for case in chosen_cases(expression, case_files, Changes(), names=names)]
     )
     if as_json:
         print(json.dumps(rows, indent=1))

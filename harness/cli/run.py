@@ -96,6 +96,12 @@ def run_command(
         changes = _with_script_systems(given, changes, reference_args, candidate_args)
         cases = [change_case(script_case(str(changes.reference), str(changes.candidate)), changes)]
     elif is_named:
+        if option := next((word for word in given if word.startswith("-")), None):
+            raise UsageError(
+                "words after -- are arguments of a script",
+                expected=f"options of bitproof before --, or a script in place of {given[0]}",
+                found=f"{given[0]} -- {option}",
+            )
         # A name that is given twice runs once.
         cases = [find_case(name, changes) for name in dict.fromkeys(given)]
     else:

@@ -17,7 +17,9 @@ from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.bounds import LONGEST_NAME
 from bitproof.harness.case.case import Script, script_of
 from bitproof.harness.errors import UsageError
+from bitproof.harness.systems.registry import NAMED, registered
 from bitproof.harness.systems.revisions import resolve
+from bitproof.harness.user_code.user_file import names_in
 
 STEPS = 5
 """Default number of optimizer steps of a script: the first differing step is seldom later."""
@@ -46,6 +48,8 @@ def script_sides(
     new = _script_named(candidate)
     if new is None:
         raise UsageError("the candidate is no script", expected="a file such as train.py", found=repr(candidate))
+    if not new.revision:
+        names_in(Path(new.file), f"script {new.file}")
     old: Script | None = new
     if reference is not None and (match := re.fullmatch(r"git:([^:]+)", reference)):
         old = new._replace(revision=match[1])
@@ -53,6 +57,7 @@ def script_sides(
         old = _script_named(reference)
         # A reference that is no script is another system, and takes no arguments.
         if old is None:
+            _refuse_revision(new, reference)
             return reference, _system_of(new, args, candidate_args)
     assert old is not None
     return _system_of(old, args, reference_args), _system_of(new, args, candidate_args)
@@ -71,6 +76,22 @@ def script_case(reference: str, candidate: str) -> Case:
         candidate=candidate,
         steps=STEPS,
         parallelism=Parallelism(world_size=1, ep=1),
+    )
+
+
+def _refuse_revision(script: Script, reference: str) -> None:
+    """Raise UsageError if the reference is no system, but a revision of git that has the script: `HEAD~1`."""
+    if ":" in reference or reference in NAMED or reference in registered():
+        return
+    try:
+        resolve(script._replace(revision=reference))
+    except UsageError:
+        return
+    raise UsageError(
+        f"{reference} is a revision of git, and no system",
+        expected="git:REF, a script or a system",
+        found=reference,
+        fix=f"give --reference git:{reference}",
     )
 
 

@@ -53,7 +53,13 @@ def read(path: Path) -> Report:
     try:
         return parse(read_plain(path, MAX_BYTES).decode(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise RecordingError("a report cannot be read", found=str(error), where=str(path)) from error
+        latest = path.parent / "latest"
+        raise RecordingError(
+            "a report cannot be read",
+            found=str(error),
+            where=str(path),
+            fix=f"give a run's folder, such as {latest}" if latest.is_dir() else None,
+        ) from error
 
 
 def parse(text: str, where: str = FILE_NAME) -> Report:

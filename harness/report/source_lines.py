@@ -34,6 +34,12 @@ def shown_line(source: str | None) -> str:
     return f"{file}:{found['line']}"
 
 
+def with_shown_lines(text: str) -> str:
+    """The text with each of its source lines as `shown_line` shows it: `mm of head (exp/new/gpt.py:69)` becomes
+    `mm of head (gpt.py:69)`."""
+    return LINE.sub(lambda found: shown_line(found[0]), text)
+
+
 def file_of(path: str) -> Path | None:
     """Return the nearest file on this machine whose path ends with `path`; None if there is none, or several are as
     near.

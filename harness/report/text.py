@@ -22,7 +22,7 @@ from bitproof.harness.records import (
     Verdict,
     Verification,
 )
-from bitproof.harness.report.source_lines import shown_line
+from bitproof.harness.report.source_lines import shown_line, with_shown_lines
 
 CASE_FILE = "--case"
 """The option that selects a case by its file. Without it, `-k` selects cases by name."""
@@ -228,10 +228,10 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
         lines = [("verified", f"{line}gives the candidate's step")]
     else:
         lines = [("verified in part", f"with {here}{also}{others}, {became}; {found.reason}")]
-    lines += [("the same defect", text) for text in found.calls]
+    lines += [("the same defect", with_shown_lines(text)) for text in found.calls]
     lines += [("the same defect", f"and {count(found.calls_left_out, 'more call')}")] if found.calls_left_out else []
     return lines + [
-        ("another cause", f"{other.call}: {count(other.accounts, 'tensor')} became equal with it")
+        ("another cause", f"{with_shown_lines(other.call)}: {count(other.accounts, 'tensor')} became equal with it")
         for other in found.causes
     ]
 
@@ -271,7 +271,16 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
 
 
 def extent(difference: TensorDifference | ChainLink | None) -> str:
-    """Return the size of a tensor's difference: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown."""
+    """Return the size of a tensor's difference: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown.
+
+    If dtypes or shapes differ, return these: `float32[32] in the reference, none in the candidate`.
+    """
+    if isinstance(difference, TensorDifference):
+        types = difference.reference_type, difference.candidate_type
+        if None not in types and types[0] != types[1]:
+            # A missing gradient is recorded as a tensor without elements.
+            here, there = ("none" if str(each).endswith("[0]") else each for each in types)
+            return f"{here} in the reference, {there} in the candidate"
     if difference is None or difference.elements_differing is None or difference.elements is None:
         return ""
     max_ulp = difference.max_ulp

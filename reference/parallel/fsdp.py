@@ -133,10 +133,12 @@ class Unshard(torch.autograd.Function):
         return full if full.shape[0] == sharding.rows else full.narrow(0, 0, sharding.rows)
 
     @staticmethod
-    """Gathers a parameter from the ranks' shards, in the compute dtype.
-
-    Its backward sums the gradient over ranks and returns this rank's rows, or None if `sums` adds gradients up first.
-    """
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, None, None]:
+        """Sum `grad` (rows, ...) over ranks; returns this rank's rows in float32."""
+        if ctx.sums is None:
+            return reduce_gradient(grad, ctx.sharding), None, None
+        ctx.sums(grad)
+        return None, None, None
 
 
 def fully_shard(

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, UntypedStorage
 from torch.fx import GraphModule
+from torch.multiprocessing.reductions import rebuild_tensor
 
 from bitproof.harness import capture
 from bitproof.harness.capture.digest import digest, plain
@@ -52,6 +53,10 @@ _OWN = (os.path.dirname(capture.__file__) + os.sep, watched_step.__file__, watch
 
 GENERATORS = 0
 """A storage key for the states of all generators: generators with the same state draw the same numbers."""
+
+
+_LAYING_OUT = {rebuild_tensor.__code__, UntypedStorage.clone.__code__}
+"""Functions of torch that make a tensor of memory which no operator fills: see `_only_lays_out`."""
 
 
 class _Inputs(NamedTuple):
@@ -142,6 +147,13 @@ class CallRecorder(TorchDispatchMode):
             # `empty` is no call of a log. But a later read of its memory must be recognized as uninitialized.
             if row_of(function).uninitialized is Uninitialized.WHOLE and not self._only_keeps:
                 self._see(tensors_in(result), is_fresh=True)
+            return result
+        if name == "set_" and _only_lays_out(sys._getframe(1)):
+            result = function(*args, **kwargs)
+            for tensor in tensors_in(result):
+                # The memory may have the key of freed memory.
+                self._fresh.pop(_storage(tensor), None)
+                self._seen.pop(_storage(tensor), None)
             return result
         with refusing():
             if name == "wait_tensor" or function in offload_operators.WAITS:
@@ -480,6 +492,20 @@ def _is_own(frame: FrameType | None) -> bool:
     # that the loop computed.
     code = frame.f_code if frame is not None else watched_loop.sum_of_losses.__code__
     return code.co_filename.startswith(_OWN) and code is not watched_loop.sum_of_losses.__code__
+
+
+def _only_lays_out(frame: FrameType | None) -> bool:
+    """Whether `set_` makes a tensor of memory that torch fills outside of operators. It computes nothing.
+
+    - A tensor that another process has sent, such as a worker of a DataLoader. A batch may arrive in one step or in the
+      next, so that the call would give all calls after it other numbers in another run.
+    - The memory of a copy that `copy.deepcopy` makes. It is not filled yet, so that its bits differ from run to run.
+    """
+    while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
+        if frame.f_code in _LAYING_OUT:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _full_name(function: Any) -> str:

@@ -9,7 +9,15 @@ import typer
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
-from bitproof.harness.cli.arguments import ONE_CASE, WHERE, CaseFiles, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.arguments import (
+    ONE_CASE,
+    WHERE,
+    CaseFiles,
+    CaseNames,
+    ReportDir,
+    case_words,
+    chosen_cases,
+)
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.options import RunOptions
 from bitproof.harness.settings import words
@@ -27,6 +35,7 @@ from bitproof.harness.settings import words
     only=(*ONE_CASE, "observe", *WHERE, "control", "timeout", "explain_timeout", "jobs"),
 )
 def accept_command(
+    names: CaseNames = None,
     why: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The reason, stored in the baselines' manifests.")
     ] = None,
@@ -53,8 +62,8 @@ def accept_command(
     from bitproof.harness.powers.baselines.accept_command import accept
     from bitproof.harness.powers.baselines.check import BaselineOptions
 
-    cases = chosen_cases(expression, case_files, changes)
-    replay = [*words(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files)]
+    cases = chosen_cases(expression, case_files, changes, names=names)
+    replay = [*words(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files, names)]
     raise typer.Exit(
         accept(
             cases, options, report_dir, baseline_dir, why or "", new=new, replay=replay, certificates=certificate or ()

@@ -11,8 +11,8 @@ import typer
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
-from bitproof.harness.cli.arguments import CaseFiles, ReportDir, case_words, chosen_cases
-from bitproof.harness.cli.completion import names_of_faults
+from bitproof.harness.cli.arguments import CaseFiles, CaseNames, ReportDir, case_words, chosen_cases
+from bitproof.harness.cli.completion import names_in_catalogue
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
@@ -58,12 +58,13 @@ _SAYS = {"steps": "Take N steps in each run.", "timeout": "Time limit of a fault
 @command(
     "faults",
     "bitproof faults --list",
-    "bitproof faults -k moe_seq --fault flip-bit",
+    "bitproof faults -k moe_seq --fault chunk-1-uses-chunk-0s-positions",
     brief="Plant faults in cases, and count which are caught.",
     statuses=("every fault is caught, and no rewrite that keeps all bits is", "otherwise", "a run fails"),
 )
 @takes(Changes, RunOptions, only=_OPTIONS, usual=_USUAL, says=_SAYS)
 def faults_command(
+    names: CaseNames = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
     fault: Annotated[
@@ -72,7 +73,7 @@ def faults_command(
             "--fault",
             metavar="NAME",
             help="Plant only this fault or family. Repeatable.",
-            autocompletion=names_of_faults,
+            autocompletion=names_in_catalogue,
         ),
     ] = None,
     list_only: Annotated[bool, typer.Option("--list", help="List the catalogue, and run nothing.")] = False,
@@ -99,13 +100,13 @@ def faults_command(
     if list_only:
         print("\n".join(list_faults(entries)))
         return
-    cases = chosen_cases(expression, case_files, changes, DEFAULT_CASES)
+    cases = chosen_cases(expression, case_files, changes, DEFAULT_CASES, names)
     chosen = [part for name in fault or () for part in ("--fault", name)]
-    selection = ["-k", expression] if expression else case_words(case_files)
+    selection = ["-k", expression] if expression else names or case_words(case_files)
     call = shlex.join(["bitproof", "faults", *selection, *chosen, *words(changes, options, usual=_USUAL)])
     options = replace(options, kept_graphs=None, control="never", verify=False)
     into = None if page is None else Page(page, call)
-    everywhere = expression is not None
-    replay = [*words(changes, options), *case_words(case_files)]
+    everywhere = expression is not None or bool(names)
+    replay = [*words(changes, options), *case_words(case_files, names)]
     status = faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into, resume=resume)
     raise typer.Exit(status)

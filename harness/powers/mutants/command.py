@@ -6,6 +6,7 @@ case becomes DIFFERENT.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -59,10 +60,12 @@ def choose(wanted: Sequence[str], families: Sequence[str] = ()) -> list[Entry]:
     """
     known = {*CATALOGUE, *(entry.family for entry in CATALOGUE.values())}
     if unknown := [name for name in (*wanted, *families) if name not in known]:
+        close = difflib.get_close_matches(unknown[0], known, n=1)
         raise UsageError(
             f"no fault and no family is named {', '.join(unknown)}",
             expected="a name that `bitproof faults --list` shows",
             found=", ".join(unknown),
+            fix=f"did you mean {close[0]}?" if close else None,
         )
     chosen = [*wanted, *families]
     return [entry for entry in CATALOGUE.values() if not chosen or {entry.name, entry.family} & set(chosen)]

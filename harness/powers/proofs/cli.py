@@ -14,6 +14,7 @@ from bitproof.harness.case.select import asks_for
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import CaseFiles, chosen_cases
+from bitproof.harness.cli.completion import names_of_cases
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
@@ -35,9 +36,14 @@ _SAYS = {"precompiled": "Take the candidate's graph from this precompiled step."
 )
 @takes(Changes, RunOptions, only=_OPTIONS, says=_SAYS)
 def prove_command(
-    programs: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[A.pt2 B.pt2]", help="Two files that torch.export.save wrote, instead of cases."),
+    given: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="CASE|A.pt2 B.pt2",
+            help="Cases of these names, or their JSON files; or two files that torch.export.save wrote.",
+            show_default=False,
+            autocompletion=names_of_cases,
+        ),
     ] = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
@@ -70,16 +76,20 @@ def prove_command(
     """Prove, without running a rank, that a case's systems compute equal bits for every input."""
     if as_json and as_table:
         raise UsageError("--json and --table are two ways to print", expected="one of them", found="both")
-    if programs:
+    words = given or []
+    # A program's file may have any name; a word that is no file and has no ending of one is a case.
+    are_programs = any(word.endswith(".pt2") or (Path(word).is_file() and not word.endswith(".json")) for word in words)
+    if are_programs:
         # Two files have no case, so options about cases are refused, and not ignored.
         about_cases = (expression, until, flavor, layers, certificate, options.precompiled)
         others = any(x is not None for x in about_cases) or as_table or changes != Changes()
         others = others or bool(case_files) or bool(options.extra_passes)
-        raise typer.Exit(_prove_files(programs, others, as_json=as_json))
-    cases = [_resized(case, flavor, layers, until) for case in chosen_cases(expression, case_files, changes)]
+        raise typer.Exit(_prove_files([Path(word) for word in words], others, as_json=as_json))
+    chosen = chosen_cases(expression, case_files, changes, names=words)
+    cases = [_resized(case, flavor, layers, until) for case in chosen]
     from bitproof.harness.powers.proofs.command import prove
 
-    asked = bool(case_files) or asks_for(expression)
+    asked = bool(case_files or words) or asks_for(expression)
     status = prove(
         cases,
         options.extra_passes,

@@ -10,7 +10,15 @@ import typer
 
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
-from bitproof.harness.cli.arguments import ONE_CASE, CaseFiles, ReportDir, case_words, chosen_cases, refuse_seconds
+from bitproof.harness.cli.arguments import (
+    ONE_CASE,
+    CaseFiles,
+    CaseNames,
+    ReportDir,
+    case_words,
+    chosen_cases,
+    refuse_seconds,
+)
 from bitproof.harness.cli.declare import JUDGED, command, takes
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
@@ -32,6 +40,7 @@ _OPTIONS = (*ONE_CASE, "early_grad_accumulation", "observe", "every_call", "no_k
 )
 @takes(Changes, RunOptions, only=_OPTIONS, says={"timeout": "Time limit of a case's run."})
 def sensitivity_command(
+    names: CaseNames = None,
     expression: Expression = None,
     case_files: CaseFiles = None,
     sample: Annotated[
@@ -61,7 +70,8 @@ def sensitivity_command(
     """Make each call of a step wrong by one ULP, one at a time, and report which a case would notice."""
     from bitproof.harness.powers.sensitivity.command import sensitivity
 
-    cases = chosen_cases(expression, case_files, changes, MAIN_CASES)
+    cases = chosen_cases(expression, case_files, changes, MAIN_CASES, names)
     check = SensitivityCheck(SensitivityOptions(Effort(sample=sample, seconds=limit or None)))
     options = replace(options, device="cpu", control="never", active=(check,))
-    raise typer.Exit(sensitivity(cases, options, report_dir, [*words(changes, options), *case_words(case_files)]))
+    replay = [*words(changes, options), *case_words(case_files, names)]
+    raise typer.Exit(sensitivity(cases, options, report_dir, replay))

@@ -12,8 +12,9 @@ from bitproof.harness.records import BlamedCall
 
 MAX_LANES = 16
 
-# In pixels: from call to call, from lane to lane, the margins on the left and above, and a label's height.
-_STEP, _LANE, _LEFT, _TOP, _LABEL = 96, 46, 96, 30, 17
+# In pixels: from call to call, from lane to lane, the margins on the left and above, and a label's height. The widest
+# label has 19 characters of 6 pixels.
+_STEP, _LANE, _LEFT, _TOP, _LABEL = 124, 46, 96, 30, 17
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +49,7 @@ def lanes_of(call: BlamedCall | None, num_ranks: int) -> RankLanes | None:
     heights = {rank: _TOP + _LANE * number for number, rank in enumerate(shown)}
     places = [(_LEFT + _STEP * number, heights[link.rank]) for number, link in enumerate(chain)]
     return RankLanes(
-        width=_LEFT + _STEP * len(chain) - _STEP // 2,
+        width=_LEFT + _STEP * (len(chain) - 1) + _STEP // 2,
         height=_TOP + _LANE * len(shown) - _LABEL,
         lanes=[(f"rank {rank}", height) for rank, height in heights.items()],
         calls=[

@@ -12,7 +12,7 @@ import pytest
 from bitproof.harness.case import Case
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.options import RunOptions
-from bitproof.harness.records import Report
+from bitproof.harness.records import ChainLink, Report
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.html import document
 from tests.harness.execute.test_launch import toy
@@ -226,3 +226,27 @@ def test_a_missing_browser_is_told_and_in_ci_it_is_a_failure(monkeypatch, ci, ou
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(outcome, match="Debian's package is `chromium`"):
         program.__wrapped__()
+
+
+# Labels of a picture that reach beyond it, and pairs of labels that overlap.
+COLLIDING = """[...document.querySelectorAll("svg")].flatMap(svg => {
+  const frame = svg.getBoundingClientRect();
+  const labels = [...svg.querySelectorAll("text")].map(each => [each.textContent, each.getBoundingClientRect()]);
+  const beyond = labels.filter(([, box]) => box.right > frame.right + 0.5 || box.left < frame.left - 0.5);
+  const meet = (a, b) => Math.min(a.right, b.right) > Math.max(a.left, b.left)
+    && Math.min(a.bottom, b.bottom) > Math.max(a.top, b.top) + 2;
+  const met = labels.filter(([, a], i) => labels.slice(i + 1).some(([, b]) => meet(a, b)));
+  return [...beyond, ...met].map(([text]) => text);
+})"""
+
+
+@pytest.mark.parametrize("width", [400, 1400])
+def test_the_labels_of_a_chain_are_apart_and_whole(browser, make_report, localized, tmp_path, width):
+    links = [ChainLink(operator="native_layer_norm_backward", module="blocks.11.normalization", rank=0)] * 6
+    first = localized.first_divergence
+    found = replace(localized, first_divergence=replace(first, call=replace(first.call, chain=links)))
+    path = tmp_path / "report.html"
+    path.write_text(document.render(make_report(found)))
+    browser.open(f"file://{path}", width=width)
+    assert browser.evaluate("document.querySelectorAll('svg text').length") > len(links)
+    assert browser.evaluate(COLLIDING) == []

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bitproof.harness.records import BlamedCall, Divergence, TensorDifference, Verification
+from bitproof.harness.records.divergence import OtherCause
 from bitproof.harness.report import text
 from tests.harness.report.results import CLOSENESS
 
@@ -36,6 +37,8 @@ def test_how_much_differs_is_told_as_far_as_it_is_known():
     assert text.extent(found) == "2 of 1,000 elements differ, by 1 ULP at most"
     assert text.extent(replace(found, max_ulp=None)) == "2 of 1,000 elements differ"
     assert text.extent(replace(found, elements_differing=None)) == text.extent(None) == ""
+    missing = TensorDifference(reference_type="float32[32, 3]", candidate_type="float32[0]")
+    assert text.extent(missing) == "float32[32, 3] in the reference, none in the candidate"
 
 
 def test_the_chain_from_the_blamed_call_to_the_tensor_says_what_changed_and_what_is_left_out(localized):
@@ -104,3 +107,22 @@ def test_a_verified_cause_shows_what_was_expected_what_was_found_and_the_evidenc
         "with the reference's value here, all 34,240 tensors of the step are equal"
     )
     assert text.evidence(replace(call, verification=None)) == []
+
+
+def test_every_line_of_a_cause_opens_from_the_working_directory(tmp_path, monkeypatch) -> None:
+    (tmp_path / "gpt.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    source = f"mm of head (backward) on rank 0 is an extra call ({tmp_path.parent.name}/{tmp_path.name}/gpt.py:69)"
+    shown = Verification(
+        status="verified",
+        tensors=3,
+        differing=2,
+        remaining=0,
+        accounts=1,
+        reverse=True,
+        runs=2,
+        causes=[OtherCause(call=source, accounts=1)],
+    )
+    call = BlamedCall(operator="mm", rank=0, verification=shown)
+    [line] = [line for label, line in text.evidence(call) if label == "another cause"]
+    assert line == "mm of head (backward) on rank 0 is an extra call (gpt.py:69): 1 tensor became equal with it"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.multiprocessing.reductions import rebuild_tensor
 
 from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Parallelism
@@ -196,6 +198,30 @@ def test_uninitialized_memory_is_not_logged() -> None:
             torch.empty(2).resize_(4)
 
     assert calls_of(Wasting(layers()), batch()) == []
+
+
+def test_a_tensor_that_another_process_sent_is_no_call() -> None:
+    class Received(System):
+        def step(self, x: Tensor) -> None:
+            sent = rebuild_tensor(Tensor, x._typed_storage(), (0, x.size(), x.stride(), False))
+            super().step(sent)
+
+    model, x = layers(), batch()
+    plain, received = calls_of(System(model), x), calls_of(Received(model), x)
+    assert [call.operator for call in received] == [call.operator for call in plain]
+    assert received[0].inputs == plain[0].inputs and not received[0].unwritten
+
+
+def test_the_memory_of_a_deep_copy_is_no_value_before_it_is_filled() -> None:
+    class Copying(System):
+        def step(self, x: Tensor) -> None:
+            super().step(copy.deepcopy(x))
+
+    model, x = layers(), batch()
+    plain, copying = calls_of(System(model), x), calls_of(Copying(model), x)
+    assert "set_.source_Storage" not in {call.operator for call in copying}
+    assert copying[-1].outputs == plain[-1].outputs
+    assert [call.outputs for call in copying] == [call.outputs for call in calls_of(Copying(model), x)]
 
 
 def test_a_log_comes_back_as_it_was_written() -> None:

@@ -28,7 +28,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import ArtifactError, CaseError
 from bitproof.harness.graph.backend.allowed import ALLOWED
 from bitproof.harness.graph.backend.backends import Compiled, CompiledHalves, Step, load_compiled
-from bitproof.harness.graph.plain import graph_of, plain_of, refuse_operators, region
+from bitproof.harness.graph.graph_json import graph_from_json, graph_to_json, refuse_operators, region
 from bitproof.harness.precompile import file
 from bitproof.harness.records import PassReport
 from bitproof.harness.torch_inductor import (
@@ -92,7 +92,7 @@ def _regional_part(step: GraphModule, folder: Path) -> dict[str, object]:
             if node.op == "call_function" and (pickled := pickled_region(node.target)) is not None:
                 node.target, node.args = region, (len(regions), *node.args)
                 regions.append(base64.b64encode(pickled).decode())
-        plain = plain_of(GraphModule(step, graph))
+        plain = graph_to_json(GraphModule(step, graph))
         refuse_operators(plain, ALLOWED)
     # torch pickles a region only if it has a cache entry for it, and raises different errors.
     except Exception as error:
@@ -165,7 +165,7 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
 def _load(part: Any, folder: Path) -> Step:
     if "regions" not in part:
         return load_generated(folder / _path(part["main"]))
-    step = graph_of(part["graph"], ALLOWED)
+    step = graph_from_json(part["graph"], ALLOWED)
     loaded = [load_region(base64.b64decode(pickled, validate=True)) for pickled in part["regions"]]
     for node in step.graph.find_nodes(op="call_function", target=region):
         index, *inputs = node.args

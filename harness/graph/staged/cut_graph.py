@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
-from bitproof.harness.graph.analysis.halves import Half, written
+from bitproof.harness.graph.analysis.halves import Half, subgraph
 from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.staged.placed_calls import (
     NOTHING_ONCE,
@@ -107,7 +107,7 @@ def _once_part(placed: PlacedCalls, stage: int, kind: Apart) -> Part:
     outputs = placed.gathered(stage) if kind == "gathers" else placed.results_of(own)
     names = tuple(node.name for node in outputs)
     return Part(
-        module=written(placed.module, given, placed.with_numbers(own), outputs),
+        module=subgraph(placed.module, given, placed.with_numbers(own), outputs),
         inputs=tuple(node.name for node in given),
         outputs=names,
         received=(),
@@ -130,7 +130,7 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     # A value may be sent, be a result and be kept for backward. It is a single output.
     outputs = list(dict.fromkeys([*sent, *results, *(placed.kept(own) if half == "forward" else ())]))
     return Part(
-        module=written(placed.module, given, placed.with_numbers(own), outputs),
+        module=subgraph(placed.module, given, placed.with_numbers(own), outputs),
         inputs=tuple(node.name for node in given),
         outputs=tuple(node.name for node in outputs),
         received=tuple(map(placed.crossing, received)),

@@ -20,7 +20,7 @@ from bitproof.harness.cli.arguments import (
 )
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import words
+from bitproof.harness.settings import to_argv
 
 
 @command(
@@ -63,7 +63,7 @@ def accept_command(
     from bitproof.harness.powers.baselines.check import BaselineOptions
 
     cases = chosen_cases(expression, case_files, changes, names=names)
-    replay = [*words(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files, names)]
+    replay = [*to_argv(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files, names)]
     raise typer.Exit(
         accept(
             cases, options, report_dir, baseline_dir, why or "", new=new, replay=replay, certificates=certificate or ()

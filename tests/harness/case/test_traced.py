@@ -33,17 +33,17 @@ def test_a_joint_case_may_bucket_recompute_and_offload(policy: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "reported"),
     [
         ("autoplace_llama3_fsdp2_tp2", {}, "is placed when the case runs"),
         ("moe_seq", {"observe": ("layers.*",)}, "shows activations"),
         ("pipeline_1f1b", {}, "is cut into stages when the case runs"),
     ],
 )
-def test_what_is_not_written_down_is_not_precompiled(name: str, changes: Any, told: str) -> None:
+def test_what_is_not_written_down_is_not_precompiled(name: str, changes: Any, reported: str) -> None:
     for accepted in ("moe_seq", "inductor_moe", "experts_seq_regional"):
         refuse_unwritten(CASES[accepted])
-    with pytest.raises(CaseError, match=told):
+    with pytest.raises(CaseError, match=reported):
         refuse_unwritten(replace(CASES[name], **changes))
 
 

@@ -114,7 +114,7 @@ def test_a_script_without_a_command_is_answered_with_the_command(capsys):
     assert "fix: bitproof run train.py --lr 3" in capsys.readouterr().err
 
 
-def test_a_revision_and_a_missing_script_are_told_before_anything_is_made(ran, capsys, tmp_path, monkeypatch):
+def test_a_revision_and_a_missing_script_are_reported_before_anything_is_made(ran, capsys, tmp_path, monkeypatch):
     from bitproof.harness.processes.command import run_command
 
     monkeypatch.chdir(tmp_path)

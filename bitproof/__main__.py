@@ -9,7 +9,7 @@ def main() -> int:
     _end_when_interrupted()
     from bitproof.harness.runtime import garbage, interrupts, output, text_loader
 
-    garbage.look_seldom()
+    garbage.collect_rarely()
     text_loader.claim()
     interrupts.end_at_once()
     output.fill_closed_descriptors()

@@ -111,11 +111,11 @@ def read_settings(
     `name` is the called function, and `taken` the TypedDict of its keywords. Raises TypeError for any other keyword,
     and UsageError for an invalid value.
     """
-    from bitproof.harness.settings import checked, made
+    from bitproof.harness.settings import checked, from_options
 
     known = taken.__optional_keys__ | taken.__required_keys__
     if unknown := sorted(given.keys() - known):
         close = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}{hint}")
-    return made(first, checked(first, given)), made(second, checked(second, given))
+    return from_options(first, checked(first, given)), from_options(second, checked(second, given))

@@ -79,10 +79,10 @@ class Run:
 
     def __str__(self) -> str:
         """Text with the verdict, the first difference, the blamed call, errors, and the command to repeat the run."""
-        from bitproof.harness.report.terminal import tell_case
+        from bitproof.harness.report.terminal import case_lines
         from bitproof.harness.runtime.output import shown
 
-        return shown("\n".join([*tell_case(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
+        return shown("\n".join([*case_lines(self.report, self.result), f"  report: {self.folder / 'report.html'}"]))
 
     def _repr_html_(self) -> str:
         """HTML for a notebook: the verdict, the cause, and a link to the report."""
@@ -169,10 +169,10 @@ class Asked:
 
         Returns the texts of files that must be written into `folder`, by name, and the options.
         """
-        from bitproof.harness.settings import words
+        from bitproof.harness.settings import to_argv
 
         files, named = _files_of(self.given, self.options.names, folder)
-        return files, (*words(self.changes, self.options), *named)
+        return files, (*to_argv(self.changes, self.options), *named)
 
 
 def asked(
@@ -234,7 +234,7 @@ def run_asked(
     from bitproof.harness.commands.run import NO_RESULT
     from bitproof.harness.compare.outcome import complete
     from bitproof.harness.execute import launch
-    from bitproof.harness.execute.checks.findings import prepared
+    from bitproof.harness.execute.checks.findings import prepare_all
     from bitproof.harness.report.status import exit_status
     from bitproof.harness.report.write import discard_if_bare, prepare_run_dir, write_run
     from bitproof.harness.runtime import launched
@@ -244,7 +244,7 @@ def run_asked(
     try:
         environment = launch.environment(options.device)
         # The lines of checks are for a terminal, and this function prints nothing.
-        for _ in prepared([changed], options, folder):
+        for _ in prepare_all([changed], options, folder):
             pass
         found = list(launch.run_cases([changed], options, folder, on_event))
     # An interrupt leaves no empty folder, either.

@@ -46,8 +46,8 @@ def localize(
 
     call = asked("localize", LocalizeSettings, case, reference, candidate, settings)
     call = replace(call, case=any_difference(call.case))
-    tell = on_event or (lambda event: None)
-    return run_asked(call, report_dir, tell, lambda result: {LOCALIZE_FILE: render(result)})
+    notify = on_event or (lambda event: None)
+    return run_asked(call, report_dir, notify, lambda result: {LOCALIZE_FILE: render(result)})
 
 
 def bisect(
@@ -90,12 +90,12 @@ def shrink(
     """
     from bitproof.harness.powers.shrink.shrink_case import Budget
     from bitproof.harness.powers.shrink.shrink_command import shrink_and_report
-    from bitproof.harness.settings import words
+    from bitproof.harness.settings import to_argv
 
     call = asked("shrink", ShrinkSettings, case, reference, candidate, settings)
     with _quiet_call(call, report_dir) as (folder, _):
         # Without the extra passes: shrinking may remove some, and names the remaining ones itself.
-        kept = words(replace(call.options, extra_passes=()))
+        kept = to_argv(replace(call.options, extra_passes=()))
         return shrink_and_report(call.case, call.options, Budget(tries, timeout), folder, kept)
 
 

@@ -51,7 +51,7 @@ def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
     return replace(base, name=f"{stem}_{suffix}", family=family, steps=5, **changes)
 
 
-def made_to_see(base: Case, parallelism: Parallelism) -> Case:
+def with_revealing_inputs(base: Case, parallelism: Parallelism) -> Case:
     """Return a variant whose inputs expose defects that the inputs of `base` hide (see docs/reference/faults.md).
 
     - Rows have different positions, and documents end inside rows.
@@ -72,8 +72,8 @@ def made_to_see(base: Case, parallelism: Parallelism) -> Case:
     )
 
 
-blocks_batch_sight = made_to_see(transformer_batch, Parallelism(world_size=6, ep=2))
-experts_batch_sight = made_to_see(moe_batch, Parallelism(world_size=6, ep=3))
-experts_seq_sight = made_to_see(moe_seq, Parallelism(world_size=6, ep=2))
+blocks_batch_sight = with_revealing_inputs(transformer_batch, Parallelism(world_size=6, ep=2))
+experts_batch_sight = with_revealing_inputs(moe_batch, Parallelism(world_size=6, ep=3))
+experts_seq_sight = with_revealing_inputs(moe_seq, Parallelism(world_size=6, ep=2))
 
 CASES = (*PLAIN, blocks_batch_sight, experts_batch_sight, experts_seq_sight)

@@ -932,7 +932,7 @@ def is_closed(sizes: Iterable[Json]) -> bool:
     return {*map(type, sizes)} <= {int}
 
 
-def lies_closed(x: Json) -> bool:
+def has_closed_layout(x: Json) -> bool:
     """Return whether a tensor's sizes, strides and offset are all numbers, so that none depends on data."""
     return is_closed((*x[2], *x[3], x[4]))
 
@@ -1338,7 +1338,7 @@ def _view_or_split(g: State, place: int, call: State) -> Json:
     if not results or call["writes"] or not call["given"] or not is_tensor(call["given"][0]):
         return NEXT
     x, t, state = call["given"][0]["tensor"], call["found"][0], g["s"]
-    is_open = not all(map(lies_closed, (x, *results)))
+    is_open = not all(map(has_closed_layout, (x, *results)))
     is_in_place = all(y[5] == x[5] for y in results)
     if op not in ("view", SPLIT, *RESHAPES) and not (is_open and is_in_place):
         return NEXT
@@ -1373,7 +1373,7 @@ def _layout_independent(g: State, place: int, call: State) -> Json:
     read = [x for value in call["given"] for x in tensors(value)]
     is_update = call["op"] in UPDATES and len(read) == len(call["given"])
     # An update's kernel pairs elements by their positions in memory: layouts do not matter only if all are row-major.
-    in_rows = all(lies_closed(x) and x[1] == "cpu" and normal(x[2], x[3], 0) == full(x[2]) for x in read)
+    in_rows = all(has_closed_layout(x) and x[1] == "cpu" and normal(x[2], x[3], 0) == full(x[2]) for x in read)
     is_carrier = call["op"] in CARRIERS or (is_update and in_rows)
     return _results(g, call, "move", call["op"], call["args"]) if is_carrier else NEXT
 
@@ -1432,13 +1432,13 @@ def _results(g: State, call: State, kind: str, op: str, args: dict[str, Json]) -
     arguments = [[name, term_of(g, value, kind == "op")] for name, value in args.items()]
     if op == EXCHANGE:
         _define_row_symbol(g, results[0][2][0], *args["output_split_sizes"][1:])
-    told = [x and [x["tensor"][0], opened(x["tensor"][2])] for x in several]
-    term = find(state, kind, op, arguments, *(told[0] if is_tensor(own) else (None, None)))
+    tensors = [x and [x["tensor"][0], opened(x["tensor"][2])] for x in several]
+    term = find(state, kind, op, arguments, *(tensors[0] if is_tensor(own) else (None, None)))
     _define_symbols(g, [n for x in results for n in x[2]], lambda at: ["extent", term, at])
     for x in results:
         # This raises UnknownError for a symbol without a term in the strides or the offset.
         _sizes_of(g, (*x[3], x[4]))
-    return term if is_tensor(own) else [x and find(state, "out", term, k, *x) for k, x in enumerate(told)]
+    return term if is_tensor(own) else [x and find(state, "out", term, k, *x) for k, x in enumerate(tensors)]
 
 
 def term_of(g: State, value: Json, is_op: bool) -> Json:
@@ -2287,7 +2287,7 @@ def covers_any_number(main: Json, graphs: list[Json]) -> bool:
     return (
         is_whole_step(graphs[0])
         and not any(call[5] for call in calls)
-        and all(told == "PROVED" for _, told in main["answers"])
+        and all(verdict == "PROVED" for _, verdict in main["answers"])
     )
 
 

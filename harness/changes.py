@@ -45,7 +45,7 @@ class Changes:
         None,
         _DATA,
         read=lambda data: check_data(data),
-        tell=lambda data: {"data": None if data is None else Path(data)},
+        to_options=lambda data: {"data": None if data is None else Path(data)},
     )
     chunk_modules: tuple[str, ...] = setting(
         (),

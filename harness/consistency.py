@@ -61,7 +61,7 @@ def contradiction_in(report: Report) -> Contradiction | None:
             return Contradiction("not_run", "cases that require a device or a package, which the report has", name)
     if found := _missing_remark(report):
         return found
-    if share := report.faults and report.faults.overfull:
+    if share := report.faults and report.faults.first_impossible_share:
         return Contradiction(f"faults.{share.name}", f"at most {share.whole}", share.part)
     return None
 

@@ -34,8 +34,8 @@ def bounded(text: str, limit: int, source: str | None = None) -> str:
         return text
     # The end is kept longer: a traceback ends with its message.
     head, tail = limit // 4, limit - limit // 4
-    told = f"{len(text) - limit} characters left out" + (f"; {source}" if source else "")
-    return f"{text[:head]}\n... {told} ...\n{text[-tail:]}"
+    message = f"{len(text) - limit} characters left out" + (f"; {source}" if source else "")
+    return f"{text[:head]}\n... {message} ...\n{text[-tail:]}"
 
 
 def cut(text: str, limit: int) -> str:

@@ -132,7 +132,7 @@ class RunOptions:
             default=False,
         ),
         read=lambda no_kept_graph: None if no_kept_graph else default_folder(),
-        tell=lambda folder: {"no_kept_graph": folder is None},
+        to_options=lambda folder: {"no_kept_graph": folder is None},
     )
     precompiled: Path | None = settings(
         None,
@@ -144,7 +144,7 @@ class RunOptions:
             metavar="DIR",
         ),
         read=lambda precompiled: None if precompiled is None else Path(precompiled),
-        tell=lambda folder: {"precompiled": folder},
+        to_options=lambda folder: {"precompiled": folder},
     )
     trust_compiled: bool = setting(
         False, "--trust-compiled", PIPELINE, "Allow a precompiled step to run its compiled code."
@@ -179,7 +179,7 @@ class RunOptions:
             command_line_only='control="never" says it',
         ),
         read=_read_control,
-        tell=_control_options,
+        to_options=_control_options,
     )
     stress: Stress | None = settings(
         None,
@@ -199,7 +199,7 @@ class RunOptions:
             least=2,
         ),
         read=_read_stress,
-        tell=_stress_options,
+        to_options=_stress_options,
     )
     names: Mapping[str, str] = settings(
         {},
@@ -212,7 +212,7 @@ class RunOptions:
             metavar="FILE",
         ),
         read=lambda names: names_of(names),
-        tell=lambda names: {"names": names.file if isinstance(names, NamesInFile) else None},
+        to_options=lambda names: {"names": names.file if isinstance(names, NamesInFile) else None},
     )
     values: tuple[str, ...] = setting(
         (),
@@ -271,7 +271,7 @@ class RunOptions:
             command_line_only="a call runs one case",
         ),
         read=lambda jobs: "auto" if jobs == "auto" else int(jobs),
-        tell=lambda jobs: {"jobs": str(jobs)},
+        to_options=lambda jobs: {"jobs": str(jobs)},
     )
     profile: bool = setting(False, "--profile", MORE, "Write a trace of each rank's time, for Perfetto.")
     active: tuple[Any, ...] = ()

@@ -1,8 +1,8 @@
 """Declares each setting of a run once, as a dataclass field with its type, default, help and options.
 
 The command line (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin (`bitproof.keywords`),
-and the command line that repeats a run (`words`) are derived from this declaration. A field usually has a single option
-with the same value. Fields with several options, such as `--stress` and `--stress-threads`, have functions that
+and the command line that repeats a run (`to_argv`) are derived from this declaration. A field usually has a single
+option with the same value. Fields with several options, such as `--stress` and `--stress-threads`, have functions that
 convert.
 """
 
@@ -78,14 +78,14 @@ class FieldOptions:
     """The options that set a field.
 
     - `read`: takes the options' values as keyword arguments, and returns the field's value.
-    - `tell`: takes the field's value, and returns a dict from keyword to value.
+    - `to_options`: takes the field's value, and returns a dict from keyword to value.
 
     Both are None if the field has a single option with the same value.
     """
 
     options: tuple[Option, ...]
     read: Callable[..., Any] | None = None
-    tell: Callable[[Any], dict[str, Any]] | None = None
+    to_options: Callable[[Any], dict[str, Any]] | None = None
 
 
 def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
@@ -93,14 +93,14 @@ def setting(default: Any, name: str, group: str, help: str, **more: Any) -> Any:
     return settings(default, option(name, group, help, default=default, **more))
 
 
-def settings(default: Any, *options: Option, read: Any = None, tell: Any = None) -> Any:
+def settings(default: Any, *options: Option, read: Any = None, to_options: Any = None) -> Any:
     """Define a dataclass field that is set by several options, or by an option with another value.
 
-    `read` and `tell` convert between the options' values and the field's value (see `FieldOptions`).
+    `read` and `to_options` convert between the options' values and the field's value (see `FieldOptions`).
     """
     # A dataclass refuses a mutable default, since all instances would share it.
     made = {"default_factory": dict} if default == {} else {"default": default}
-    return field(**made, metadata={"setting": FieldOptions(options=options, read=read, tell=tell)})
+    return field(**made, metadata={"setting": FieldOptions(options=options, read=read, to_options=to_options)})
 
 
 def option(names: str, group: str, help: str, **more: Any) -> Option:
@@ -120,7 +120,7 @@ def options_of(part: type[Any]) -> tuple[Option, ...]:
     return tuple(found)
 
 
-def made(part: type[T], given: Mapping[str, Any]) -> T:
+def from_options(part: type[T], given: Mapping[str, Any]) -> T:
     """Make a dataclass from option values by keyword.
 
     Missing options have their defaults; other keywords are ignored.
@@ -167,16 +167,16 @@ def _problem(option: Option, value: Any) -> str:
     return option.problem(value) if option.problem and value is not None else ""
 
 
-def told(value: Any) -> dict[str, Any]:
-    """Return the values of a dataclass's options as keyword -> value; the inverse of `made`."""
+def option_values(value: Any) -> dict[str, Any]:
+    """Return the values of a dataclass's options as keyword -> value; the inverse of `from_options`."""
     found: dict[str, Any] = {}
     for name, declared in _settings_of(type(value)):
         mine = getattr(value, name)
-        found |= declared.tell(mine) if declared.tell else {declared.options[0].keyword: mine}
+        found |= declared.to_options(mine) if declared.to_options else {declared.options[0].keyword: mine}
     return found
 
 
-def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
+def to_argv(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
     """Return the command-line words that recreate these dataclasses: all options that are not at their defaults.
 
     Relative paths become absolute, so that the command works in any folder. `usual` maps keywords to the defaults of a
@@ -185,7 +185,7 @@ def words(*values: Any, usual: Mapping[str, Any] | None = None) -> list[str]:
     found: list[str] = []
     # RunOptions have `parts`: the options of active checks, whose fields are options of the same command.
     for part in [part for value in values for part in (value, *getattr(value, "parts", ()))]:
-        now = told(part)
+        now = option_values(part)
         for each in options_of(type(part)):
             if each.repeats and now[each.keyword] != (usual or {}).get(each.keyword, each.default):
                 found += each.words(now[each.keyword])

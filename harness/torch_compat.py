@@ -172,7 +172,7 @@ def open_dim(
     return fake
 
 
-def backward_told(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
+def backward_callbacks(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
     """Return a context with callbacks: `before` for each tensor from which a backward pass starts, `after` at the
     end.
     """
@@ -323,7 +323,7 @@ def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
     return least, most
 
 
-def promise(condition: Any) -> None:
+def assume(condition: Any) -> None:
     """Assert a condition on symbolic sizes, so that the trace may rely on it."""
     torch._check(condition)
 
@@ -347,12 +347,12 @@ def checks_replaced(check: Callable[..., None]) -> Iterator[None]:
 
 
 @contextmanager
-def file_writers_told(told: Callable[[object], None]) -> Iterator[None]:
-    """Context in which `told` is called before each `torch.save`, with the path or file that will be written."""
+def before_saving(before: Callable[[object], None]) -> Iterator[None]:
+    """Context in which `before` is called before each `torch.save`, with the path or file that will be written."""
     own = torch._C.PyTorchFileWriter
 
     def writer(file: Any, *args: Any) -> Any:
-        told(file)
+        before(file)
         return own(file, *args)
 
     with mock.patch.object(torch._C, "PyTorchFileWriter", writer):

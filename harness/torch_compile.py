@@ -33,7 +33,7 @@ def is_of_compiler(function: FunctionType) -> bool:
 
 
 @contextmanager
-def compiled_calls_told(
+def on_compile(
     asked: Callable[[str, bool], None], called: Callable[[], None], recompiled: Callable[[str], None]
 ) -> Iterator[None]:
     """Context in which callbacks report each use of torch.compile.

@@ -124,13 +124,13 @@ def collectives_by_group() -> dict[str, int]:
 
 
 @contextmanager
-def messages_told(tell: Callable[[], None]) -> Iterator[None]:
-    """Context in which `tell` is called at each point-to-point send or receive."""
+def on_point_to_point(called: Callable[[], None]) -> Iterator[None]:
+    """Context in which `called` is called at each point-to-point send or receive."""
 
     def reporting(own: Callable[..., Any]) -> Callable[..., Any]:
         def call(group: ProcessGroup, *args: Any, **kwargs: Any) -> Any:
             if group.size() > 1:
-                tell()
+                called()
             return own(group, *args, **kwargs)
 
         return call

@@ -127,8 +127,8 @@ def is_beginning_backward() -> bool:
 
 
 @contextmanager
-def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
-    """Context in which `tell` is called with each tensor that is passed to `torch.autograd.backward` without its
+def on_backward(on_root: Callable[[Tensor], None]) -> Iterator[None]:
+    """Context in which `on_root` is called with each tensor that is passed to `torch.autograd.backward` without its
     gradient.
     """
 
@@ -138,7 +138,7 @@ def backwards_told(tell: Callable[[Tensor], None]) -> Iterator[None]:
         # `grad_tensors` may be None for all tensors, or have a None for some of them.
         for root, gradient in zip(roots, given if len(given) == len(roots) else (None,) * len(roots), strict=True):
             if gradient is None and isinstance(root, Tensor):
-                tell(root)
+                on_root(root)
         own(tensors, grad_tensors, *args, **kwargs)
 
     own = torch.autograd.backward

@@ -94,7 +94,7 @@ class _Failures(TorchFunctionMode):
 
 
 @contextmanager
-def failures_told(report: Callable[[str], None]) -> Iterator[None]:
+def on_failures(report: Callable[[str], None]) -> Iterator[None]:
     """Context in which `report` is called with a text for each failing torch call and each branch on traced data.
 
     This also shows errors that the program catches, for example that of `x.numpy()` for a traced tensor `x`.

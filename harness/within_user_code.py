@@ -25,14 +25,14 @@ _THEIRS = "_raised_by_user_code"
 class _Scope:
     """Stores the first error that must end the run, within `refusals_raised()`. Later errors may follow from it."""
 
-    def __init__(self, tell: Callable[[BaseException], None]) -> None:
+    def __init__(self, report: Callable[[BaseException], None]) -> None:
         self.first: BaseException | None = None
-        self._tell = tell
+        self._report = report
 
     def hear(self, error: BaseException) -> None:
         if self.first is None:
             self.first = error
-            self._tell(error)
+            self._report(error)
 
 
 _scopes: list[_Scope] = []
@@ -73,14 +73,14 @@ def theirs(call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
 
 
 @contextmanager
-def refusals_raised(tell: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
+def refusals_raised(report: Callable[[BaseException], None] = lambda error: None) -> Iterator[None]:
     """Context for user code, which may swallow bitproof's errors.
 
-    The first refusal (an error of bitproof that must end the run) is passed to `tell` at once. It is raised again when
-    the context ends, even if the user code has caught it.
+    The first refusal (an error of bitproof that must end the run) is passed to `report` at once. It is raised again
+    when the context ends, even if the user code has caught it.
     """
     # On a rank, this reports the refusal to the parent process, which ends the run even if the trainer never returns.
-    scope = _Scope(tell)
+    scope = _Scope(report)
     _scopes.append(scope)
     try:
         yield

@@ -150,7 +150,7 @@ class _NoInitialValues(TorchFunctionMode):
         return function(*args, **kwargs)
 
 
-def recorded_a_step(case: Case) -> dict[Kind, int]:
+def num_records_per_step(case: Case) -> dict[Kind, int]:
     """Return kind -> number of records that all ranks together make in a step of a built-in system.
 
     Activations are not counted.

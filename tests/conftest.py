@@ -124,12 +124,12 @@ def pytest_unconfigure() -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Show what tests recorded as rows of a table."""
-    told = [
+    lines = [
         (report.outcome, dict(report.user_properties).get("row"))
         for key in ("passed", "failed")
         for report in terminalreporter.stats.get(key, [])
     ]
-    rows = [{"": outcome} | row for outcome, row in told if row is not None]
+    rows = [{"": outcome} | row for outcome, row in lines if row is not None]
     if rows:
         terminalreporter.write_line(tabulate(rows, headers="keys", tablefmt="simple"))
         terminalreporter.write_line(f"{sum(row[''] == 'passed' for row in rows)} of {len(rows)} passed")

@@ -57,11 +57,11 @@ exec chroot root /bin/bash -c 'cat <&0 > /dev/null & wait $!'
 """
 
 
-def _started(command: Sequence[str], script: str, told: dict[str, str]) -> tuple[subprocess.Popen[str], int]:
+def _started(command: Sequence[str], script: str, variables: dict[str, str]) -> tuple[subprocess.Popen[str], int]:
     """A process in namespaces that runs a script, and the script's own id, once it is ready."""
     process = subprocess.Popen(
         [*command, "--fork", "--kill-child", "/bin/bash", "-c", f"exec 2>&1\n{script}"],
-        env=os.environ | told,
+        env=os.environ | variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,  # unshare complains there when its child is killed
@@ -108,7 +108,7 @@ class Machine:
         self._process, self._first = _started(
             [*enter, "--monotonic", age, "--boottime", age],
             _MACHINE,
-            self.cluster.told | {"NAME": self.name, "ALL": " ".join(map(str, range(self.cluster.size)))},
+            self.cluster.variables | {"NAME": self.name, "ALL": " ".join(map(str, range(self.cluster.size)))},
         )
         self._boots += 1
         enter = ["nsenter", "-t", str(self._first), "-n", "--", "/bin/bash", "-c"]
@@ -195,14 +195,14 @@ class Cluster:
     def __init__(self, folder: Path, size: int) -> None:
         self.size = size
         disks = " ".join(f"{name}={size}" for name, size in DISKS.items())
-        self.told = {"FOLDER": str(folder), "DISKS": disks, "NETWORK": _NETWORK}
-        self._process, self.switch = _started(["unshare", "--net", "--mount"], _SWITCH, self.told)
+        self.variables = {"FOLDER": str(folder), "DISKS": disks, "NETWORK": _NETWORK}
+        self._process, self.switch = _started(["unshare", "--net", "--mount"], _SWITCH, self.variables)
         self.machines = [Machine(self, number) for number in range(size)]
 
-    def at_switch(self, script: str, **told: str) -> None:
+    def at_switch(self, script: str, **variables: str) -> None:
         """Run a script beside the bridge and the disks."""
         enter = ["nsenter", "-t", str(self.switch), "-n", "-m", "--", "/bin/bash", "-c", script]
-        subprocess.run(enter, env=os.environ | self.told | told, check=True)
+        subprocess.run(enter, env=os.environ | self.variables | variables, check=True)
 
     def close(self) -> None:
         """Switch all off, and throw it away."""

@@ -68,7 +68,7 @@ class Row:
         """In a word or a few: "held", "MISSED", or the problem."""
         return self.problem or ("held" if self.is_held(goal) else "MISSED")
 
-    def told_figure(self) -> str:
+    def figure_text(self) -> str:
         """The figure for a reader, or "none"."""
         return "none" if self.figure is None else f"{self.figure:.6g}"
 
@@ -240,7 +240,7 @@ def table(goals: list[Goal], rows: dict[str, Row]) -> str:
     lines = []
     for goal in goals:
         row = rows.get(goal.name)
-        figure, outcome = ("", "not run") if row is None else (row.told_figure(), row.outcome(goal))
+        figure, outcome = ("", "not run") if row is None else (row.figure_text(), row.outcome(goal))
         times = ("", "") if row is None else (f"{row.minutes:.1f}", f"{row.cpu_minutes:.1f}")
         lines.append((goal.name, goal.shows, figure, goal.unit, str(goal), outcome, *times))
     headers = ("target", "what it shows", "figure", "unit", "goal", "", "minutes", "of CPU")
@@ -323,8 +323,8 @@ def run_all(goals: list[Goal], folder: Path, lock: int, resume: bool) -> int:
                 row = night.take(goal)
             assert row is not None
             kept = ", from before" if is_kept else ""
-            told = f"{row.told_figure()} {goal.unit}, {goal}: {row.outcome(goal)}"
-            print(f"    {goal.name}: {told} ({row.minutes:.1f} minutes{kept})", flush=True)
+            text = f"{row.figure_text()} {goal.unit}, {goal}: {row.outcome(goal)}"
+            print(f"    {goal.name}: {text} ({row.minutes:.1f} minutes{kept})", flush=True)
             if not row.is_held(goal):
                 print_end(folder / "logs" / f"{goal.name}.log")
             if identity(ROOT) != current:
@@ -333,10 +333,10 @@ def run_all(goals: list[Goal], folder: Path, lock: int, resume: bool) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; `--resume` goes on from here")
         status = 130
-    told = table(goals, night.rows)
-    (folder / "nightly.md").write_text(f"{told}\n")
+    text = table(goals, night.rows)
+    (folder / "nightly.md").write_text(f"{text}\n")
     num_held = sum(goal.name in night.rows and night.rows[goal.name].is_held(goal) for goal in goals)
-    print(f"\n{told}\n\n{num_held} of {len(goals)} targets held their goals: {folder / 'nightly.json'}")
+    print(f"\n{text}\n\n{num_held} of {len(goals)} targets held their goals: {folder / 'nightly.json'}")
     return status or int(num_held < len(goals))
 
 

@@ -151,13 +151,18 @@ class Attempt:
         for case in entry.cases():
             machine.path(f"/{case.name}.json").write_text(case_text(case))
             words += ["--case", f"/{case.name}.json"]
-        told = {"PATH": os.environ["PATH"], "HOME": "/root", "TMPDIR": "/scratch", "PYTHONPATH": str(ROOT)}
-        told |= {"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1", "TEST_HOLD": "/held", "BITPROOF_CACHE": "/cache"}
+        variables = {"PATH": os.environ["PATH"], "HOME": "/root", "TMPDIR": "/scratch", "PYTHONPATH": str(ROOT)}
+        variables |= {
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "OMP_NUM_THREADS": "1",
+            "TEST_HOLD": "/held",
+            "BITPROOF_CACHE": "/cache",
+        }
         self.torchruns[number] = machine.start(
             [PYTHON, "-m", "torch.distributed.run", *size, *where, *words, "--report-dir", "/reports"],
             self.folder / f"output{number}",
             str(ROOT),
-            **told | entry.environment(number),
+            **variables | entry.environment(number),
         )
 
     def holds(self) -> bool:
@@ -377,7 +382,7 @@ class Entry:
     """Whether a killed command's temporary folder stays until the next command on its machine."""
     timeout: int = 60
     skewed: bool = False
-    told: tuple[tuple[str, str], ...] = ()
+    variables: tuple[tuple[str, str], ...] = ()
     starts: tuple[tuple[int, float, int | None], ...] | None = None
     """The machines that start, the seconds after which each does, and another node rank than its number."""
 
@@ -397,7 +402,7 @@ class Entry:
     def environment(self, number: int) -> dict[str, str]:
         """What its machine's environment has beside that of the others."""
         skewed = {"LD_PRELOAD": "/clock.so"} if self.skewed else {}
-        return skewed | (dict(self.told) if number == self.node else {})
+        return skewed | (dict(self.variables) if number == self.node else {})
 
 
 def rank_of(node: int, ranks: int = 1) -> int:
@@ -558,8 +563,8 @@ ENTRIES = [
     of_file("code", f"{ROOT}/harness/capture/digest.py", "c10d"),
     of_file("torch", f"{SITE}/torch/nn/functional.py", "static"),
     of_file("start_up", f"{SITE}/sitecustomize.py", "c10d"),
-    other("environment", "static", told=(("MKL_CBWR", "COMPATIBLE"),)),
-    other("environment", "c10d", told=(("ATEN_CPU_CAPABILITY", "default"),)),
+    other("environment", "static", variables=(("MKL_CBWR", "COMPATIBLE"),)),
+    other("environment", "c10d", variables=(("ATEN_CPU_CAPABILITY", "default"),)),
     Entry(
         name="rank_1_twice-static",
         rendezvous="static",
@@ -730,8 +735,8 @@ def test_it_is_named_in_time_and_reported_and_leaves_nothing(
     if rows := os.environ.get("CHAOS_ROWS"):
         with open(rows, "a") as file:
             print(json.dumps(row), file=file)
-    told = "\n".join(f"--- node{number}\n{attempt.output(number)[-3000:]}" for number in attempt.torchruns)
-    print(json.dumps(row, indent=1), told)
+    text = "\n".join(f"--- node{number}\n{attempt.output(number)[-3000:]}" for number in attempt.torchruns)
+    print(json.dumps(row, indent=1), text)
     assert verdicts == entry.verdicts or (verdicts and verdicts == entry.or_else)
     assert left == {}
     if entry.named:

@@ -64,8 +64,8 @@ def run_here(tmp_path, capsys, monkeypatch, one_host):
 
     def run_here(*arguments):
         status = main(words(tmp_path, *arguments))
-        told = capsys.readouterr()
-        return subprocess.CompletedProcess([], status, told.out, told.err), report_of(tmp_path)
+        reported = capsys.readouterr()
+        return subprocess.CompletedProcess([], status, reported.out, reported.err), report_of(tmp_path)
 
     return run_here
 
@@ -100,7 +100,7 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"candidate": "eager", "chunking": LAYERS}, IDLE),
         pytest.param({"candidate": "eager", "chunking": replace(LAYERS, dim="seq")}, IDLE, marks=pytest.mark.slow),
@@ -115,13 +115,13 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
         ),
     ],
 )
-def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, told, tmp_path, run_here):
+def test_a_case_that_does_not_do_what_it_says_is_an_error(changes, reported, tmp_path, run_here):
     case = small(Case(name="idle", family="test", **changes))
     finished, report = run_here("--case", written(tmp_path, case))
     assert finished.returncode == 3, finished.stdout + finished.stderr
     [result] = report["cases"]
     assert result["verdict"] == "ERROR"
-    assert told in result["error"] and told in finished.stdout
+    assert reported in result["error"] and reported in finished.stdout
 
 
 def test_a_step_between_static_inputs_and_outputs_reads_each_steps_own_text_and_is_blamed_as_any_other(
@@ -235,9 +235,9 @@ def test_an_extra_pass_that_moves_waits_is_equal_and_its_graphs_can_be_read(tmp_
     assert {"name": "wait_late", "settings": {"sha256": digest}} in manifest["graph"]["passes"]
     assert f" --extra-pass {ROOT / EXAMPLES}:wait_late@after=chunk " in f" {' '.join(report['options'])} "
     assert result["stress"] is None
-    [told] = result["remarks"]
-    assert re.fullmatch(r"--extra-pass: no comparison covers the values of [\d,]+ of the [\d,]+ calls in .*", told)
-    assert told.endswith("; --every-call compares them") and told in finished.stdout
+    [reported] = result["remarks"]
+    assert re.fullmatch(r"--extra-pass: no comparison covers the values of [\d,]+ of the [\d,]+ calls in .*", reported)
+    assert reported.endswith("; --every-call compares them") and reported in finished.stdout
 
 
 DROPS_A_WAIT = """

@@ -372,7 +372,7 @@ MEANS_OF_PROCESSES = {"multiprocessing", "select", "selectors", "subprocess"}
 CALLS_FOR_PROCESSES = {"fork", "forkpty", "killpg", "pidfd_open", "pipe", "popen", "posix_spawn", "system", "waitid"}
 CALLS_FOR_PROCESSES |= {"execv", "execve", "execvp", "spawnv", "spawnve", "spawnvp", "wait", "waitpid"}
 ELSEWHERE = {
-    "bitproof.harness.powers.torchrun.links": "it watches connections to other machines, and no process",
+    "bitproof.harness.powers.torchrun.connections": "it watches connections to other machines, and no process",
     "bitproof.harness.powers.shrink.standalone.own_systems": "it is the text of a file that runs without bitproof",
     "bitproof.harness.powers.shrink.standalone.template": "it is the text of a file that runs without bitproof",
     "bitproof.harness.powers.moved.standalone.exchanging": "it runs without bitproof, in another Python",

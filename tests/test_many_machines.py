@@ -60,7 +60,7 @@ def run(script: str, folder: Path, commands: dict[str, str], environment: dict[s
 
 
 # One write a line: the script starts its commands side by side, and two writes would interleave.
-TELLS = 'printf "%s\\n" "$(printf "%q " "$@")" >> "$ASKED"'
+LOGS_ITS_ARGUMENTS = 'printf "%s\\n" "$(printf "%q " "$@")" >> "$ASKED"'
 
 
 def check_ranks(words: list[str]) -> tuple[int, int, str]:
@@ -86,7 +86,7 @@ def test_the_slurm_script_starts_one_torchrun_a_node_and_all_meet_at_the_first(t
     commands = {
         "scontrol": f'[ "$*" = "show hostnames LIST" ] && printf "{nodes}"',
         "srun": 'while [[ "$1" == --* ]]; do shift; done\nfor _ in $(seq "$SLURM_NNODES"); do "$@"; done',
-        "torchrun": TELLS,
+        "torchrun": LOGS_ITS_ARGUMENTS,
     }
     environment = {"SLURM_NNODES": str(num_nodes), "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "LIST"}
     started = run(script, tmp_path, commands, environment)
@@ -118,7 +118,7 @@ def test_the_kubernetes_job_has_the_ranks_that_its_command_counts() -> None:
 def test_the_ssh_script_gives_each_machine_its_rank_and_ends_as_the_first_does(tmp_path: Path) -> None:
     ssh = 'echo "$1" >> "$HOSTS"; bash -c "${2/cd bitproof && OMP_NUM_THREADS=1 .venv\\/bin\\/torchrun/torchrun}"'
     hosts = tmp_path / "hosts"
-    started = run(saved("everywhere.sh"), tmp_path, {"ssh": ssh, "torchrun": TELLS}, {"HOSTS": str(hosts)})
+    started = run(saved("everywhere.sh"), tmp_path, {"ssh": ssh, "torchrun": LOGS_ITS_ARGUMENTS}, {"HOSTS": str(hosts)})
     assert sorted(hosts.read_text().split()) == list(MACHINES)
     given = [get_args_parser().parse_args(words) for words in started]
     assert sorted(x.node_rank for x in given) == [0, 1]
@@ -129,6 +129,6 @@ def test_the_ssh_script_gives_each_machine_its_rank_and_ends_as_the_first_does(t
 def test_a_script_that_counts_other_ranks_than_it_starts_is_seen(tmp_path: Path) -> None:
     script = saved("everywhere.sh").replace("* 8))", "* 4))")
     ssh = 'bash -c "${2/cd bitproof && OMP_NUM_THREADS=1 .venv\\/bin\\/torchrun/torchrun}"'
-    [words, _] = run(script, tmp_path, {"ssh": ssh, "torchrun": TELLS}, {})
+    [words, _] = run(script, tmp_path, {"ssh": ssh, "torchrun": LOGS_ITS_ARGUMENTS}, {})
     with pytest.raises(AssertionError):
         check_ranks(words)

@@ -67,18 +67,18 @@ def test_what_agrees_without_evidence_is_unverified_and_the_reason_is_printed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status = main(words(tmp_path, system, reference))
-    result, told = result_in(tmp_path), capsys.readouterr().out
+    result, reported = result_in(tmp_path), capsys.readouterr().out
     assert (status, result["verdict"], sum(result["mismatched"].values())) == (3, "UNVERIFIED", 0), result["error"]
     assert reason in result["error"]
-    assert reason.partition("\n")[0] in told and "1 UNVERIFIED" in told
+    assert reason.partition("\n")[0] in reported and "1 UNVERIFIED" in reported
 
 
 def test_a_candidate_of_which_part_was_compiled_is_equal_and_says_how_much(tmp_path: Path, one_host: None) -> None:
     assert main(words(tmp_path, LONELY + "broken")) == 0
     result = result_in(tmp_path)
     assert result["verdict"] == "EQUAL"
-    [told] = [remark for remark in result["remarks"] if remark.startswith("candidate ")]
-    assert " was compiled: 2 graphs of " in told and ", 1 graph break, the first: " in told
+    [reported] = [remark for remark in result["remarks"] if remark.startswith("candidate ")]
+    assert " was compiled: 2 graphs of " in reported and ", 1 graph break, the first: " in reported
 
 
 def test_a_candidate_whose_compiler_the_environment_switched_off_is_unverified_and_the_variable_is_named(

@@ -18,7 +18,7 @@ PATTERN = "the calls in one place of a graph that the fault looks for, or writes
 ALLOWED = {
     "harness/case/case_parts.py": (2, "what a case may do with activations"),
     "harness/certificate_checker.py": (26, "a checker that shares nothing, compared with the prover by test_tables.py"),
-    "harness/disturb/works.py": (1, "torch's own messages to one rank, whose names a fault must know"),
+    "harness/disturb/deferred_work.py": (1, "torch's own messages to one rank, whose names a fault must know"),
     "harness/disturb/faults/chunking.py": (1, PATTERN),
     "harness/disturb/faults/gradients.py": (1, PATTERN),
     "harness/disturb/faults/moe.py": (1, PATTERN),
@@ -26,7 +26,7 @@ ALLOWED = {
     "harness/disturb/faults/ranks.py": (2, PATTERN),
     "harness/graph/analysis/parameters.py": (1, "what FSDP writes before a gather"),
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
-    "harness/graph/plain.py": (1, "Python's arithmetic on sizes, by the names in a file"),
+    "harness/graph/graph_json.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/powers/proofs/prover/programs/one_by_one.py": (
         2,
         "what runs in place of an operator over lists: code, by operator",

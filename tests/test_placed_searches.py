@@ -55,20 +55,22 @@ def case(tmp_path: Path) -> str:
 def test_a_pass_that_is_wrong_on_a_placed_step_is_named(case: str, tmp_path: Path, capsys: Any) -> None:
     wrong = tmp_path / "wrong.py"
     wrong.write_text(WRONG)
-    status, told = run(tmp_path, capsys, "bisect", case, "--extra-pass", f"{wrong}:negate_a_gradient@after=clean_up")
-    assert status == 1 and "negate_a_gradient is to blame: the prefix that ends with" in told
+    status, reported = run(
+        tmp_path, capsys, "bisect", case, "--extra-pass", f"{wrong}:negate_a_gradient@after=clean_up"
+    )
+    assert status == 1 and "negate_a_gradient is to blame: the prefix that ends with" in reported
 
 
 def test_faults_in_a_placed_step_are_caught_and_found(case: str, tmp_path: Path, capsys: Any) -> None:
-    status, told = run(tmp_path, capsys, "faults", "--case", case, "--steps", "1", "--fault", "gradients-exchanged")
-    assert status == 0, told
+    status, reported = run(tmp_path, capsys, "faults", "--case", case, "--steps", "1", "--fault", "gradients-exchanged")
+    assert status == 0, reported
 
 
 def test_a_placed_case_that_differs_is_made_smaller_and_stays_one_that_is_placed(
     case: str, tmp_path: Path, capsys: Any
 ) -> None:
     flip = "flip-bit:rank=1,step=0,grad=layers.0.attention.wo.weight"
-    status, told = run(tmp_path, capsys, "shrink", case, "--inject", flip, "--tries", "3", "--jobs", "1")
-    assert status == 1, told
+    status, reported = run(tmp_path, capsys, "shrink", case, "--inject", flip, "--tries", "3", "--jobs", "1")
+    assert status == 1, reported
     [small_case] = (tmp_path / "reports").glob("2*/shrunk/case.json")
     assert read_case(small_case).autoplace == PLACED.autoplace

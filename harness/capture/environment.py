@@ -57,7 +57,7 @@ def environment_variables() -> dict[str, str]:
     Names that look like secrets, or differ from launch to launch, are left out. A secret-looking value is replaced by
     its digest.
     """
-    return {name: told(value) for name, value in _relevant(os.environ) if _is_listed(name)}
+    return {name: redacted(value) for name, value in _relevant(os.environ) if _is_listed(name)}
 
 
 def environment_of_keys() -> dict[str, str]:
@@ -66,10 +66,10 @@ def environment_of_keys() -> dict[str, str]:
 
     The values of these other variables are replaced by digests.
     """
-    return {name: told(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
+    return {name: redacted(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
 
 
-def told(value: str) -> str:
+def redacted(value: str) -> str:
     """Return a variable's value; if it looks like a secret, a text with its digest."""
     return _digest(value) if _SECRET_VALUE.search(value) or _LONG_WORD.search(value) else value
 

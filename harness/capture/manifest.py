@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from bitproof.harness.capture.environment import environment_variables, told
+from bitproof.harness.capture.environment import environment_variables, redacted
 from bitproof.harness.case import Case
 from bitproof.harness.machine.describe import commit as commit_of_folder
 from bitproof.harness.machine.describe import describe_machine
@@ -67,7 +67,7 @@ def build_manifest(
         commit=commit(),
         sources=own_digest(),
         environment=environment_variables()
-        | {name: told(str(value)) for name, value in agreed_facts(gpu_environments).items()},
+        | {name: redacted(str(value)) for name, value in agreed_facts(gpu_environments).items()},
         determinism=dict(determinism),
         switches={when: dict(found) for when, found in switches.items()},
         graph=graph,

@@ -33,9 +33,9 @@ from bitproof.harness.capture.stored import (
     DigestFile,
     check_file,
     damaged,
+    empty_layout_columns,
     read_rows,
     refuse_link,
-    silent_columns,
 )
 from bitproof.harness.case.bounds import MOST_STEPS_OF_RANKS
 from bitproof.harness.errors import RecordingError
@@ -74,7 +74,7 @@ _DICTIONARY_COLUMNS = ["kind", "name", "dtype", "shape.list.element", "content",
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
     """Write a recording to `folder`, and replace an earlier recording there. Rows keep their order."""
     table = _table(rows)
-    _write_folder(folder, manifest, [table], silent_columns(table))
+    _write_folder(folder, manifest, [table], empty_layout_columns(table))
 
 
 def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: Sequence[Path] = ()) -> None:
@@ -88,10 +88,10 @@ def join_parts(folder: Path, manifest: Manifest, parts: Iterable[Path], values: 
     tables: Iterable[pa.Table] = (DigestFile(part).table() for part in parts)
     if sum(part.stat().st_size for part in parts) <= HELD_BYTES:
         whole = pa.concat_tables(tables)
-        tables, empty = [whole], silent_columns(whole)
+        tables, empty = [whole], empty_layout_columns(whole)
     else:
         # The parts are read twice: the columns to leave out must be known before the first table is written.
-        empty = set.intersection(*(silent_columns(DigestFile(part).table()) for part in parts))
+        empty = set.intersection(*(empty_layout_columns(DigestFile(part).table()) for part in parts))
     _write_folder(folder, manifest, tables, empty, values)
 
 

@@ -114,8 +114,8 @@ class StoredRecording(Recording):
             return super().from_step(first)
         return self._part(self.manifest, lambda step: step >= first)
 
-    def told_as(self, manifest: Manifest) -> Recording:
-        return super().told_as(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
+    def with_manifest(self, manifest: Manifest) -> Recording:
+        return super().with_manifest(manifest) if self.holds_records else StoredRecording(manifest, self._tables)
 
     def _part(self, manifest: Manifest, keeps: Callable[[Any], Any]) -> StoredRecording:
         def part(table: Callable[[], pa.Table]) -> Callable[[], pa.Table]:
@@ -272,7 +272,7 @@ def _read_by_rank(file: DigestFile, manifest: Manifest) -> Recording | None:
     return StoredRecording(manifest, tables)
 
 
-def silent_columns(table: pa.Table) -> set[str]:
+def empty_layout_columns(table: pa.Table) -> set[str]:
     """Return those of the names `cells`, `box` and `placements` whose columns in the table are empty."""
     return {name for name in OF_LAYOUTS if table[name].null_count == len(table)}
 
@@ -290,7 +290,7 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
     return rows[0].recorded_like(rows[1]) and bool((rows[0].digests == rows[1].digests).all())
 
 
-def lie_alike(first: Recording, second: Recording, rank: int) -> bool:
+def have_same_layout(first: Recording, second: Recording, rank: int) -> bool:
     """Whether a rank has the same tensors in two recordings, at the same steps and in the same layout.
 
     Columns are compared, without making records. Returns False if a recording has all its records in memory, because

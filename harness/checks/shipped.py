@@ -16,7 +16,7 @@ from typing import Any
 
 from bitproof.harness.checks.check import Check
 from bitproof.harness.errors import UsageError
-from bitproof.harness.settings import made, options_of
+from bitproof.harness.settings import from_options, options_of
 from bitproof.harness.user_code.user_file import run_file
 
 GROUP = "bitproof.checks"
@@ -127,7 +127,7 @@ def checked(found: Any, source: str) -> type[Check]:
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
     """Return the checks that these option values switch on. `given` maps the options' keywords to values."""
-    found = [check.of(made(check.Options, given)) for check in checks]
+    found = [check.of(from_options(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 
 

@@ -20,7 +20,7 @@ from bitproof.harness.cli.command_table import load_commands
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.report.status import SUCCESS, UNJUDGED, error_status, worst
 from bitproof.harness.runtime import interrupts, launched
-from bitproof.harness.runtime.launched import let_rank_0_tell
+from bitproof.harness.runtime.launched import wait_for_rank_0
 from bitproof.harness.runtime.output import SafeStream, safe_output
 
 WRITING = (
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 status = _run(words)
                 # A rank above 0 waits here, since only rank 0 can name the cause.
                 if status != SUCCESS:
-                    let_rank_0_tell()
+                    wait_for_rank_0()
         except interrupts.Interrupt:
             print(interrupts.MESSAGE, file=sys.stderr)
             status = UNJUDGED

@@ -22,7 +22,7 @@ from bitproof.harness.checks.shipped import active
 from bitproof.harness.cli.app import app
 from bitproof.harness.cli.completion import COMPLETED
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import Option, made, options_of, words_in
+from bitproof.harness.settings import Option, from_options, options_of, words_in
 
 JUDGED = (
     "as expected: each case has the verdict that it states",
@@ -122,7 +122,7 @@ def takes(
             for name, (part, options) in zip(mine, offered.items(), strict=True):
                 asked = {each.keyword: _from_words(each.kind, given.pop(each.keyword)) for each in options}
                 # An option that was not given keeps the default of its dataclass.
-                values[name] = made(part, {key: each for key, each in asked.items() if each is not None})
+                values[name] = from_options(part, {key: each for key, each in asked.items() if each is not None})
                 if part is RunOptions:
                     values[name] = replace(values[name], active=_active(checks, given))
             body(**given, **values)

@@ -12,7 +12,7 @@ from bitproof.harness.changes import Changes
 from bitproof.harness.cli.arguments import ONE_CASE, WHERE, CaseName, ReportDir, case_words, find_case
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import words
+from bitproof.harness.settings import to_argv
 
 Look = Callable[[Case, RunOptions, Path, list[str]], int]
 """A function that examines a case, prints the result and writes a report; it returns the exit status.
@@ -34,7 +34,7 @@ LOOK_OPTIONS = (
 
 def look_at(look: Look, case: str, report_dir: Path, changes: Changes, options: RunOptions) -> None:
     """Find the case that is named `case`, examine it with `look`, and exit with the status that `look` returns."""
-    replay = words(changes, options) + case_words([Path(case)] if case.endswith(".json") else None)
+    replay = to_argv(changes, options) + case_words([Path(case)] if case.endswith(".json") else None)
     raise typer.Exit(look(find_case(case, changes), options, report_dir, replay))
 
 

@@ -26,7 +26,7 @@ from bitproof.harness.commands.shard import cases_of, parse_shard
 from bitproof.harness.errors import UsageError
 from bitproof.harness.machine.devices import unmet_requirement
 from bitproof.harness.options import DeviceRequest, RunOptions
-from bitproof.harness.settings import options_of, words
+from bitproof.harness.settings import options_of, to_argv
 
 _ALL = (*options_of(Changes), *options_of(RunOptions))
 _OPTIONS = tuple(each.keyword for each in _ALL if each.keyword != "values")
@@ -107,7 +107,7 @@ def run_command(
     not_run = {} if case_files or asks_for(expression) or given else _left_out(cases, options.device)
     left_out = tuple(case for case in cases if case.name in not_run)
     cases = [case for case in cases if case.name not in not_run]
-    replay = [*words(changes, options), *case_words(case_files)]
+    replay = [*to_argv(changes, options), *case_words(case_files)]
     raise typer.Exit(run_and_report(cases, options, report_dir, replay, not_run, part, left_out=left_out))
 
 

@@ -15,11 +15,11 @@ from bitproof.harness.report import json as report_json
 MOST_REPORTS = 20
 """The number of reports to read, newest first."""
 
-WORTH_TELLING = 60.0
+WORTH_PRINTING = 60.0
 """The shortest expected time, in seconds, for which an estimate is printed."""
 
 
-def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
+def describe_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
     """Return a line with the expected time of these cases; None if the expected time is short, or if too little is
     known.
 
@@ -29,7 +29,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
     known: dict[str, float] = {}
     # Names begin with the time, so the newest come first; `latest` is a link to one of them.
     run_dirs = sorted((path for path in report_dir.glob("*") if not path.is_symlink()), reverse=True)[:MOST_REPORTS]
-    if len(cases) * max(map(_seconds_of_run, run_dirs), default=0.0) < WORTH_TELLING:
+    if len(cases) * max(map(_seconds_of_run, run_dirs), default=0.0) < WORTH_PRINTING:
         return None  # too short for an estimate: do not read the reports
     # A report that cannot be read is only an estimate less.
     for run_dir in run_dirs:
@@ -42,7 +42,7 @@ def tell_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir:
         if len(known) == len(cases):
             break
     seconds = sum(known.values())
-    if seconds < WORTH_TELLING:
+    if seconds < WORTH_PRINTING:
         return None
     minutes = f"{seconds / 60:.0f} minutes" if seconds >= 90 else "a minute"
     if len(known) == len(cases):

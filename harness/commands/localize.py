@@ -10,7 +10,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Report
-from bitproof.harness.report.story import render, tell_story
+from bitproof.harness.report.story import render, story_lines
 
 LOCALIZE_FILE = "localize.json"
 
@@ -27,12 +27,12 @@ def localize(case: Case, options: RunOptions, report_dir: Path, replay: Sequence
     judged. `replay` has the options of the command that repeats the run.
     """
 
-    def tell(report: Report) -> dict[str, str]:
+    def on_report(report: Report) -> dict[str, str]:
         [result] = report.cases
-        print("\n".join(tell_story(result)), flush=True)
+        print("\n".join(story_lines(result)), flush=True)
         return {LOCALIZE_FILE: render(result)}
 
     # A logged control also logs calls, so the search needs no replay for that.
     if options.control == "always":
         options = replace(options, control="logged")
-    return run_and_report([any_difference(case)], options, report_dir, replay, tell=tell)
+    return run_and_report([any_difference(case)], options, report_dir, replay, on_report=on_report)

@@ -18,8 +18,9 @@ from bitproof.harness.execute.transport import refuse_torchrun
 from bitproof.harness.options import RunOptions
 
 
-def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str], None] = print) -> int:
-    """Precompile the step of a case's candidate into the folder `out`, and print a summary with `tell`. Returns 0.
+def precompile(case: Case, out: Path, options: RunOptions, print_line: Callable[[str], None] = print) -> int:
+    """Precompile the step of a case's candidate into the folder `out`, and print a summary with `print_line`. Returns
+    0.
 
     The step is traced twice, as the first and as the last rank. Both traces must have the same code.
 
@@ -39,7 +40,7 @@ def precompile(case: Case, out: Path, options: RunOptions, tell: Callable[[str],
         )
     made = make(case, out.resolve(), options)
     for line in _summary(case, out, made):
-        tell(line)
+        print_line(line)
     return 0
 
 

@@ -26,7 +26,7 @@ from bitproof.harness.execute.launch import record_system
 from bitproof.harness.execute.transport import follows
 from bitproof.harness.options import RunOptions
 from bitproof.harness.records import Comparison, Drift, Manifest, Recording, Verdict
-from bitproof.harness.report.diff import tell_diff
+from bitproof.harness.report.diff import describe_diff
 from bitproof.harness.report.progress import make_progress
 from bitproof.harness.report.write import discard_if_bare, prepare_run_dir
 from bitproof.harness.runtime import interrupts
@@ -109,7 +109,7 @@ def _record(case: Case, system: str, options: RunOptions, target: Target, run_di
         else:
             assert target.baseline_dir is not None
             folders = power_module("baselines.baseline_folders")
-            folder = folders.file_baseline(new, target.baseline_dir, case, system, force=target.force)
+            folder = folders.store_baseline(new, target.baseline_dir, case, system, force=target.force)
             print(f"baseline: {folder}")
 
 
@@ -186,7 +186,7 @@ def diff(first: Path, second: Path, show: Callable[[str], None] = print, *, cert
     systems = recordings[0].manifest.system, recordings[1].manifest.system
     name = str(recordings[0].manifest.case.get("name"))
     has_drift = explain is not None and comparison.verdict == Verdict.DIFFERENT
-    for line in tell_diff(comparison, (first, second), drift, differences, systems, name, advises=explain is None):
+    for line in describe_diff(comparison, (first, second), drift, differences, systems, name, advises=explain is None):
         show(line)
     if explain is not None:
         show(explain(*recordings).text if has_drift else f"nothing to explain: {comparison.verdict}")

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from bitproof.harness.case import Case
 from bitproof.harness.checks.power_modules import power_module
-from bitproof.harness.commands.expected_time import tell_expected_time
+from bitproof.harness.commands.expected_time import describe_expected_time
 from bitproof.harness.compare.outcome import complete
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.machine.devices import unmet_requirement
@@ -40,7 +40,7 @@ NO_RESULT = "the launcher gave no result for this case"
 
 
 @dataclass
-class Progressing:
+class RunState:
     """The state of a run: its results so far, and how it ended.
 
     - `reason`: why some cases have no result.
@@ -64,7 +64,7 @@ def run_and_report(
     replay: Sequence[str] = (),
     not_run: Mapping[str, str] = MappingProxyType({}),
     shard: Shard | None = None,
-    tell: Callable[[Report], Mapping[str, str]] = lambda report: {},
+    on_report: Callable[[Report], Mapping[str, str]] = lambda report: {},
     left_out: Sequence[Case] = (),
 ) -> int:
     """Run cases, write their report and return the exit status.
@@ -73,7 +73,7 @@ def run_and_report(
     - `left_out`: selected cases that this machine cannot judge, which are not run. `not_run` maps their names to the
       reasons.
     - `shard`: the part of a selection that `cases` and `left_out` are; None for the whole selection.
-    - `tell`: prints more about the report, and returns further files to write next to it, as texts by name.
+    - `on_report`: prints more about the report, and returns further files to write next to it, as texts by name.
 
     Raises UsageError if options or cases are wrong, before anything is run or written.
     """
@@ -88,7 +88,7 @@ def run_and_report(
             print(f"bitproof: {part}{counted}, report in {run_dir}", flush=True)
             if warning := warning_of(torch_version()):
                 print(warning, flush=True)
-            if expected := tell_expected_time(cases, replay, report_dir):
+            if expected := describe_expected_time(cases, replay, report_dir):
                 print(expected, flush=True)
             _print_unmet_requirements(cases, options)
             _print_concurrency(cases, options)
@@ -99,7 +99,7 @@ def run_and_report(
             raise progress.failure
         # From here on the report is written, and the exit status must match it.
         interrupts.too_late()
-        return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, tell)
+        return _finish(cases, progress, options, run_dir, replay, not_run, left_out, shard, on_report)
 
 
 def _print_unmet_requirements(cases: Sequence[Case], options: RunOptions) -> None:
@@ -119,15 +119,15 @@ def _print_concurrency(cases: Sequence[Case], options: RunOptions) -> None:
             print(plan, flush=True)
 
 
-def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> Progressing:
+def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: bool) -> RunState:
     from bitproof.harness.execute import launch
 
-    state = Progressing()
+    state = RunState()
     try:
         if options.active:
-            from bitproof.harness.execute.checks.findings import prepared
+            from bitproof.harness.execute.checks.findings import prepare_all
 
-            with interrupts.let_in(), _closing(prepared(cases, options, run_dir)) as lines:
+            with interrupts.let_in(), _closing(prepare_all(cases, options, run_dir)) as lines:
                 for line in lines:
                     if reports:  # torchrun's other ranks print nothing
                         print(line, flush=True)
@@ -159,14 +159,14 @@ def _run(cases: Sequence[Case], options: RunOptions, run_dir: Path, reports: boo
 
 def _finish(
     cases: Sequence[Case],
-    state: Progressing,
+    state: RunState,
     options: RunOptions,
     run_dir: Path,
     replay: Sequence[str],
     not_run: Mapping[str, str],
     left_out: Sequence[Case],
     shard: Shard | None,
-    tell: Callable[[Report], Mapping[str, str]],
+    on_report: Callable[[Report], Mapping[str, str]],
 ) -> int:
     # A run may place its cases on several devices, so this comes from the results; a run without results has only the
     # request.
@@ -194,7 +194,7 @@ def _finish(
     )
     # The verdicts are printed before the report is written: a full disk must not hide them.
     terminal.print_report(report)
-    more = tell(report)
+    more = on_report(report)
     if state.reason == INTERRUPTED:
         print(f"{interrupts.MESSAGE}; the cases that were not finished are UNVERIFIED", file=sys.stderr)
     if state.failure is not None and launched.is_first():  # other ranks have reported the loss of rank 0

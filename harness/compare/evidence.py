@@ -25,7 +25,7 @@ from bitproof.harness.case import KINDS, Case
 from bitproof.harness.compare.align import NUM_NAMED, Alignment, Unpaired, align
 from bitproof.harness.compare.one_sided import OneSided, one_sided
 from bitproof.harness.compare.order import ComputationOrder, ComputedAt
-from bitproof.harness.compare.part_layouts import holds_any
+from bitproof.harness.compare.part_layouts import has_part
 from bitproof.harness.compare.vacuity import Agreement
 from bitproof.harness.records import (
     MAX_DIFFERING,
@@ -67,7 +67,7 @@ class DifferingPair(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likeness:
+class RankGroup:
     """A group of ranks whose records are alike in all fields but digests, and facts that hold for each of them.
 
     - `reference`, `candidate`: the rows of the group's first rank. Each row is a record.
@@ -124,7 +124,7 @@ class Evidence:
     _sharded: dict[Key, str] = field(default_factory=dict)
     _differing: list[DifferingPair] = field(default_factory=list)
     _is_full: bool = False
-    _likenesses: list[Likeness] = field(default_factory=list)
+    _likenesses: list[RankGroup] = field(default_factory=list)
 
     @property
     def gaps(self) -> list[str]:
@@ -200,13 +200,13 @@ class Evidence:
             self._likenesses = [self._likeness(reference, candidate), *self._likenesses][:_MAX_LIKENESSES]
         return None
 
-    def _likeness(self, reference: RankRows, candidate: RankRows) -> Likeness:
+    def _likeness(self, reference: RankRows, candidate: RankRows) -> RankGroup:
         # The two systems may have recorded in different orders, so each row gets its partner's index.
         keys, rows = [*reference.records], {key: row for row, key in enumerate(candidate.records)}
         places = [self.order(key) for key in keys]
         seen = self._seen[reference.rank]
         numbers = [_numbered((key.step, key.kind) for key in keys), _numbered((key.kind, key.name) for key in keys)]
-        return Likeness(
+        return RankGroup(
             reference=reference,
             candidate=candidate,
             keys=keys,
@@ -218,7 +218,7 @@ class Evidence:
             seen=frozenset(seen),
         )
 
-    def _add_like(self, likeness: Likeness, reference: RankRows, candidate: RankRows) -> None:
+    def _add_like(self, likeness: RankGroup, reference: RankRows, candidate: RankRows) -> None:
         for kind, count in likeness.compared.items():
             self.compared[kind] = self.compared.get(kind, 0) + count
         self._seen[reference.rank] = likeness.seen
@@ -322,15 +322,15 @@ def _type(record: Record) -> tuple[str, tuple[int, ...]]:
 def _are_sharded_otherwise(reference: Record, candidate: Record) -> bool:
     # A gradient of None has no placements, which is no other sharding.
     is_same_part = reference.box is not None and reference.box == candidate.box
-    has_both = holds_any(reference) and holds_any(candidate)
+    has_both = has_part(reference) and has_part(candidate)
     return reference.placements != candidate.placements and has_both and not is_same_part
 
 
 def _describe_layouts(key: Key, reference: Record, candidate: Record) -> str:
     here, there = _describe_type(reference), _describe_type(candidate)
     # A rank without a part of the tensor has a record without elements, such as float32[0].
-    if holds_any(reference) != holds_any(candidate):
-        here, there = (text if holds_any(part) else "none" for text, part in ((here, reference), (there, candidate)))
+    if has_part(reference) != has_part(candidate):
+        here, there = (text if has_part(part) else "none" for text, part in ((here, reference), (there, candidate)))
     sharded = "sharded otherwise: " if _are_sharded_otherwise(reference, candidate) else ""
     return f"{_describe_key(key)}: {sharded}{here} in the reference, {there} in the candidate"
 

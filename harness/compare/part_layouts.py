@@ -41,15 +41,15 @@ PartLayouts = Mapping[int, PartLayout]
 """A tensor's part layouts, by rank; ranks without a part of it are absent."""
 
 
-def are_laid_out_otherwise(case: Case, reference: Recording, candidate: Recording) -> bool:
+def have_different_layouts(case: Case, reference: Recording, candidate: Recording) -> bool:
     """Whether some tensor has different layouts in the two systems, or the case says that their meshes differ."""
     if case.reference_parallelism is not None:
         return True
     if reference.manifest.world_size == candidate.manifest.world_size:
         # A quick check of whole columns, before the layouts of all tensors are collected.
-        from bitproof.harness.capture.stored import lie_alike  # loads pyarrow
+        from bitproof.harness.capture.stored import have_same_layout  # loads pyarrow
 
-        if all(lie_alike(reference, candidate, rank) for rank in sorted({*reference.ranks, *candidate.ranks})):
+        if all(have_same_layout(reference, candidate, rank) for rank in sorted({*reference.ranks, *candidate.ranks})):
             return False
     return any(True for _ in tensors_across(reference, candidate))
 
@@ -71,11 +71,11 @@ def tensors_across(
     for step in sorted({step for pair in sides.values() for side in pair for steps in side.values() for step in steps}):
         for name, pair in sides.items():
             left, right = ({rank: steps[step] for rank, steps in side.items() if step in steps} for side in pair)
-            if (left or right) and lies_otherwise(left, right, have_as_many):
+            if (left or right) and layouts_differ(left, right, have_as_many):
                 yield LogicalTensor(step, *name), (left, right)
 
 
-def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
+def layouts_differ(here: Parts | PartLayouts, there: Parts | PartLayouts, have_as_many: bool) -> bool:
     """Whether a tensor's layouts differ between two systems, so that its records cannot be compared rank by rank.
 
     - True if the systems have different numbers of ranks (`have_as_many` is False).
@@ -91,11 +91,11 @@ def lies_otherwise(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
     return here.keys() != there.keys() or any(
         _range_of(part) != _range_of(there[rank])
         for rank, part in here.items()
-        if holds_any(part) and holds_any(there[rank])
+        if has_part(part) and has_part(there[rank])
     )
 
 
-def holds_any(part: Record | PartLayout) -> bool:
+def has_part(part: Record | PartLayout) -> bool:
     """Whether the record of a tensor on a rank says that the rank has a part of the tensor.
 
     - False for a plain tensor without elements.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bitproof.harness.compare.same_case import LABELS, in_todays_form
+from bitproof.harness.compare.same_case import LABELS, in_current_form
 from bitproof.harness.records import OPTIMIZERS, MachineFacts, Manifest
 
 # Fields of a manifest about the machine that change no bit, and bitproof's own version, which describes the code.
@@ -22,7 +22,7 @@ def environment_of(manifest: Manifest) -> dict[str, Any]:
     whole = ("system", "device", "backend", "shared_gpus", "environment", "determinism")
     return {name: getattr(manifest, name) for name in whole} | {
         "ranks": None if manifest.ranks is None else [_without_code(rank) for rank in manifest.ranks],
-        "case": {name: value for name, value in in_todays_form(manifest.case).items() if name not in LABELS},
+        "case": {name: value for name, value in in_current_form(manifest.case).items() if name not in LABELS},
         "machine": {name: value for name, value in machine.items() if name not in _NOT_DECISIVE} | _release_of(machine),
         "sums": "native" if manifest.collectives == "native" else None,
         "passes": [entry.name for entry in passes],

@@ -35,13 +35,13 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
         yield f"the {side} manifest does not say which case it recorded"
         return
     expected = {"case": case.to_dict(), "steps": case.steps, "world_size": case.parallelism.world_size}
-    found = {"case": in_todays_form(manifest.case), "steps": manifest.steps, "world_size": manifest.world_size}
+    found = {"case": in_current_form(manifest.case), "steps": manifest.steps, "world_size": manifest.world_size}
     # Leaf by leaf, so that a sentence names a single setting.
     for path, (want, have) in leaf_differences({name: (expected[name], found[name]) for name in expected}):
         yield f"the {side} was recorded with {path}={have!r}, the case says {want!r}"
 
 
-def in_todays_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
+def in_current_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a recorded case in the form of this version of bitproof, with default values for settings that it lacks.
 
     A case that this version refuses is returned unchanged; comparing it then shows each difference.

@@ -70,7 +70,7 @@ class Judgement:
         """Return this judgement with a further error and the same verdict."""
         return replace(self, error=f"{self.error}\n{text}" if self.error else text)
 
-    def withdrawn(self, text: str) -> Judgement:
+    def unverified(self, text: str) -> Judgement:
         """Return this judgement with the verdict UNVERIFIED, and `text` as the reason."""
         return replace(self.with_error(text), verdict=Verdict.UNVERIFIED)
 
@@ -103,7 +103,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
     # Recordings of other cases would only differ for that reason, so nothing else is compared.
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
     if reasons := [*reasons, *unlike_digests(reference, candidate), *unlike_chunks(reference, candidate)]:
-        return Comparison(verdict=Verdict.UNVERIFIED, reason=tell("the recordings are not comparable", reasons))
+        return Comparison(verdict=Verdict.UNVERIFIED, reason=with_details("the recordings are not comparable", reasons))
     from bitproof.harness.compare.evidence import evidence_of  # loads pyarrow
 
     ranks = reference.manifest.ranks or (), candidate.manifest.ranks or ()
@@ -118,7 +118,7 @@ def compare(reference: Recording, candidate: Recording, case: Case) -> Compariso
         first_divergence=first.divergence if first else None,
         layout_mismatches=evidence.layouts,
         is_sharded_otherwise=evidence.is_sharded_otherwise,
-        reason=tell("the evidence is incomplete", gaps) if gaps else None,
+        reason=with_details("the evidence is incomplete", gaps) if gaps else None,
         differing=group_keys(differing),
         differing_left_out=evidence.num_differing - len(differing),
         vacuous=(
@@ -145,7 +145,7 @@ def demand_substance(comparison: Comparison) -> Comparison:
 def reasons_against(comparison: Comparison) -> list[str]:
     """Return the reasons why the agreement of two systems is no evidence, as texts with details on further lines."""
     found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
-    return [tell(what, details) for what, details in found.items() if details]
+    return [with_details(what, details) for what, details in found.items() if details]
 
 
 def judgement_of(comparison: Comparison) -> Judgement:
@@ -153,7 +153,7 @@ def judgement_of(comparison: Comparison) -> Judgement:
     texts = [comparison.reason] if comparison.reason else []
     if comparison.layout_mismatches:
         what = "dtypes, shapes or placements" if comparison.is_sharded_otherwise else "dtypes or shapes"
-        texts.append(tell(f"{what} differ", comparison.layout_mismatches))
+        texts.append(with_details(f"{what} differ", comparison.layout_mismatches))
     shared = {name for name in Judgement.__dataclass_fields__ if name in Comparison.__dataclass_fields__}
     return Judgement(**{name: getattr(comparison, name) for name in shared}, error="\n".join(texts) or None)
 
@@ -191,7 +191,7 @@ def _describe_repeat(repeat: Repeat, system: str) -> str:
     return f"{head}: {runs} of one system differ{where}"
 
 
-def tell(what: str, details: Iterable[str]) -> str:
+def with_details(what: str, details: Iterable[str]) -> str:
     """Return the sentence `what`, then the first 20 `details`, a line each, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 

@@ -181,7 +181,7 @@ class GraphEditor:
         self._stand_ins[node] = source
         self.graph.erase_node(node)
 
-    def still_there(self, shows: Sequence[Show]) -> list[Show]:
+    def remaining_observations(self, shows: Sequence[Show]) -> list[Show]:
         """Return those of the recorded activations, `shows`, that the edited graph still computes.
 
         An activation whose node was replaced is read from the replacement.

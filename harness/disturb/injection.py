@@ -34,7 +34,7 @@ class Injection:
         """Context around the steps of the system, in which a fault that replaces operator calls is active."""
         return nullcontext()
 
-    def unseen(self, observe: Observe) -> Observe:
+    def hide_from_fault(self, observe: Observe) -> Observe:
         """Wrap an observer of the system, so that no fault replaces the operator calls of the observer itself."""
         return observe
 

@@ -10,7 +10,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.disturb.entry import Entry, Site
 from bitproof.harness.disturb.graph_editor import GraphEditor, NoPlaceError
 from bitproof.harness.errors import BitproofError, PassError, UsageError
-from bitproof.harness.graph.observation import put_in, take_out
+from bitproof.harness.graph.observation import insert_observers, remove_observers
 from bitproof.harness.graph.verify import verify_order
 
 
@@ -34,12 +34,12 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
     graph.output_node().meta.update(module.graph.output_node().meta)
     try:
         editor = GraphEditor(graph, case, rank)
-        looking = take_out(graph)  # observations do not count as readers
+        looking = remove_observers(graph)  # observations do not count as readers
         # An edit that leaves the text of the graph unchanged has changed nothing.
         before = str(graph)
         sites = entry.edit(editor)
         changed = str(graph) != before
-        put_in(graph, editor.still_there(looking))
+        insert_observers(graph, editor.remaining_observations(looking))
         # The edit must leave a valid graph: otherwise the run would fail instead of computing wrong bits.
         verify_order(graph)
     except NoPlaceError as error:

@@ -40,14 +40,14 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
     if stress is None:
         yield
         return
-    from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, HeldWork, late
+    from bitproof.harness.disturb.deferred_work import IN_PLACE_COLLECTIVES, DeferredWork, defer
     from bitproof.harness.graph.offload_operators import COPIES
     from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, row_of
     from bitproof.harness.operators import Uninitialized
     from bitproof.harness.torch_compat import TorchDispatchMode
 
     on_cuda = device is not None and device.type == "cuda"
-    held: list[HeldWork] = []
+    held: list[DeferredWork] = []
     # Seeded by text, so that each rank sleeps differently, and in a replay as in the stressed run.
     chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
 
@@ -60,7 +60,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
                     _sleep(chance.uniform(0.0, longest), device)
                     # On CUDA the sleep is on the stream, and results are written by the stream, too.
                     if function.namespace == IN_PLACE_COLLECTIVES and not on_cuda:
-                        return late(function, args, kwargs or {}, held)
+                        return defer(function, args, kwargs or {}, held)
                 elif on_cuda and function in COPIES:
                     _delay_copies(chance.uniform(0.0, longest), device)
                 # Uninitialized memory: NaN in the plain run, zeros here.

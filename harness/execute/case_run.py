@@ -14,7 +14,7 @@ from bitproof.harness.case import PREPARED, Case, with_plan
 from bitproof.harness.checks.power_modules import power_module
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
-from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import have_different_layouts
 from bitproof.harness.compare.verdict import Judgement, Repeat, compare, judgement_of
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.checks.case_checks import DECIDING, REPORTING, applied
@@ -27,9 +27,9 @@ from bitproof.harness.execute.requests import (
     RunAnswer,
     RunRequest,
 )
+from bitproof.harness.execute.save_and_resume import Resume
 from bitproof.harness.execute.session import Client
 from bitproof.harness.execute.status_messages import PreparedGraph
-from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay, archive_of, archives_of
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent, Role, RunOptions
@@ -160,7 +160,7 @@ class CaseRun:
     def _compared(self) -> Judgement:
         began = time.monotonic()
         reference, candidate = (self._read_first(role) for role in ROLES)
-        if self.case.bound is not None or not are_laid_out_otherwise(self.case, reference, candidate):
+        if self.case.bound is not None or not have_different_layouts(self.case, reference, candidate):
             self.comparison = compare(reference, candidate, self.case)
             judgement = judgement_of(self.comparison)
         else:
@@ -356,7 +356,7 @@ class CaseRun:
             self.seconds.trace = (self.seconds.trace or 0.0) + graph.trace_seconds
             self.seconds.passes = (self.seconds.passes or {}) | {entry.name: entry.seconds for entry in graph.passes}
             self.graph = graph
-            self.remarks += [graph.artifact.tell(role)] if graph.artifact else []
+            self.remarks += [graph.artifact.describe(role)] if graph.artifact else []
             self.remarks += [f"{role} {getattr(self.case, role)}: {each}" for each in graph.compiled]
 
     def _measured(self) -> dict[str, Any]:

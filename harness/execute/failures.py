@@ -124,15 +124,15 @@ def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
 
     `status`: the exit status, or minus the number of the signal that killed the process.
     """
-    return Failure(rank=rank, time=time.monotonic(), what=tell_exit(status), details=ends(log))
+    return Failure(rank=rank, time=time.monotonic(), what=describe_exit(status), details=ends(log))
 
 
-def failure_of_garbage(rank: int, error: ValueError) -> Failure:
+def failure_of_unknown_message(rank: int, error: ValueError) -> Failure:
     # User code may write into any descriptor.
     return Failure(rank=rank, time=time.monotonic(), what="wrote into bitproof's own pipe", found=str(error))
 
 
-def tell_exit(status: int) -> str:
+def describe_exit(status: int) -> str:
     """Describe the end of a process that sent no report, as in "exited with status 3 before it finished".
 
     `status`: the exit status, or minus the number of the signal that killed the process.

@@ -80,7 +80,7 @@ class HostProcess:
             raise Abandoned
         self._is_busy = True
         try:
-            self._process.tell(request)
+            self._process.send(request)
         except OSError as error:
             # The pipe is closed: the host has died since the last request.
             raise self._crash_error() from error
@@ -102,12 +102,12 @@ class HostProcess:
         """Ask the host process to end if it is idle, without waiting. Call it early: freeing torch's memory takes a
         while."""
         if not self._is_busy:
-            self._process.begin_to_end()
+            self._process.kill_without_waiting()
 
     def kill(self) -> None:
         """End the host process and all its descendants now. Does nothing if it has ended."""
         if self._is_busy and self._process.status is None:  # the host can find processes that left its group
-            self._process.hang_up()
+            self._process.close_requests()
             self._process.wait(_END_SECONDS)
         self._process.kill()
 

@@ -24,7 +24,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.machine.gpus import has_started_driver
 from bitproof.harness.user_code.missing import missing_package
 from bitproof.harness.user_code.user_file import find_beside, loading
-from bitproof.harness.user_code.whose import ModulePlace, place_by_now, place_of
+from bitproof.harness.user_code.whose import ModulePlace, place_if_unloaded, place_of
 from bitproof.harness.within_user_code import refusing
 
 _preloaded: Preloaded | None = None
@@ -52,7 +52,7 @@ class Preloaded:
         self._looked_in = _where_imports_look()
         if self._problem is None:
             for name, place in self._places.items():
-                now = place_by_now(name)
+                now = place_if_unloaded(name)
                 # None: the module cannot be found now, so an import would use the loaded module.
                 if now is not None and now != place:
                     self._problem = _moved(name, place, now)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, get_args
 from bitproof.harness.capture.selection import ALL
 from bitproof.harness.case import Case, Plan
 from bitproof.harness.compare.bits import ComparedBits
+from bitproof.harness.execute.save_and_resume import Resume, first_half
 from bitproof.harness.execute.status_messages import End, PreparedGraph, RunSeconds
-from bitproof.harness.execute.two_halves import Resume, first_half
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.localize.logs.replay import LoggedStep, Replay
 from bitproof.harness.machine.devices import Placement
@@ -64,11 +64,11 @@ class MachineRequest(Request[Machine]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MadeOf:
+class RankFingerprint:
     """The software and GPUs that ranks on this machine use.
 
-    `facts` maps the names of packages to versions and hashes of code (`harness.capture.made_of`). `gpus` has the names
-    of the GPUs; it is empty if the request did not ask for them.
+    `facts` maps the names of packages to versions and hashes of code (`harness.capture.rank_fingerprint`). `gpus` has
+    the names of the GPUs; it is empty if the request did not ask for them.
     """
 
     facts: dict[str, str]
@@ -76,13 +76,13 @@ class MadeOf:
 
 
 @dataclass(frozen=True)
-class MadeOfRequest(Request[MadeOf]):
+class FingerprintRequest(Request[RankFingerprint]):
     """Report the versions and code of the host process. All ranks that it forks have the same.
 
     With `names_gpus`, the answer also has the names of the GPUs that torch can use.
     """
 
-    answer = MadeOf
+    answer = RankFingerprint
 
     names_gpus: bool = False
 
@@ -389,7 +389,7 @@ class PlaceRequest(Request[PlaceAnswer]):
 
 AnyRequest = (
     MachineRequest
-    | MadeOfRequest
+    | FingerprintRequest
     | RunRequest
     | LocalRunRequest
     | BitsRequest

@@ -66,10 +66,10 @@ def _wrong_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
     # How many tensors a user's systems record is not known.
     if not {result.case.reference, result.case.candidate} <= {*BUILT_IN}:
         return
-    from bitproof.reference.step import recorded_a_step
+    from bitproof.reference.step import num_records_per_step
 
     try:
-        counts = recorded_a_step(result.case)
+        counts = num_records_per_step(result.case)
     except CaseError as error:  # a model under a new name must not evade its counts
         by = "systems of ours and no recordings beside the report"
         yield "case.model", "a model that this version of bitproof can build", by, error.what

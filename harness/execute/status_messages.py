@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bitproof.harness.errors import RankError
 from bitproof.harness.execute.failures import Failure, error_of_failure, error_of_hang
-from bitproof.harness.operators.crossings import RankTurn
+from bitproof.harness.operators.crossings import QueueEntry
 from bitproof.harness.records import Artifact, MachineFacts, Meeting, PassReport, Switch, TorchCompile
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class Done:
       independent.
     - `compiled`: the uses of torch.compile.
     - `races`: the races in the graph that a user's system shows.
-    - `turns`: the launches and waits of that graph's collectives, in order.
+    - `queue_entries`: the launches and waits of that graph's collectives, in order.
     - `unshown`: names of state that steps changed, and that is in no record.
     - `shows_every_buffer`: whether every buffer is in the records.
     - `meetings`: the sums over ranks, in a comparison of two layouts; else None.
@@ -195,7 +195,7 @@ class Done:
     races: tuple[str, ...] = ()
     unshown: tuple[str, ...] = ()
     shows_every_buffer: bool = False
-    turns: tuple[RankTurn, ...] = ()
+    queue_entries: tuple[QueueEntry, ...] = ()
     meetings: tuple[Meeting, ...] | None = None
     narrow: str | None = None
     graph: PreparedGraph | None = None

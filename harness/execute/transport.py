@@ -75,7 +75,7 @@ def refuse_torchrun(command: str, reason: str) -> None:
 
 def refuse_copies() -> None:
     """Raise UsageError if a launcher started several unconnected copies of this command: each would run all cases."""
-    found = launched.copies()
+    found = launched.unconnected_copies()
     if found is None:
         return
     launcher, number, count, many = found

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def collector_paused() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     # The code in the context creates n objects that stay alive: searching them for garbage would cost time n log n.
     was_enabled = gc.isenabled()
     gc.disable()

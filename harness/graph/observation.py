@@ -74,7 +74,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 
 @contextmanager
-def shown_to(observe: Observe) -> Iterator[None]:
+def observed_by(observe: Observe) -> Iterator[None]:
     """Context in which `observe` gets each activation of a graph that runs."""
     _observers.append(observe)
     try:
@@ -132,7 +132,7 @@ def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any)
             hook.remove()
 
 
-def hand_on_marks(node: Node, to: Node) -> None:
+def copy_marks(node: Node, to: Node) -> None:
     if MARKS_KEY in node.meta:
         to.meta[MARKS_KEY] = (*to.meta.get(MARKS_KEY, ()), *node.meta[MARKS_KEY])
 
@@ -175,7 +175,7 @@ def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
             # A reader that reads fewer nodes than before was changed as well, and shows nothing.
             if places and places[-1] < len(read):
                 to = read[places[0]]
-                hand_on_marks(node, to)
+                copy_marks(node, to)
                 if META_KEY not in to.meta and CHUNK_KEY in node.meta:
                     to.meta[CHUNK_KEY] = node.meta[CHUNK_KEY]
                 break
@@ -191,7 +191,7 @@ def _nodes_read(node: Node) -> list[Node]:
 # 2. Calls that observe.
 
 
-def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
+def observe_activations(module: GraphModule, chunking: Chunking | None) -> int:
     """Add calls of `observed` to a graph for all marks, and return the number of these calls.
 
     `chunking` is None for a graph without chunks. Raises PassError if chunks cannot be joined or split.
@@ -204,7 +204,7 @@ def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
             for mark in node.meta.get(MARKS_KEY, ()):
                 found.setdefault(mark, {}).setdefault(node.meta.get(CHUNK_KEY), node)
     shown = [show for mark, nodes in found.items() for show in _shows(mark, nodes, chunking)]
-    put_in(module.graph, shown)
+    insert_observers(module.graph, shown)
     module.recompile()
     return len(shown)
 
@@ -213,7 +213,7 @@ def show_activations(module: GraphModule, chunking: Chunking | None) -> int:
 Show = tuple[str, list[Node], int | None, int | None]
 
 
-def put_in(graph: Graph, shows: Sequence[Show]) -> None:
+def insert_observers(graph: Graph, shows: Sequence[Show]) -> None:
     """Add calls of `observed` to a graph, each after the last node that it reads. `shows` has their arguments."""
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
@@ -226,10 +226,10 @@ def put_in(graph: Graph, shows: Sequence[Show]) -> None:
         call.meta[META_KEY] = UNKNOWN
 
 
-def take_out(graph: Graph) -> list[Show]:
+def remove_observers(graph: Graph) -> list[Show]:
     """Remove the calls of `observed` from a graph, so that other code may change the rest.
 
-    Returns their arguments for `put_in`.
+    Returns their arguments for `insert_observers`.
     """
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 
 from bitproof.harness.case import Chunking, Memory
 from bitproof.harness.errors import BitproofError, CaseError
-from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.extra_pass import ExtraPass
 from bitproof.harness.graph.operators import operator_name
@@ -126,7 +126,7 @@ def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
     return list(pass_list[: names.index(until) + 1])
 
 
-@collector_paused()
+@gc_paused()
 def run_pipeline(
     module: GraphModule,
     passes: Sequence[Pass],

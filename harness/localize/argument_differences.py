@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from bitproof.harness.errors import cut
-from bitproof.harness.localize.logs.calls import Call, maker_of
+from bitproof.harness.localize.logs.calls import Call, producer_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.packing import OVER_LISTS, name_of
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -68,7 +68,7 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
     Views are followed back. A copy's source is added: "the output of clone ..., a copy of the output of mm ...".
     """
-    made = maker_of(side.log, side.given, index, position)
+    made = producer_of(side.log, side.input_producers, index, position)
     if made is None:
         return GIVEN
     call = side.log[made]

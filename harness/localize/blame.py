@@ -27,7 +27,7 @@ from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
-from bitproof.harness.localize.paired_walk import Parting, Walk, ordered
+from bitproof.harness.localize.paired_walk import PossibleCause, Walk, ordered
 
 Differing = Mapping[int, Iterable[Pair]]
 """For each rank, the digests of each tensor that differs."""
@@ -91,7 +91,7 @@ def culprits_in(
     return []
 
 
-def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> Culprit:
+def _culprit_of(parting: PossibleCause, walk: Walk, everywhere: Iterable[PossibleCause]) -> Culprit:
     """Return the culprit for one cause that a walk found.
 
     `everywhere` are the causes found for all differing records. They show on which other ranks the same call is wrong.
@@ -115,7 +115,7 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
     other = log.reference.log[due]
     # The log knows better how a value without a producer came about: as uninitialized memory, or from outside torch.
     if how in ("reads", "inherits"):
-        how = log.how_it_came(mine, other.inputs) or how
+        how = log.untracked_read(mine, other.inputs) or how
     return replace(
         found,
         # Without a tensor input, equal inputs are no evidence that the call computes a wrong value.
@@ -125,7 +125,7 @@ def _culprit_of(parting: Parting, walk: Walk, everywhere: Iterable[Parting]) -> 
     )
 
 
-def _is_same(first: Parting, second: Parting, walk: Walk) -> bool:
+def _is_same(first: PossibleCause, second: PossibleCause, walk: Walk) -> bool:
     """Whether two causes are the same defect of the same call, on one rank or on two.
 
     True if operator, place and defect are equal, and equally many calls of this operator and place come before.

@@ -14,9 +14,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from bitproof.harness.localize.culprit import Culprit, Link
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.joined_logs import CallId, JoinedLogs
 
 MAX_LINKS = 10
 
@@ -38,14 +38,14 @@ def with_chain(
     # values that are missing.
     is_missing = culprit.candidate is None
     joined, value = (known, pair[0]) if is_missing else (mine, pair[1])
-    givers = [log.reference.givers if is_missing else log.givers for log in logs]
+    producers = [log.reference.producers if is_missing else log.producers for log in logs]
     differs = [log.lacks if is_missing else log.differs for log in logs]
     # Several calls may have the record's value, for example a view and the call behind it: the nearest is used.
     lasts = [(rank, i) for i, call in enumerate(joined.logs[rank]) if value in (*call.outputs, *call.aliases)]
     first = culprit.rank, culprit.index
-    way = way_between(first, lasts, joined, lambda x: givers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
+    way = way_between(first, lasts, joined, lambda x: producers[x[0]](x[1]), lambda x: differs[x[0]](x[1]))
 
-    def sides(site: Site) -> tuple[int | None, int | None]:
+    def sides(site: CallId) -> tuple[int | None, int | None]:
         if site == first:
             return culprit.reference, culprit.candidate
         log, index = logs[site[0]], site[1]
@@ -58,19 +58,19 @@ def with_chain(
 
 
 def way_between(
-    first: Site,
-    lasts: Iterable[Site],
+    first: CallId,
+    lasts: Iterable[CallId],
     joined: JoinedLogs,
-    givers: Callable[[Site], Iterable[int]],
-    differs: Callable[[Site], bool],
-) -> list[Site]:
+    producers: Callable[[CallId], Iterable[int]],
+    differs: Callable[[CallId], bool],
+) -> list[CallId]:
     """Return the calls on a shortest path from `first` to one of `lasts`, both included; empty if there is none.
 
     Each call reads an output of the previous call, or belongs to the same collective. Differing calls are preferred.
     """
     # Breadth first, backwards from the record, so the first path found is a shortest one.
     for passes in (differs, lambda _: True):
-        after: dict[Site, Site | None] = dict.fromkeys(lasts)
+        after: dict[CallId, CallId | None] = dict.fromkeys(lasts)
         pending = deque(after)
         while pending and first not in after:
             site = pending.popleft()
@@ -78,23 +78,25 @@ def way_between(
             for peer in joined.together(site):
                 if peer not in after:
                     after[peer] = site
-                for giver in givers(peer):
-                    if (peer[0], giver) not in after and ((peer[0], giver) == first or passes((peer[0], giver))):
-                        after[peer[0], giver] = peer
-                        pending.append((peer[0], giver))
+                for producer in producers(peer):
+                    if (peer[0], producer) not in after and (
+                        (peer[0], producer) == first or passes((peer[0], producer))
+                    ):
+                        after[peer[0], producer] = peer
+                        pending.append((peer[0], producer))
         if first in after:
             return list(_path_from(first, after))
     return []
 
 
-def _path_from(site: Site, after: dict[Site, Site | None]) -> Iterable[Site]:
-    current: Site | None = site
+def _path_from(site: CallId, after: dict[CallId, CallId | None]) -> Iterable[CallId]:
+    current: CallId | None = site
     while current is not None:
         yield current
         current = after[current]
 
 
-def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) -> Place:
+def place_on(way: Sequence[CallId], logs: Sequence[Sequence[Call]], place: CallSite) -> CallSite:
     """Return `place`, with its direction changed from "update" to "backward" if the path `way` continues in backward.
 
     By default, calls outside autograd get the direction "update". This is wrong for a call that scales gradients
@@ -106,7 +108,7 @@ def place_on(way: Sequence[Site], logs: Sequence[Sequence[Call]], place: Place) 
 
 
 def links_of(
-    way: Sequence[Site], logs: Sequence[Sequence[Call]], sides: Callable[[Site], tuple[int | None, int | None]]
+    way: Sequence[CallId], logs: Sequence[Sequence[Call]], sides: Callable[[CallId], tuple[int | None, int | None]]
 ) -> list[Link]:
     """Return a link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
@@ -125,7 +127,7 @@ def links_of(
     ]
 
 
-def _most_informative(kept: Sequence[int], way: Sequence[Site], logs: Sequence[Sequence[Call]]) -> Collection[int]:
+def _most_informative(kept: Sequence[int], way: Sequence[CallId], logs: Sequence[Sequence[Call]]) -> Collection[int]:
     """Return `MAX_LINKS` of the positions `kept` in the path `way`: those that a report shows.
 
     The first two and the last are always shown. Among the others, calls on another rank than the call before take

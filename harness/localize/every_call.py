@@ -21,9 +21,9 @@ from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.errors import RankError, RecordingError
 from bitproof.harness.localize.culprit import HOW
 from bitproof.harness.localize.logs.calls import Call
-from bitproof.harness.localize.logs.joined_logs import JoinedLogs, Site
+from bitproof.harness.localize.logs.joined_logs import CallId, JoinedLogs
 from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records, read_steps
-from bitproof.harness.localize.unmatched_calls import listed, look_at, summed_up, told_packing
+from bitproof.harness.localize.unmatched_calls import describe_packing, find_unmatched, listed, summed_up
 from bitproof.harness.records import (
     MAX_DIFFERING,
     ROLES,
@@ -50,7 +50,7 @@ def why_not(case: Case) -> str | None:
     return None
 
 
-def told_uncompared(case: Case, uncompared: int, calls: int) -> str:
+def describe_uncompared(case: Case, uncompared: int, calls: int) -> str:
     """Return a remark on an EQUAL case with a user's pass: how many calls of the graph no comparison covers."""
     reason = why_not(case)
     look = f"they cannot be: {reason}" if reason else "--every-call compares them"
@@ -66,7 +66,7 @@ class Found:
 
     - `steps`, `calls`: the numbers of compared steps and calls, over all ranks.
     - `fewest`: the number of calls of the step that has the fewest.
-    - `strange`: the candidate's calls with a value that the reference never had, as (step, rank, index, call). The
+    - `unmatched`: the candidate's calls with a value that the reference never had, as (step, rank, index, call). The
       call to blame is the first.
     - `packing`, `num_packing`: the graph nodes that only join the reference's values, and the number of their calls.
     """
@@ -74,7 +74,7 @@ class Found:
     steps: int = 0
     calls: int = 0
     fewest: int = 0
-    strange: list[tuple[int, int, int, Call]] = field(default_factory=list)
+    unmatched: list[tuple[int, int, int, Call]] = field(default_factory=list)
     packing: set[str] = field(default_factory=set)
     num_packing: int = 0
 
@@ -111,29 +111,29 @@ class EveryCall:
         total = found.fewest * found.steps
         counts = judgement.compared | {ACTIVATION: judgement.compared.get(ACTIVATION, 0) + total}
         steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
-        looked = f"{found.calls:,} calls of {steps}{told_packing(found.num_packing)}"
-        if not found.strange:
+        looked = f"{found.calls:,} calls of {steps}{describe_packing(found.num_packing)}"
+        if not found.unmatched:
             text = f"--every-call: each of {looked} returned values that the reference had too"
             differ = judgement.mismatched | {ACTIVATION: judgement.mismatched.get(ACTIVATION, 0)}
             return replace(judgement, compared=counts, mismatched=differ, remarks=(*judgement.remarks, text))
         # Only now, as two more replays are needed: a call that varies from run to run may lack a match by chance.
         if varying := self._varying():
             return _unverified(judgement, varying)
-        unmatched = summed_up([(rank, call) for _, rank, _, call in found.strange])
+        unmatched = summed_up([(rank, call) for _, rank, _, call in found.unmatched])
         text = (
-            f"--every-call: {len(found.strange)} of {looked} returned values that the reference never had: "
+            f"--every-call: {len(found.unmatched)} of {looked} returned values that the reference never had: "
             f"{listed(unmatched)}"
         )
         # The counted differences must not exceed the counted calls.
-        number = min(len(found.strange), total)
-        keys = [_key(*site) for site in found.strange[:number]]
+        number = min(len(found.unmatched), total)
+        keys = [_key(*site) for site in found.unmatched[:number]]
         return replace(
             judgement,
             verdict=Verdict.DIFFERENT,
             compared=counts,
             mismatched=judgement.mismatched | {ACTIVATION: number},
             differing_kinds=(ACTIVATION,),
-            first_divergence=self._divergence(*found.strange[0]),
+            first_divergence=self._divergence(*found.unmatched[0]),
             differing=group_keys(keys[:MAX_DIFFERING]),
             differing_left_out=len(keys[MAX_DIFFERING:]),
             remarks=(*judgement.remarks, text),
@@ -160,21 +160,21 @@ class EveryCall:
             # step is no match.
             pairs = zip(self._steps("reference", 1, rank), self._steps("candidate", 1, rank), strict=True)
             for (step, known), (_, calls) in pairs:
-                look = look_at(known, calls)
+                look = find_unmatched(known, calls)
                 by_step[step] += len(calls)
-                found.strange += [(step, rank, index, calls[index]) for index in look.strange]
+                found.unmatched += [(step, rank, index, calls[index]) for index in look.unmatched]
                 found.packing.update(str(calls[index].node) for index in look.packing)
                 found.num_packing += len(look.packing)
-        found.strange.sort(key=lambda site: site[:3])
-        if found.strange:
-            step = found.strange[0][0]
-            first = self._first(step, [(rank, index) for at, rank, index, _ in found.strange if at == step])
+        found.unmatched.sort(key=lambda site: site[:3])
+        if found.unmatched:
+            step = found.unmatched[0][0]
+            first = self._first(step, [(rank, index) for at, rank, index, _ in found.unmatched if at == step])
             # Move the first call to the front. The sort is stable, so all others keep their order.
-            found.strange.sort(key=lambda site: (site[0], (site[1], site[2]) != first))
+            found.unmatched.sort(key=lambda site: (site[0], (site[1], site[2]) != first))
         found.steps, found.calls, found.fewest = len(by_step), sum(by_step.values()), min(by_step.values())
         return found
 
-    def _first(self, step: int, strange: list[Site]) -> Site:
+    def _first(self, step: int, unmatched: list[CallId]) -> CallId:
         """Return the rank and index of the unmatched call of a step to which no other unmatched call leads."""
         # It need not have the lowest index, since indices of different ranks cannot be compared. The search needs the
         # logs of all steps: a step may read values of earlier steps.
@@ -184,7 +184,7 @@ class EveryCall:
             # The index of the step's first call in the rank's whole log.
             begins.append(sum(count for at, count in read_steps(archive) if at < step))
             logs.append(read_log(archive))
-        rank, index = JoinedLogs(logs).first_of([(rank, begins[rank] + index) for rank, index in strange])
+        rank, index = JoinedLogs(logs).first_of([(rank, begins[rank] + index) for rank, index in unmatched])
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
@@ -211,7 +211,7 @@ class EveryCall:
         kind = call.operator, call.place.direction
         if all((each.operator, each.place.direction) != kind for each in known):
             how = HOW["adds"]
-        ranks = [peer for at, peer, place, _ in self.found.strange if (at, place) == (step, index)]
+        ranks = [peer for at, peer, place, _ in self.found.unmatched if (at, place) == (step, index)]
         blamed = BlamedCall(
             operator=call.operator,
             how=how,

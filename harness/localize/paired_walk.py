@@ -35,14 +35,14 @@ from typing import NamedTuple
 
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import How
-from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads, is_abandoned
+from bitproof.harness.localize.logs.calls import Call, is_abandoned, returns_only_inputs
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import COMMUTATIVE, ReferenceLog
 
 
-class Parting(NamedTuple):
+class PossibleCause(NamedTuple):
     """A possible cause: the indices of a call in the candidate's log and of its matching call in the reference's log.
 
     An index is None if that system has no matching call. `how` is the defect.
@@ -66,7 +66,7 @@ class Walk:
 
     def __init__(self, logs: Sequence[CandidateLog], joined: JoinedLogs, known: JoinedLogs) -> None:
         self.logs, self.joined, self.known = logs, joined, known
-        self.found: dict[Parting, int] = {}
+        self.found: dict[PossibleCause, int] = {}
         self.replaced = dict[tuple[int, int], int]()
         self.readers = dict[tuple[int, int], int]()
         # `_done` has the results of searches by key. `_is_misplaced`: the record has a value that the reference has
@@ -89,7 +89,7 @@ class Walk:
         # `mine` made the candidate's value, `due` the reference's; `made` is the candidate's call that matches `due`.
         (wanted, held), log = pair, self.logs[rank]
         self._is_misplaced = held in log.reference.values
-        mine, due = log.giver(wanted, held), log.reference.producer(wanted)
+        mine, due = log.producer(wanted, held), log.reference.producer(wanted)
         made = None if due is None else log.matching_here(due)
         if due is not None and made is not None and mine != made and not log.differs(made):
             # The value is here, too: perhaps a copy of it is missing.
@@ -114,9 +114,9 @@ class Walk:
             # The least likely causes: a call without inputs, and an extra call that computes nothing.
             if not call.inputs or (how == "adds" and (name_of(call) in CONSTANTS or self.logs[rank].packs(mine))):
                 weight = 3
-        return self._add_cause(Parting(rank, mine, due, how), weight)
+        return self._add_cause(PossibleCause(rank, mine, due, how), weight)
 
-    def _add_cause(self, parting: Parting, weight: int) -> bool:
+    def _add_cause(self, parting: PossibleCause, weight: int) -> bool:
         self.found[parting] = min(weight, self.found.get(parting, weight))
         return True
 
@@ -165,7 +165,7 @@ class Walk:
             if not log.log[mine].view or log.log[mine].operator == log.reference.log[due].operator:
                 return False
             self.replaced[rank, mine] = due
-            return self._add_cause(Parting(rank, mine, None, "adds"), 0)
+            return self._add_cause(PossibleCause(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
             return True
         if here is None and log.lacks(due) and not _is_for_its_reader(log.reference.log[due]):
@@ -186,7 +186,7 @@ class Walk:
         log, (mine, due) = self.logs[rank], reader
         # An input that no call of the step computed, and that the reference never has, is left from before the step.
         is_left = any(
-            log.maker(mine, position) is None and value not in log.reference.values
+            log.producer_of_input(mine, position) is None and value not in log.reference.values
             for position, value in enumerate(log.log[mine].inputs)
         )
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
@@ -247,9 +247,9 @@ class Walk:
         # if none is found.
         is_exchange = sorted(call.inputs) == sorted(other.inputs)
         self._depth += is_exchange
-        for giver, theirs, value in self._differing_inputs(rank, mine, due):
-            if giver is not None:
-                found |= self._explain_value(rank, giver, theirs, None if is_exchange else (mine, due))
+        for producer, theirs, value in self._differing_inputs(rank, mine, due):
+            if producer is not None:
+                found |= self._explain_value(rank, producer, theirs, None if is_exchange else (mine, due))
                 continue
             # No call of the candidate made this input. Either the call that should have made it was not waited for, or
             # it is missing, or the value is from before the step.
@@ -266,11 +266,11 @@ class Walk:
             elif not is_exchange:
                 found |= self._add(rank, mine, due, "reads" if value in log.reference.values else "inherits")
         self._depth -= is_exchange
-        for giver in log.givers(mine):
-            if is_abandoned(log.log[giver]):
-                found |= self._add(rank, giver, log.matching_call(giver), "abandons", 0)
+        for producer in log.producers(mine):
+            if is_abandoned(log.log[producer]):
+                found |= self._add(rank, producer, log.matching_call(producer), "abandons", 0)
         # Entries beyond the inputs are writers of an input's parts, and a call that read out a number.
-        for number in log.given(mine)[len(call.inputs) :]:
+        for number in log.input_producers(mine)[len(call.inputs) :]:
             found |= number is not None and log.differs(number) and self._call(rank, number)
         if found or call.inputs == other.inputs or (is_exchange and name_of(call) in COMMUTATIVE):
             return found
@@ -292,18 +292,18 @@ class Walk:
                 if (same := next((i for i in known if wanted[i] == values[position]), None)) is not None:
                     own.remove(position)
                     known.remove(same)
-        given = log.reference.given(due)
+        given = log.reference.input_producers(due)
         # Both inputs of a sum differ: compare each with the input whose producer matches its own.
         if len(own) == len(known) == 2 and name_of(log.log[mine]) in COMMUTATIVE:
             crossed = zip(own, known[::-1], strict=True)
-            matches = [(log.given(mine)[i], given[j]) for i, j in crossed]
+            matches = [(log.input_producers(mine)[i], given[j]) for i, j in crossed]
             if any(a is not None and log.matching_call(a) == b for a, b in matches):
                 known = known[::-1]
         for position in range(max(len(own), len(known))):
             at = own[position] if position < len(own) else None
             there = known[position] if position < len(known) else None
             if at is not None and (there is None or values[at] != wanted[there]):
-                yield log.maker(mine, at), given[there] if there is not None else None, values[at]
+                yield log.producer_of_input(mine, at), given[there] if there is not None else None, values[at]
 
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
@@ -334,9 +334,9 @@ class Walk:
             return True
         if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
             # A copy, or a product with 1: go on to what it copies.
-            giver = log.given(mine)[call.inputs.index(call.outputs[0])]
-            if giver is not None:
-                return self._explain_value(rank, giver, due, reader)
+            producer = log.input_producers(mine)[call.inputs.index(call.outputs[0])]
+            if producer is not None:
+                return self._explain_value(rank, producer, due, reader)
             return reader is not None and self._reads(rank, reader)
         if here is not None and log.differs(here) and self._call(rank, here):
             return True
@@ -373,17 +373,17 @@ class Walk:
         for peer, index in self.joined.together((rank, mine)):
             side = self.logs[peer]
             # Behind the inputs' producers are those of parts of a bucket.
-            for value, giver in zip_longest(side.log[index].inputs, side.given(index)):
+            for value, producer in zip_longest(side.log[index].inputs, side.input_producers(index)):
                 # The readers are calls with a match, so an extra producer has the reader of its own reader.
-                if giver is not None and peer == rank:
-                    self.readers.setdefault((rank, giver), self.readers.get((rank, mine), mine))
+                if producer is not None and peer == rank:
+                    self.readers.setdefault((rank, producer), self.readers.get((rank, mine), mine))
                 is_right = value in side.reference.values
-                if giver is None or (is_right and not side.log[giver].inputs):
+                if producer is None or (is_right and not side.log[producer].inputs):
                     continue
-                if side.matching_call(giver) is not None:
-                    found |= side.differs(giver) and self._call(peer, giver)
+                if side.matching_call(producer) is not None:
+                    found |= side.differs(producer) and self._call(peer, producer)
                 elif not is_right:
-                    found |= self._extra(peer, giver)
+                    found |= self._extra(peer, producer)
         if not found and is_abandoned(call):
             found = self._add(rank, mine, None, "abandons")
         elif not found and self._is_misplaced and self._overwrites(rank, mine):
@@ -401,7 +401,7 @@ class Walk:
     def _is_bucket(self, rank: int, mine: int) -> bool:
         """Whether a call is a collective of values that another call joined, such as a bucket."""
         log = self.logs[rank]
-        return log.log[mine].collective and any(log.packs(giver) for giver in log.givers(mine))
+        return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
         """Return the index of the call to blame if extra calls, up to `mine`, join values.
@@ -421,7 +421,7 @@ class Walk:
             if name_of(call) in PACKING and len(set(call.inputs)) > 1:
                 packs.append(index)
             if log.packs(index) or call.collective or self._is_misplaced:
-                pending += log.givers(index)
+                pending += log.producers(index)
         return min(packs, default=None)
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
@@ -439,13 +439,13 @@ class Walk:
             return known
         # `found`: a missing call before this one is a cause. `is_wrong`: a wrong call of the candidate before it is.
         log, found, is_wrong = self.logs[rank], False, False
-        for value, giver in zip(log.reference.log[due].inputs, log.reference.given(due), strict=False):
-            if giver is None:
+        for value, producer in zip(log.reference.log[due].inputs, log.reference.input_producers(due), strict=False):
+            if producer is None:
                 continue
-            if (here := log.matching_here(giver)) is not None:
+            if (here := log.matching_here(producer)) is not None:
                 is_wrong |= log.differs(here) and self._call(rank, here)
-            elif value not in log.values and not self._is_elsewhere(rank, giver):
-                found |= self._missing(rank, giver, not _is_for_its_reader(log.reference.log[giver]))
+            elif value not in log.values and not self._is_elsewhere(rank, producer):
+                found |= self._missing(rank, producer, not _is_for_its_reader(log.reference.log[producer]))
         # Calls that prepare a missing collective, such as a division before a sum, are missing because of it.
         if not is_wrong and is_named and (not found or log.reference.log[due].collective):
             found = self._add(rank, None, due, "lacks", 0 if found else 1)
@@ -461,15 +461,15 @@ def _is_for_its_reader(call: Call) -> bool:
 
 def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
     """Return the call that computed the output of call `index`, behind calls that return an input, such as `clone`."""
-    while gives_what_it_reads(call := log.log[index]):
-        giver = log.given(index)[call.inputs.index(call.outputs[0])]
-        if giver is None:
+    while returns_only_inputs(call := log.log[index]):
+        producer = log.input_producers(index)[call.inputs.index(call.outputs[0])]
+        if producer is None:
             break
-        index = giver
+        index = producer
     return index
 
 
-def ordered(walk: Walk) -> list[Parting]:
+def ordered(walk: Walk) -> list[PossibleCause]:
     """Return the causes that a walk found, ordered by likelihood, then by the time of the call.
 
     - Among the first are calls that compute a wrong value: equal inputs, but a different output.
@@ -477,7 +477,7 @@ def ordered(walk: Walk) -> list[Parting]:
     """
 
     # The order of calls is only known within a system's logs, so missing calls are placed by the reference's.
-    def when(parting: Parting) -> tuple[int, int, int, int]:
+    def when(parting: PossibleCause) -> tuple[int, int, int, int]:
         if parting.candidate is None:
             return (walk.found[parting], *walk.known.when((parting.rank, parting.reference or 0)))
         return (walk.found[parting], *walk.joined.when((parting.rank, parting.candidate)))

@@ -23,7 +23,7 @@ from bitproof.harness.localize.culprit import Culprit, Link, call_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.exchange.verifier import MAX_CULPRITS, Verifier
 from bitproof.harness.localize.expected_found import expected_and_found
-from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
+from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
 from bitproof.harness.localize.logs.replay import (
     RECORD,
     SPARE_BYTES,
@@ -31,7 +31,7 @@ from bitproof.harness.localize.logs.replay import (
     ValueSite,
     archive_of,
     archives_of,
-    hand_on,
+    copy_spare_values,
     name_of_value,
     read_log,
     step_of,
@@ -176,7 +176,7 @@ class Search:
             call = calls[pending.pop()]
             read |= {*call.inputs}
             left = [number for number in call.producers if number is not None]
-            pending += [number for number in left if calls[number].view or gives_what_it_reads(calls[number])]
+            pending += [number for number in left if calls[number].view or returns_only_inputs(calls[number])]
         theirs, own = (self.recordings[role].records_at(culprit.rank, step) for role in ROLES)
         for key, record in own.items():
             # The name of such a record is the buffer's and, after "@", the moment of the step at which it was recorded.
@@ -253,7 +253,7 @@ class Search:
         for side, role in enumerate(ROLES):
             sites = tuple(output.sites[side] for output in outputs if output)
             # A run that logged a small step has kept these outputs already.
-            if not self.is_logged or not hand_on(self._archives(role, 1), self._archives(role, 2), sites):
+            if not self.is_logged or not copy_spare_values(self._archives(role, 1), self._archives(role, 2), sites):
                 self._replay(role, 2, Replay(step=step, values=sites))
         # Only links with a difference have a requested value, so these are counted, and not the links.
         numbers = itertools.count()

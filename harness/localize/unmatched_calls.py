@@ -12,7 +12,7 @@ from typing import NamedTuple
 from bitproof.harness.localize.logs.calls import READS_OUT, Call
 from bitproof.harness.localize.logs.packing import PACKING
 
-MAX_TOLD = 20
+MAX_LISTED = 20
 
 
 class UnmatchedCall(NamedTuple):
@@ -26,32 +26,32 @@ class UnmatchedCall(NamedTuple):
 class Look(NamedTuple):
     """Indices of a rank's calls in a step.
 
-    The reference makes neither kind of call. `strange`: calls with an output that the reference has nowhere. `packing`:
-    calls that only view or join values that the reference has.
+    The reference makes neither kind of call. `unmatched`: calls with an output that the reference has nowhere.
+    `packing`: calls that only view or join values that the reference has.
     """
 
-    strange: list[int]
+    unmatched: list[int]
     packing: list[int]
 
 
-def told_packing(number: int) -> str:
+def describe_packing(number: int) -> str:
     """Return the text ", except N that only pack right values," for a sentence that counts calls; empty if N is 0."""
     return f", except {number} that only pack right values," if number else ""
 
 
 def listed(found: Sequence[UnmatchedCall]) -> str:
-    """Return the first MAX_TOLD unmatched calls in a line, followed by the number of further calls.
+    """Return the first MAX_LISTED unmatched calls in a line, followed by the number of further calls.
 
     For example, "mul.Tensor of layers.0 (forward) x 2 on 4 ranks; and 3 more".
     """
     lines = [
         f"{unmatched.call} x {unmatched.times}" + (f" on {unmatched.ranks} ranks" if unmatched.ranks > 1 else "")
-        for unmatched in found[:MAX_TOLD]
+        for unmatched in found[:MAX_LISTED]
     ]
-    return "; ".join([*lines, *([f"and {len(found) - MAX_TOLD} more"] if len(found) > MAX_TOLD else [])])
+    return "; ".join([*lines, *([f"and {len(found) - MAX_LISTED} more"] if len(found) > MAX_LISTED else [])])
 
 
-def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
+def find_unmatched(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
     """Compare a rank's logs of a step: return the candidate's calls with an output that the reference has nowhere.
 
     Listed separately are calls that only view or join the reference's values, and that the reference does not make.
@@ -74,7 +74,7 @@ def look_at(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
             right.update(call.outputs)
             found.packing.append(index)
         else:
-            found.strange.append(index)
+            found.unmatched.append(index)
     return found
 
 
@@ -83,14 +83,14 @@ def _question(call: Call) -> tuple[object, ...]:
     return call.operator, call.inputs, call.scalars
 
 
-def summed_up(strange: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
+def summed_up(unmatched: Sequence[tuple[int, Call]]) -> list[UnmatchedCall]:
     """Count unmatched calls, which are pairs of rank and call, by operator and place.
 
     Returns an `UnmatchedCall` for each operator and place, in the order of the first of its calls.
     """
     times: Counter[str] = Counter()
     ranks: dict[str, set[int]] = {}
-    for rank, call in strange:
+    for rank, call in unmatched:
         times[str(call)] += 1
         ranks.setdefault(str(call), set()).add(rank)
     return [UnmatchedCall(text, len(ranks[text]), count) for text, count in times.items()]

@@ -275,7 +275,7 @@ these names."""
 Readings = Mapping[str, Mapping[str, Switch]]
 
 
-def tell_changes(readings: Readings) -> Iterator[str]:
+def describe_changes(readings: Readings) -> Iterator[str]:
     """Yield each change of a switch by a system, with its time: `mkldnn_enabled True -> False by its factory`."""
     pairs = ((SET, AFTER_FACTORY, "by its factory"), (AFTER_FACTORY, AFTER_STEPS, "in its steps"))
     for before, after, where in pairs:
@@ -286,4 +286,4 @@ def tell_changes(readings: Readings) -> Iterator[str]:
 
 def first_changed(by_rank: list[Readings]) -> Readings:
     """Return the readings of the first rank whose system changed a switch of determinism; else those of rank 0."""
-    return next((readings for readings in by_rank if any(tell_changes(readings))), by_rank[0])
+    return next((readings for readings in by_rank if any(describe_changes(readings))), by_rank[0])

@@ -97,7 +97,7 @@ def read_gpu_facts(device: torch.device) -> MachineFacts | None:
     }
 
 
-def read_gpu_of_keys(device: torch.device) -> MachineFacts:
+def read_gpu_for_keys(device: torch.device) -> MachineFacts:
     """Return facts about a rank's GPU, by name, that decide its traced graph: torch chooses operators by them, or they
     appear in the trace."""
     import torch

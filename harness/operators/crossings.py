@@ -31,7 +31,7 @@ class Deadlock:
 
 
 @dataclass(frozen=True)
-class RankTurn:
+class QueueEntry:
     """A launch of a collective or message by a rank, or a wait for a launch.
 
     - `operator`, `name`: the operator and the name of the call.
@@ -59,10 +59,10 @@ class RankTurn:
 
 @dataclass
 class _Rank:
-    """The progress of a rank in the simulation. A launch is identified by its index in `turns`.
+    """The progress of a rank in the simulation. A launch is identified by its index in `entries`.
 
-    - `turns`: the launches and waits of the rank, in order.
-    - `place`: the index in `turns` of the next launch or wait.
+    - `entries`: the launches and waits of the rank, in order.
+    - `place`: the index in `entries` of the next launch or wait.
     - `launched`: maps a group to its launches so far.
     - `nth`: maps a launch to its index in the list of its group in `launched`.
     - `calls`: maps a communicator to its calls so far. A call is a list of launches that run together.
@@ -70,7 +70,7 @@ class _Rank:
     - `ended`: maps a communicator to the number of its calls that have ended.
     """
 
-    turns: Sequence[RankTurn]
+    entries: Sequence[QueueEntry]
     place: int = 0
     launched: dict[str, list[int]] = field(default_factory=dict)
     calls: dict[str, list[list[int]]] = field(default_factory=dict)
@@ -79,39 +79,39 @@ class _Rank:
     call: dict[int, int] = field(default_factory=dict)
 
     def launch(self) -> None:
-        turn, index = self.turns[self.place], self.place
-        own, calls = self.launched.setdefault(turn.group, []), self.calls.setdefault(turn.queue, [])
+        entry, index = self.entries[self.place], self.place
+        own, calls = self.launched.setdefault(entry.group, []), self.calls.setdefault(entry.queue, [])
         self.nth[index] = len(own)
         own.append(index)
         # Messages of one batch are one call of the queue: they begin and end together.
-        calls[-1].append(index) if turn.is_joined else calls.append([index])
+        calls[-1].append(index) if entry.is_joined else calls.append([index])
         self.call[index] = len(calls) - 1
 
     def has_ended(self, index: int) -> bool:
-        return self.call[index] < self.ended.get(self.turns[index].queue, 0)
+        return self.call[index] < self.ended.get(self.entries[index].queue, 0)
 
     def has_begun(self, index: int) -> bool:
-        return self.call[index] <= self.ended.get(self.turns[index].queue, 0)
+        return self.call[index] <= self.ended.get(self.entries[index].queue, 0)
 
-    def first_of(self, queue: str) -> RankTurn:
+    def first_of(self, queue: str) -> QueueEntry:
         """Return the first launch of a communicator that has not ended. All later launches wait for it."""
-        return self.turns[self.calls[queue][self.ended.get(queue, 0)][0]]
+        return self.entries[self.calls[queue][self.ended.get(queue, 0)][0]]
 
 
-def crossed(turns_of: Mapping[int, Sequence[RankTurn]]) -> list[Deadlock]:
+def find_deadlocks(entries_of: Mapping[int, Sequence[QueueEntry]]) -> list[Deadlock]:
     """Return the possible deadlocks between ranks, given each rank's launches and waits in order.
 
     Launches that match, but are not the same call on all ranks, are returned as deadlocks, too.
     """
-    ranks = {rank: _Rank(turns) for rank, turns in turns_of.items()}
+    ranks = {rank: _Rank(entries) for rank, entries in entries_of.items()}
     # A list and no generator: every rank advances in each round.
     while any([_advance(rank, ranks) for rank in ranks]):
         pass
     # Nothing moves any more. What is left is a deadlock: a rank that waits for a launch which another rank never
     # makes, or a launch behind an unfinished one in its queue.
     held_up = [found for rank in ranks for found in _behind_a_stuck_launch(rank, ranks)]
-    left = {rank: own.turns[own.place] for rank, own in ranks.items() if own.place < len(own.turns)}
-    stuck = [_stuck_rank(rank, turn, ranks) for rank, turn in left.items() if not _is_launched(rank, turn, ranks)]
+    left = {rank: own.entries[own.place] for rank, own in ranks.items() if own.place < len(own.entries)}
+    stuck = [_stuck_rank(rank, entry, ranks) for rank, entry in left.items() if not _is_launched(rank, entry, ranks)]
     return [*stuck, *held_up, *_mismatches(ranks)]
 
 
@@ -119,8 +119,8 @@ def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
     """Let a rank go on until it must wait, and end its launches that can end. Return whether anything changed."""
     own, has_moved = ranks[rank], False
     # First everything that the host does without waiting, then the ends of launches, which may free the next wait.
-    while own.place < len(own.turns):
-        waits_for = own.turns[own.place].waits_for
+    while own.place < len(own.entries):
+        waits_for = own.entries[own.place].waits_for
         if waits_for is None:
             own.launch()
         elif not own.has_ended(waits_for):
@@ -141,9 +141,9 @@ def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dic
     Launches match if each is the n-th of the group on its rank.
     """
     own = ranks[rank]
-    turn, nth = own.turns[index], own.nth[index]
+    entry, nth = own.entries[index], own.nth[index]
     # Ranks whose graphs were not given are taken to take part.
-    theirs = {member: ranks[member].launched.get(turn.group, []) for member in turn.ranks if member in ranks}
+    theirs = {member: ranks[member].launched.get(entry.group, []) for member in entry.ranks if member in ranks}
     return {member: found[nth] if len(found) > nth else None for member, found in theirs.items()}
 
 
@@ -152,9 +152,9 @@ def _can_end(rank: int, index: int, ranks: Mapping[int, _Rank]) -> bool:
     return all(their is not None and ranks[member].has_begun(their) for member, their in met.items())
 
 
-def _is_launched(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> bool:
+def _is_launched(rank: int, entry: QueueEntry, ranks: Mapping[int, _Rank]) -> bool:
     # A wait for a launch that all ranks have made is not stuck by itself: `_behind_a_stuck_launch` finds the cause.
-    return turn.waits_for is not None and None not in _matching_launches(rank, turn.waits_for, ranks).values()
+    return entry.waits_for is not None and None not in _matching_launches(rank, entry.waits_for, ranks).values()
 
 
 def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlock]:
@@ -169,20 +169,22 @@ def _behind_a_stuck_launch(rank: int, ranks: Mapping[int, _Rank]) -> list[Deadlo
                 # A launch that is missing entirely is reported by `_stuck_rank` or `_mismatches`.
                 if their is None or ranks[member].has_begun(their):
                     continue
-                turn, other = own.turns[index], ranks[member].turns[their]
+                entry, other = own.entries[index], ranks[member].entries[their]
                 first = ranks[member].first_of(other.queue).name
-                why = f"rank {rank} is in {turn.name}, which rank {member} launches as {other.name} behind {first}"
-                found.append(Deadlock(turn.name, f"{why}; on NCCL group {queue} runs its launches one after the other"))
+                why = f"rank {rank} is in {entry.name}, which rank {member} launches as {other.name} behind {first}"
+                found.append(
+                    Deadlock(entry.name, f"{why}; on NCCL group {queue} runs its launches one after the other")
+                )
                 break
     return found
 
 
-def _stuck_rank(rank: int, turn: RankTurn, ranks: Mapping[int, _Rank]) -> Deadlock:
-    counts = {member: len(ranks[member].launched.get(turn.group, ())) for member in turn.ranks if member in ranks}
+def _stuck_rank(rank: int, entry: QueueEntry, ranks: Mapping[int, _Rank]) -> Deadlock:
+    counts = {member: len(ranks[member].launched.get(entry.group, ())) for member in entry.ranks if member in ranks}
     # The rank that launched least in the group is the one to wait for.
     behind = min(counts, key=lambda member: counts[member])
-    why = f"rank {rank} waits in {turn.name} for rank {behind}, which has launched {counts[behind]} in group"
-    return Deadlock(turn.name, f"{why} {turn.group} and not the one that it waits for")
+    why = f"rank {rank} waits in {entry.name} for rank {behind}, which has launched {counts[behind]} in group"
+    return Deadlock(entry.name, f"{why} {entry.group} and not the one that it waits for")
 
 
 def _mismatches(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
@@ -192,36 +194,36 @@ def _mismatches(ranks: Mapping[int, _Rank]) -> list[Deadlock]:
     """
     found = []
     launched = {
-        rank: {group: [own.turns[index] for index in found] for group, found in own.launched.items()}
+        rank: {group: [own.entries[index] for index in found] for group, found in own.launched.items()}
         for rank, own in ranks.items()
     }
     for rank, by_group in launched.items():
-        for group, turns in by_group.items():
-            for other in turns[0].ranks:
+        for group, entries in by_group.items():
+            for other in entries[0].ranks:
                 # Each pair of ranks once.
                 if other <= rank or other not in launched:
                     continue
                 theirs = launched[other].get(group, ())
                 # The same calls in another order: two all-reduces of equal shape match by operator and shape, but not
                 # by name, and each would get the values of the other.
-                is_swapped = sorted(x.name for x in turns) == sorted(x.name for x in theirs)
-                for mine, their in zip(turns, theirs, strict=False):
+                is_swapped = sorted(x.name for x in entries) == sorted(x.name for x in theirs)
+                for mine, their in zip(entries, theirs, strict=False):
                     if not _are_same_call(mine, their) or (is_swapped and mine.name != their.name):
                         why = f"rank {rank} launches {_describe(mine)} where rank {other} launches {_describe(their)}"
                         found.append(Deadlock(mine.name, f"{why}, in group {group}"))
                         break
                 else:
                     # All launches that both ranks make match, so only their number may differ.
-                    if len(turns) != len(theirs):
-                        why = f"rank {rank} launches {len(turns)} collectives of group {group}, rank {other}"
-                        found.append(Deadlock(turns[0].name, f"{why} {len(theirs)}"))
+                    if len(entries) != len(theirs):
+                        why = f"rank {rank} launches {len(entries)} collectives of group {group}, rank {other}"
+                        found.append(Deadlock(entries[0].name, f"{why} {len(theirs)}"))
     return found
 
 
-def _are_same_call(mine: RankTurn, their: RankTurn) -> bool:
+def _are_same_call(mine: QueueEntry, their: QueueEntry) -> bool:
     # A launch whose dtype and sizes are unknown matches any.
     return mine.operator == their.operator and (not mine.takes or not their.takes or mine.takes == their.takes)
 
 
-def _describe(turn: RankTurn) -> str:
-    return f"{turn.name}, of {turn.takes}" if turn.takes else turn.name
+def _describe(entry: QueueEntry) -> str:
+    return f"{entry.name}, of {entry.takes}" if entry.takes else entry.name

@@ -43,16 +43,16 @@ class Race:
     - `does`: a sentence about the race, with the placeholder `{who}` for the name of the later call.
     - `key`: the memory.
     - `work`: if `first` is a launch, the entry `launch` of its operator's row; None for any other call.
-    - `is_let_go`: whether the memory was freed before the wait for `first`.
+    - `is_freed`: whether the memory was freed before the wait for `first`.
     """
 
     first: Hashable
     does: str
     key: Key
     work: Launch | None = None
-    is_let_go: bool = False
+    is_freed: bool = False
 
-    def told(self, who: object) -> str:
+    def describe(self, who: object) -> str:
         """Return the race as a sentence. `who` is the name of the later call."""
         return self.does.format(who=who)
 
@@ -384,7 +384,7 @@ class Order:
                     found.append(Race(first, f"{text} memory may be used again before `{first}` is done", key))
         return found
 
-    def let_go(self, keys: Iterable[Key], name: Hashable) -> None:
+    def report_freed(self, keys: Iterable[Key], name: Hashable) -> None:
         """Report that the call `name` freed this memory. `races` returns any later use as an error."""
         self.freed |= dict.fromkeys(keys, name)
 
@@ -420,7 +420,7 @@ def _freed_before_wait(work: _Work, time: float, last_use: Mapping[Key, float]) 
     # A piece without a known last use counts as used at the wait.
     gone = [key for key in work.takes if last_use.get(key, time) < time]
     does = f"{{who}} waits for `{work.name}`, which {work.rule.takes} what is not kept until then"
-    return [Race(work.name, does, gone[0], work.rule, is_let_go=True)] if gone else []
+    return [Race(work.name, does, gone[0], work.rule, is_freed=True)] if gone else []
 
 
 def _on(stream: Stream) -> str:

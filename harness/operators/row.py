@@ -224,7 +224,7 @@ class Operator:
     the dims."""
     pairs_ranks: bool = False
     """It sends to a single rank, or receives from a single rank. The other ranks of the group need not call it."""
-    draws_untold: bool = False
+    draws_untagged: bool = False
     """It draws random numbers, although torch does not tag it so."""
     overwrites: tuple[str, ...] = ()
     """The overloads that overwrite every element of `self` with random numbers, and read no element."""
@@ -235,7 +235,7 @@ class Operator:
     rows: RowFlow | None = None
     """The rows from which a row of the result is computed. None if unknown, or if torch tags the operator as
     pointwise."""
-    counts_places: bool = False
+    returns_positions: bool = False
     """Its values are positions, as those of `arange`. In a chunk they count from the start of the chunk."""
     num_elements: int | None = None
     """The number of arguments whose elements it reads; those after them are indices or sizes. None if it reads the

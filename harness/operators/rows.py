@@ -138,8 +138,8 @@ _ROWS = (
     Operator(name="prims.empty_permuted", uninitialized=_WHOLE),
     Operator(name="prims.empty_strided", uninitialized=_WHOLE),
     Operator(name="prims.inductor_rand_eager_offset", uninitialized=_WHOLE),  # a placeholder, replaced by Inductor
-    Operator(name="prims.inductor_randint", draws_untold=True),
-    Operator(name="prims.inductor_random", draws_untold=True),
+    Operator(name="prims.inductor_randint", draws_untagged=True),
+    Operator(name="prims.inductor_random", draws_untagged=True),
     Operator(name="prims.resize", uninitialized=_GROWN),
     Operator(name="streams.fork", sync=Sync.SWITCH),
     Operator(name="streams.join", sync=Sync.SWITCH),

@@ -29,13 +29,13 @@ from bitproof.harness.case import Case, refuse_unwritten
 from bitproof.harness.disturb.entry import catalogue
 from bitproof.harness.errors import ArtifactError, BitproofError, UsageError
 from bitproof.harness.graph.backend.allowed import ALLOWED
-from bitproof.harness.graph.collector import collector_paused
-from bitproof.harness.graph.plain import UnkeptError, refuse_operators
+from bitproof.harness.graph.collector import gc_paused
+from bitproof.harness.graph.graph_json import UnkeptError, refuse_operators
 from bitproof.harness.precompile import compiled, file
 from bitproof.harness.precompile.fingerprint import Fields, digest_of, fingerprint_of, refuse_other
 from bitproof.harness.records import Artifact
 from bitproof.harness.runtime.sources import own_digest, read_sources, runs_its_text
-from bitproof.harness.systems.cached_graph import program_of, written
+from bitproof.harness.systems.cached_graph import program_from_json, program_to_json
 from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
 
 Enter = Callable[[str], None]
@@ -89,7 +89,7 @@ def _precompile(
     case: Case, system: str, device: torch.device, folder: Path, fault: str | None, enter: Enter
 ) -> Precompiled:
     # Before tracing, so that it has the switches and variables that the traces read.
-    made_of = fingerprint_of(case, system, device)
+    fingerprint = fingerprint_of(case, system, device)
     last = case.parallelism.world_size - 1
     other_seconds, other_code = 0.0, None
     if last > 0:
@@ -116,15 +116,15 @@ def _precompile(
             f"files that made the step of case {case.name} changed while it was made, or other code ran than they hold",
             fix="precompile the case again",
         )
-    artifact = write_program(program, case, system, made_of, folder)
+    artifact = write_program(program, case, system, fingerprint, folder)
     return Precompiled(artifact, (first.seconds, other_seconds), passed - began, time.perf_counter() - passed)
 
 
-def write_program(program: GraphProgram, case: Case, system: str, made_of: Fields, folder: Path) -> Artifact:
-    """Write a program and its fingerprint, `made_of`, into a folder. Raises ArtifactError if they cannot be written as
-    data."""
+def write_program(program: GraphProgram, case: Case, system: str, fingerprint: Fields, folder: Path) -> Artifact:
+    """Write a program and its fingerprint, `fingerprint`, into a folder. Raises ArtifactError if they cannot be written
+    as data."""
     try:
-        data = written(program)
+        data = program_to_json(program)
         refuse_operators(data["graph"], ALLOWED)
     except UnkeptError as error:
         raise ArtifactError(
@@ -135,12 +135,12 @@ def write_program(program: GraphProgram, case: Case, system: str, made_of: Field
         ) from error
     # Before the step's own file, which has the sha256 of this one.
     code = compiled.write(program.run, folder) if case.pipeline.compiles else None
-    value = {"case": case.name, "fingerprint": made_of, "program": data, "layout": program.layout, "compiled": code}
+    value = {"case": case.name, "fingerprint": fingerprint, "program": data, "layout": program.layout, "compiled": code}
     read = file.write(folder, value)
     return _describe(value, read, program)
 
 
-@collector_paused()
+@gc_paused()
 def read_program(
     folder: Path, case: Case, system: str, device: torch.device, trust_compiled: bool = False
 ) -> GraphProgram:
@@ -168,9 +168,9 @@ def _read(
     # The fingerprint before the program: a file made for something else is not parsed further.
     here = fingerprint_of(case, system, device)
     try:
-        made_of = dict(read.value["fingerprint"])
-        refuse_other(made_of, here, where)
-        program = program_of(read.value["program"], began, ALLOWED)
+        fingerprint = dict(read.value["fingerprint"])
+        refuse_other(fingerprint, here, where)
+        program = program_from_json(read.value["program"], began, ALLOWED)
         layout = tuple(Layout(name, dtype, tuple(shape)) for name, dtype, shape in read.value["layout"])
         if [name for name, _, _ in layout] != [*program.parameter_names, *program.buffer_names]:
             raise ValueError("its layout is of other parameters and buffers than its graph's")

@@ -38,13 +38,13 @@ class Child:
         self.status: int | None = None
         self._requests = requests
 
-    def tell(self, request: Any) -> None:
+    def send(self, request: Any) -> None:
         """Send a request to the child, without waiting for an answer. Does nothing if the child has ended."""
         assert self._requests is not None, "it is asked"
         with contextlib.suppress(BrokenPipeError):
             send(self._requests, request)
 
-    def hang_up(self) -> None:
+    def close_requests(self) -> None:
         """Close the pipe for requests. The child ends after the last request."""
         if self._requests is not None:
             close_kept(self._requests)
@@ -60,7 +60,7 @@ class Child:
         while not self.has_ended() and time.monotonic() < limit:
             time.sleep(0.005)
 
-    def begin_to_end(self) -> None:
+    def kill_without_waiting(self) -> None:
         """Kill the child without waiting for its end."""
         if not self.has_ended():
             os.kill(self.pid, signal.SIGKILL)
@@ -68,9 +68,9 @@ class Child:
     def kill(self) -> None:
         """Kill the child, wait for its end, and close the pipes to it. A second call does nothing."""
         if not self.has_ended():
-            self.begin_to_end()
+            self.kill_without_waiting()
             self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self.hang_up()
+        self.close_requests()
         close_kept(self.inlet.fd)
         self.inlet.fd, self.inlet.is_over = -1, True
 

@@ -61,13 +61,13 @@ class Started:
     def status(self) -> int | None:
         return self._process.returncode
 
-    def tell(self, message: Any) -> None:
+    def send(self, message: Any) -> None:
         """Send a message to the process. Raises OSError if the process reads no more."""
         assert self._process.stdin is not None, "it has a pipe for one"
         self._process.stdin.write(framing.write(message))
         self._process.stdin.flush()
 
-    def hang_up(self) -> None:
+    def close_requests(self) -> None:
         """Close the standard input of the process: it gets no further requests."""
         assert self._process.stdin is not None, "it has a pipe for one"
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ class Started:
     def pid(self) -> int:
         return self._process.pid
 
-    def begin_to_end(self) -> None:
+    def kill_without_waiting(self) -> None:
         """Kill the process and its group without waiting: freeing the memory of a large process takes a while."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -99,9 +99,9 @@ class Started:
         """Kill the process and its group, wait for its end, and close the pipes to it. A second call does nothing."""
         atexit.unregister(self.kill)
         if self._process.returncode is None:
-            self.begin_to_end()
+            self.kill_without_waiting()
             self._process.wait()
-        self.hang_up()
+        self.close_requests()
         self.inlet.close()
 
 

@@ -31,7 +31,7 @@ class Artifact:
     bytes: Count
     compiled: str | None = None
 
-    def tell(self, role: str) -> str:
+    def describe(self, role: str) -> str:
         """Return the sentence about this step that reports print. `role` is that of the system that read the step."""
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (

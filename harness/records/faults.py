@@ -114,7 +114,7 @@ class Score:
         return not (self.unjudged or self.ended_early)
 
     @property
-    def overfull(self) -> Share | None:
+    def first_impossible_share(self) -> Share | None:
         """The first share whose part exceeds its whole, which only a damaged file has; None if there is none."""
         shares = (
             Share("killed", self.killed, self.faults),

@@ -125,7 +125,7 @@ class LayoutBounds:
         """Whether rounding explains all differences: they are within bounds, and float64 shows no defect."""
         return self.is_within and not (self.in_float64 and self.in_float64.shows_defect)
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """Return the result as a sentence, such as "12 tensors have another layout; 13 had to be equal, ..."."""
         start = f", from {self.regrouped_from} on" if self.regrouped_from else ""
         counts = f"{self.exact} had to be equal, {self.regrouped} may be regrouped"

@@ -40,7 +40,7 @@ class Partition:
         names = {field.name for field in fields(Partition)}
         return next((Partition(**each) for each in facts if each.keys() == names), None)
 
-    def tell(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         return [
             ("nodes of the joint graph", str(self.nodes_joint)),
             ("nodes of forward", str(self.nodes_forward)),

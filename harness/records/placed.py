@@ -64,7 +64,7 @@ class Placed:
     parameters: list[PlacedTensor]
     beside: dict[str, list[Cost]] = field(default_factory=dict)
 
-    def tell(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         by_hand: Mapping[str, list[float]] = self.beside
         return [
             ("placements from", self.source),

@@ -302,7 +302,7 @@ class Recording:
             return self
         return Recording(self.manifest, {key: record for key, record in self.records.items() if key.step >= first})
 
-    def told_as(self, manifest: Manifest) -> Recording:
+    def with_manifest(self, manifest: Manifest) -> Recording:
         return Recording(manifest, self.records)
 
     @property

@@ -51,7 +51,7 @@ class Throughput:
             return None
         return self.flops / self.step_seconds / self.peak_flops
 
-    def tell(self) -> list[tuple[str, str]]:
+    def table_rows(self) -> list[tuple[str, str]]:
         """Return all values as rows of a table, a name and a value each. An unknown value has the text "not known"."""
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
@@ -76,5 +76,5 @@ def _giga(operations: float) -> str:
 def throughput_rows(found: Mapping[Role, Throughput]) -> list[tuple[str, ...]]:
     """Return the rows of a table with a column for each system: the name of a value, then the value in each system."""
     # All systems have the same rows in the same order, so the first system's names are everyone's.
-    lines = [each.tell() for each in found.values()]
+    lines = [each.table_rows() for each in found.values()]
     return [(rows[0][0], *(value for _, value in rows)) for rows in zip(*lines, strict=True)]

@@ -29,7 +29,7 @@ _CAUSES = {
 """The part of the step that has the cause, by the kind of the first differing record: all earlier records agree."""
 
 
-def tell_diff(
+def describe_diff(
     comparison: Comparison,
     folders: tuple[Path, Path],
     drift: list[Drift],

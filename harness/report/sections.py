@@ -26,19 +26,19 @@ def sections(result: CaseResult) -> Iterator[tuple[str, tuple[Block, ...]]]:
     if result.layouts:
         rows = tuple(result.layouts.table())
         header = ("step", "kind", "tensor", "relative error", "bound", "used")
-        yield "LayoutBounds", (_sentence(result.layouts.tell()), *([Table("", header, rows)] if rows else []))
+        yield "LayoutBounds", (_sentence(result.layouts.describe()), *([Table("", header, rows)] if rows else []))
     yield "Control", (Table("", ("side", "same system twice"), _verdicts(result.control)),)
     if result.stress:
         yield "Stress", (Table("", ("side", "same system under stress"), _verdicts(result.stress)),)
     if result.throughput:
         yield "Throughput", (Table("", ("figure", *result.throughput), tuple(throughput_rows(result.throughput))),)
     if result.partition:
-        yield "Partition", (Table("", VALUES, tuple(result.partition.tell())),)
+        yield "Partition", (Table("", VALUES, tuple(result.partition.table_rows())),)
     if result.placed:
         parameters = ("parameter", "data", "tensor", "cost in us", "bytes of a rank")
         yield (
             "Placements",
-            (Table("", VALUES, tuple(result.placed.tell())), Table("", parameters, tuple(result.placed.rows()))),
+            (Table("", VALUES, tuple(result.placed.table_rows())), Table("", parameters, tuple(result.placed.rows()))),
         )
 
 

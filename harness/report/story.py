@@ -18,7 +18,7 @@ from bitproof.harness.report.text import (
 )
 
 
-def tell_story(result: CaseResult) -> Iterator[str]:
+def story_lines(result: CaseResult) -> Iterator[str]:
     """Yield the lines about a case's first difference: its tensor, the blamed call, and the calls between these."""
     divergence = result.first_divergence
     if divergence is None:

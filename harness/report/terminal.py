@@ -34,7 +34,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
         if result.closeness:
             console.print(f"{result.case.name}: {text.closeness(result)}")
         if result.layouts:
-            console.print(f"{result.case.name}: {result.layouts.tell()}")
+            console.print(f"{result.case.name}: {result.layouts.describe()}")
         for remark in result.remarks:
             console.print(f"{result.case.name}: {remark}")
         for name, found in result.checks.items():
@@ -48,7 +48,7 @@ def print_report(report: Report, stream: TextIO | None = None) -> None:
     # Causes come last: the end of the output is on the screen when the run is over.
     for result in report.cases:
         if not result.as_expected:
-            console.print("\n".join([*tell_case(report, result), ""]))
+            console.print("\n".join([*case_lines(report, result), ""]))
 
 
 def warm_up() -> None:
@@ -89,7 +89,7 @@ def _table(report: Report, is_narrow: bool) -> object:
     return table
 
 
-def tell_case(report: Report, result: CaseResult) -> list[str]:
+def case_lines(report: Report, result: CaseResult) -> list[str]:
     row = row_of(result)
     lines = [f"{row.name}: {row.sentence}"]
     if result.first_divergence:

@@ -27,7 +27,7 @@ from bitproof.harness.report.source_lines import shown_line
 CASE_FILE = "--case"
 """The option that selects a case by its file. Without it, `-k` selects cases by name."""
 
-UNTOLD = "direction not known"
+UNKNOWN_DIRECTION = "direction not known"
 """The text for an unknown direction of a call, as in the graph of a user's system."""
 
 
@@ -149,10 +149,10 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
     if divergence is None:
         return ""
     place = f"step {divergence.step}, rank {divergence.rank}, {divergence.kind} {divergence.name}"
-    return f"{place} ({parted(divergence, case)})" if divergence.between else place
+    return f"{place} ({self_difference(divergence, case)})" if divergence.between else place
 
 
-def parted(divergence: Divergence, case: Case | None) -> str:
+def self_difference(divergence: Divergence, case: Case | None) -> str:
     """Return the system that differs from itself: `eager_chunked against itself under stress`.
 
     Without `case`, the text has the system's role instead of its name.
@@ -238,12 +238,12 @@ def _verification(found: Verification) -> list[tuple[str, str]]:
 
 def direction_of(call: BlamedCall | ChainLink) -> str:
     """Return a call's direction, and its chunk, micro-batch and part if it has them: `forward, chunk 1`."""
-    text = (call.direction or UNTOLD) + ("" if call.chunk is None else f", chunk {call.chunk}")
+    text = (call.direction or UNKNOWN_DIRECTION) + ("" if call.chunk is None else f", chunk {call.chunk}")
     text += "" if call.micro_batch is None else f", micro-batch {call.micro_batch}"
     return text + ("" if call.part is None else f", {call.part}")
 
 
-def tell_ranks(ranks: Iterable[int]) -> str:
+def rank_ranges(ranks: Iterable[int]) -> str:
     """Return ranks as ranges: `0-3, 6`."""
     ranges: list[list[int]] = []
     for rank in sorted(ranks):
@@ -266,7 +266,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
     for kind in result.compared:
         for name, steps in result.differing.get(kind, {}).items():
             ranks = {rank for found in steps.values() for rank in found}
-            rows.append((kind, name, str(len(steps)), min(steps, key=int), tell_ranks(ranks)))
+            rows.append((kind, name, str(len(steps)), min(steps, key=int), rank_ranges(ranks)))
     return rows[:limit], max(0, len(rows) - limit)
 
 

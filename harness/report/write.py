@@ -39,21 +39,21 @@ FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "sarif": ("report.sarif", sarif.render),
 }
 """The forms of a report that are files, by name: the name of the file, and the function that renders it."""
-SAID: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
+PRINTED_ONLY: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.render, "comment": comment.render}
 """The forms that are only printed."""
 
 
 def check_format(format_name: str) -> None:
     """Raise UsageError for an unknown format; the error lists the known ones."""
-    if format_name not in (known := {**FORMATS, **SAID}):
+    if format_name not in (known := {**FORMATS, **PRINTED_ONLY}):
         formats = " or ".join(sorted(known))
         raise UsageError("there is no such report format", expected=formats, found=repr(format_name))
 
 
 def render_as(report: Report, format_name: str) -> str:
-    """Return the report in a format of FORMATS or SAID. Raises UsageError for any other format."""
+    """Return the report in a format of FORMATS or PRINTED_ONLY. Raises UsageError for any other format."""
     check_format(format_name)
-    render = SAID[format_name] if format_name in SAID else FORMATS[format_name][1]
+    render = PRINTED_ONLY[format_name] if format_name in PRINTED_ONLY else FORMATS[format_name][1]
     return render(report)
 
 

@@ -12,5 +12,5 @@ many objects until their end, and none of them is garbage.
 """
 
 
-def look_seldom() -> None:
+def collect_rarely() -> None:
     gc.set_threshold(_NEW_OBJECTS)

@@ -45,11 +45,11 @@ def is_first(environment: Mapping[str, str] | None = None) -> bool:
     environment = os.environ if environment is None else environment
     if is_rank(environment):
         return environment["RANK"] == "0"
-    found = copies(environment)
+    found = unconnected_copies(environment)
     return found is None or environment.get(found[1]) == "0"
 
 
-def copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
+def unconnected_copies(environment: Mapping[str, str] | None = None) -> tuple[str, str, str, int] | None:
     """Return facts about a launcher that started several copies of this command; None if no launcher did.
 
     The copies cannot communicate. The facts are the launcher's name, the variable with this process's number, the
@@ -76,7 +76,7 @@ def do_not_wait_for_rank_0() -> None:
     _rank_0_is_gone = True
 
 
-def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
+def reports_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
     """Return whether this rank reports an error if rank 0 cannot. On each machine, a single rank does."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
@@ -87,10 +87,10 @@ def speaks_for_its_machine(environment: Mapping[str, str] | None = None) -> bool
 
 def reports_for_rank_0() -> bool:
     """Return whether this rank must write the report, because rank 0 has ended or cannot be reached."""
-    return _rank_0_is_gone and speaks_for_its_machine()
+    return _rank_0_is_gone and reports_for_its_machine()
 
 
-def let_rank_0_tell() -> None:
+def wait_for_rank_0() -> None:
     """Wait a while in a failed rank other than rank 0, so that rank 0 can report the error before torchrun ends all
     ranks.
 

@@ -17,9 +17,9 @@ from collections.abc import Container
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import gc_paused
+from bitproof.harness.graph.graph_json import Json, graph_from_json, graph_to_json
 from bitproof.harness.graph.groups import Group
-from bitproof.harness.graph.plain import Json, graph_of, plain_of
 from bitproof.harness.records import PassReport
 from bitproof.harness.systems.graph import GraphProgram, code_hash
 from bitproof.harness.systems.graph_key import GRAPH, GraphCache
@@ -27,7 +27,7 @@ from bitproof.harness.systems.graph_key import GRAPH, GraphCache
 logger = logging.getLogger(__name__)
 
 
-@collector_paused()
+@gc_paused()
 def read_program(graph_cache: GraphCache) -> GraphProgram | None:
     """Return the program in a graph cache; None if the cache has none, or if it is invalid."""
     began = time.perf_counter()
@@ -35,8 +35,8 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
     if kept is None:
         return None
     try:
-        program = program_of(kept, began)
-        program.remember_hazards([str(line) for line in kept["hazards"]])
+        program = program_from_json(kept, began)
+        program.set_hazards([str(line) for line in kept["hazards"]])
         return program
     except (BitproofError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.warning("the kept graph is not used: %s", error)
@@ -45,17 +45,17 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
 
 def keep_program(graph_cache: GraphCache, program: GraphProgram, case: Case) -> bool:
     try:
-        value = written(program) | {"hazards": program.hazards(case)}
+        value = program_to_json(program) | {"hazards": program.hazards(case)}
     except BitproofError as error:
         logger.info("this graph cannot be kept: %s", error)
         return False
     return graph_cache.keep(GRAPH, value)
 
 
-def written(program: GraphProgram) -> dict[str, object]:
+def program_to_json(program: GraphProgram) -> dict[str, object]:
     """Convert a program to JSON values. Raises UnkeptError for a graph that JSON cannot represent."""
     return {
-        "graph": plain_of(program.module),
+        "graph": graph_to_json(program.module),
         "code_hash": program.code_hash,
         "parameter_names": program.parameter_names,
         "buffer_names": program.buffer_names,
@@ -64,15 +64,15 @@ def written(program: GraphProgram) -> dict[str, object]:
     }
 
 
-def program_of(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
-    """Convert the JSON values that `written` returns back to a program.
+def program_from_json(kept: Json, began: float, allowed: Container[str] | None = None) -> GraphProgram:
+    """Convert the JSON values that `program_to_json` returns back to a program.
 
     - `began`: start time of reading.
     - `allowed`: operators that the graph may contain; None for all.
 
     Raises UnkeptError, ValueError, KeyError, TypeError or AttributeError for invalid values.
     """
-    module = graph_of(kept["graph"], allowed)
+    module = graph_from_json(kept["graph"], allowed)
     if (found := code_hash(module)) != kept["code_hash"]:
         raise ValueError(f"it has other code than was kept: {found}, not {kept['code_hash']}")
     groups = {

@@ -28,14 +28,14 @@ from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.analysis.halves import is_partitioned
 from bitproof.harness.graph.backend.backends import compile_for, compile_halves
 from bitproof.harness.graph.backend.device_constants import forget_device_index
-from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.dump import GraphDump
 from bitproof.harness.graph.extra_pass import insert, load_pass
 from bitproof.harness.graph.graph_options import GraphOptions, parse_pass
 from bitproof.harness.graph.groups import Group, GroupTable
 from bitproof.harness.graph.hazards import hazard_lines
-from bitproof.harness.graph.observation import show_activations, shown_to
+from bitproof.harness.graph.observation import observe_activations, observed_by
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
 from bitproof.harness.graph.staged.cut_graph import CutGraph, cut
 from bitproof.harness.graph.staged.cuts import Cuts
@@ -111,7 +111,7 @@ class GraphProgram:
         found: list[str] = self.__dict__["_hazards"]
         return found
 
-    def remember_hazards(self, found: list[str]) -> None:
+    def set_hazards(self, found: list[str]) -> None:
         """Set the result of `hazards`, for a graph that was read from the cache together with its hazards."""
         self.__dict__["_hazards"] = found
 
@@ -138,7 +138,7 @@ def prepare(case: Case, device: torch.device, options: GraphOptions | None = Non
     return finish(trace(case, device, system=system), case, device, options)
 
 
-@collector_paused()
+@gc_paused()
 def trace(
     case: Case,
     device: torch.device,
@@ -200,7 +200,7 @@ def column_of(case: Case, system: str) -> list[PassRow]:
     return cast(list[PassRow], apply_until(build_pipeline(context), case.pipeline.until))
 
 
-@collector_paused()
+@gc_paused()
 def finish(
     traced: TracedStep,
     case: Case,
@@ -269,7 +269,7 @@ def finish(
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
-    num_shown = show_activations(module, chunking)
+    num_shown = observe_activations(module, chunking)
     return PassReport(
         name="observe",
         seconds=time.perf_counter() - start,
@@ -362,7 +362,7 @@ def make_graph_system(
         return loss, dict(zip(program.parameter_names, values, strict=True))
 
     trainer.gradients = wrap(gradients)
-    trainer.activations_shown_to = shown_to
+    trainer.activations_shown_to = observed_by
     return trainer
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline, with_plan
 from bitproof.harness.machine.determinism import read_switches
-from bitproof.harness.machine.gpus import read_gpu_of_keys
+from bitproof.harness.machine.gpus import read_gpu_for_keys
 from bitproof.harness.runtime.disk_cache import keep, read_cached
 from bitproof.harness.runtime.sources import Installation, Later
 
@@ -74,7 +74,7 @@ class GraphCache:
             return self
         # With the rank's number: if all ranks read one graph, a different trace on another rank would go unnoticed.
         # With its GPU, libraries and switches, which the host process could not add, as it may not touch a GPU.
-        own = {"rank": rank, "gpu": read_gpu_of_keys(device), "switches": read_switches()}
+        own = {"rank": rank, "gpu": read_gpu_for_keys(device), "switches": read_switches()}
         own["environment"] = environment_of_keys()
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 

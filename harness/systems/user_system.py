@@ -11,10 +11,10 @@ import torch
 
 from bitproof.harness.case import KINDS, Case
 from bitproof.harness.errors import RecordingError, UsageError
-from bitproof.harness.operators.crossings import RankTurn
+from bitproof.harness.operators.crossings import QueueEntry
 from bitproof.harness.records import Key, Record
 from bitproof.harness.systems.default_group import as_lent
-from bitproof.harness.systems.unshown import KeptState
+from bitproof.harness.systems.unrecorded_state import UnrecordedState
 from bitproof.harness.user_code.names import Names
 from bitproof.harness.user_code.user_frames import user_code
 from bitproof.harness.within_user_code import refusing
@@ -53,7 +53,7 @@ class UserSystem:
         self._origin = dict(origin)
         _refuse_what_trains_nothing(name, made)
         self._step = getattr(made, "step", made)
-        self._kept = KeptState(made)
+        self._kept = UnrecordedState(made)
         # `print` stands for the function that records values: only the number of arguments counts.
         self._takes_observe = _takes(self._step, 0, print)
         if not self._takes_observe and not _takes(self._step, 0):
@@ -135,17 +135,17 @@ class UserSystem:
         graph = getattr(self.made, "graph", None)
         return hazard_lines(graph) if isinstance(graph, torch.fx.GraphModule) else []
 
-    def turns(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[RankTurn]:
+    def queue_entries(self, ranks_in: Callable[[str], tuple[int, ...] | None]) -> list[QueueEntry]:
         """Return the launches and waits of collectives in the graph that the system reports, on this rank, in order.
 
         The list is empty without a graph. `ranks_in` maps a process group's name to the ranks of this rank's group, or
         to None.
         """
-        from bitproof.harness.graph.hazards import turns_of
+        from bitproof.harness.graph.hazards import find_queue_entries
 
         graph = getattr(self.made, "graph", None)
         rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else None
-        return turns_of(graph, ranks_in, rank) if isinstance(graph, torch.fx.GraphModule) else []
+        return find_queue_entries(graph, ranks_in, rank) if isinstance(graph, torch.fx.GraphModule) else []
 
     def _yielded(self, index: int) -> Any:
         result = self._step(index)

@@ -66,12 +66,12 @@ class WatchedLoop(WatchedStep):
         """
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-        from bitproof.harness.torch_operators import backwards_told
+        from bitproof.harness.torch_operators import on_backward
 
         steps = _Steps(self, num_steps, taking)
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
         # Without a method for the loss, the loss is the tensor that backward begins with.
-        keeping = _results_noted(self._loss, steps.keep_loss) if self._loss else backwards_told(steps.keep_loss)
+        keeping = _results_noted(self._loss, steps.keep_loss) if self._loss else on_backward(steps.keep_loss)
         with refusals_raised():
             try:
                 with steps.open, keeping:
@@ -242,7 +242,7 @@ class _Steps:
         theirs(_leave)
 
     def _end_step(self) -> None:
-        self._loop.show_what_is_left(self._stepped, self._observe)
+        self._loop.show_state_after_step(self._stepped, self._observe)
         self._loop.show_losses(self._losses, self._observe)
         self.open.close()
         self.index += 1

@@ -9,7 +9,7 @@ At every step it records, in this order
                 <name>@after_optimizer
     param       each parameter after the step, frozen parameters included
     optimizer   its state as <parameter>.<state>; without any state, the learning rate as <parameter>.lr;
-                settings and attributes that the step has changed (`kept_beside`), as <parameter>.<setting>@changed
+                settings and attributes that the step has changed (`optimizer_extras`), as <parameter>.<setting>@changed
     loss        the function's result, if it is not None; for a whole loop the sum of the numbers from which backward
                 started, added in their order in float64, on ranks with such a number
 
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.records import CHANGED, OPTIMIZERS
 from bitproof.harness.systems.bare_names import bare_tensors
-from bitproof.harness.systems.kept_beside import KeptBeside, joined_values, tensor_of
+from bitproof.harness.systems.optimizer_extras import OptimizerExtras, joined_values, tensor_of
 from bitproof.harness.systems.optimizer_settings import SettingsLog
 from bitproof.harness.within_user_code import refusals_raised, refusing, theirs
 
@@ -126,7 +126,9 @@ class WatchedStep:
     def begin_step(self, index: int = 0) -> None:
         self.is_before_step, self._index = True, index
         self._seen = list(self.watched_optimizers)
-        self._beside = {id(each): KeptBeside(each, self._seen, self.models) for each in (*self._seen, *self.holders)}
+        self._beside = {
+            id(each): OptimizerExtras(each, self._seen, self.models) for each in (*self._seen, *self.holders)
+        }
 
     def placing(self, observe: Observe) -> Observe:
         """Wrap `observe` so that a part of a flat FSDP1 parameter is recorded with its position in the whole parameter.
@@ -189,11 +191,11 @@ class WatchedStep:
                 expected="one training step a call, with all of its micro-batches",
                 fix="give watch the optimizer whose step() is called",
             )
-        self.show_what_is_left(self.watched_optimizers, observe)
+        self.show_state_after_step(self.watched_optimizers, observe)
         if loss is not None:
             observe("loss", "loss", _number(loss, index))
 
-    def show_what_is_left(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
+    def show_state_after_step(self, optimizers: Sequence[Optimizer], observe: Observe) -> None:
         self._show_buffers("after_optimizer", observe)
         trained = self.trained_parameters()
         for name, parameter in (*trained.items(), *self._parameters_outside_models(trained)):
@@ -330,7 +332,7 @@ class WatchedStep:
         """Note an optimizer that takes a step. Its parameters are recorded, even if it was not passed to `watch`."""
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
-            self._beside[id(optimizer)] = KeptBeside(optimizer, self._seen, self.models)
+            self._beside[id(optimizer)] = OptimizerExtras(optimizer, self._seen, self.models)
 
     def _number(self, optimizer: Optimizer) -> int:
         self.note(optimizer)

@@ -34,7 +34,7 @@ def place_of(module: ModuleType | None) -> ModulePlace | None:
     return _place(getattr(module, "__spec__", None))
 
 
-def place_by_now(name: str) -> ModulePlace | None:
+def place_if_unloaded(name: str) -> ModulePlace | None:
     """Return the file and folders that importing `name` would find if no such module were loaded; None if it finds
     none."""
     # A submodule is searched for in the folders of its loaded package, any other module on `sys.path`.
@@ -69,7 +69,7 @@ def check_own_modules(path: Path, root: Path) -> None:
     loaded = {name.partition(".")[0] for name in sys.modules} - sources.loaded_at_start - {_OURS}
     beside = {entry.name.partition(".")[0] for entry in os.scandir(root)} if root.is_dir() else set()
     for name in sorted(loaded & beside):
-        has, finds = place_of(sys.modules.get(name)), place_by_now(name)
+        has, finds = place_of(sys.modules.get(name)), place_if_unloaded(name)
         # The imports of the file are read last, as this takes longest.
         if has is None or finds is None or has == finds or name not in imported_beside(path):
             continue

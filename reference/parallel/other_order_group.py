@@ -33,16 +33,16 @@ For example, a sum of two ranks has a single order.
 class OtherOrderGroup(DeviceOrderGroup):
     """A group over `transport` that adds floating-point values in `order` while `is_on()` is true.
 
-    It calls `tell` before each such sum. Fewer ranks than FEWEST_RANKS states are added in rank order.
+    It calls `report` before each such sum. Fewer ranks than FEWEST_RANKS states are added in rank order.
     """
 
     def __init__(
-        self, transport: dist.ProcessGroup, order: str, is_on: Callable[[], bool], tell: Callable[[], None]
+        self, transport: dist.ProcessGroup, order: str, is_on: Callable[[], bool], report: Callable[[], None]
     ) -> None:
         super().__init__(transport)
         self._order = order
         self._is_on = is_on
-        self._report = tell
+        self._report = report
 
     def _sum(self, parts_WN: Tensor) -> Tensor:
         if not self._is_on() or len(parts_WN) < FEWEST_RANKS[self._order] or not parts_WN.is_floating_point():

@@ -87,7 +87,7 @@ class RankOrderGroup(dist.ProcessGroup):
     all_to_all_single = alltoall_base  # type: ignore[assignment]
 
     def _all_to_all(self, output: Tensor, x: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
-        return self._transfer(output, kept_apart(to_host(x), x), output_splits, input_splits)
+        return self._transfer(output, copy_if_shared(to_host(x), x), output_splits, input_splits)
 
     def _transfer(self, output: Tensor, sent: Tensor, output_splits: list[int], input_splits: list[int]) -> Work:
         received = _host_like(output)
@@ -96,11 +96,11 @@ class RankOrderGroup(dist.ProcessGroup):
 
     def _all_gather(self, output: Tensor, x_N: Tensor) -> Work:
         # gloo's all-to-all sends each rank a part of its own, so the tensor is repeated W times.
-        sent_WN = kept_apart(to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous(), x_N)
+        sent_WN = copy_if_shared(to_host(x_N).reshape(1, -1).expand(self.size(), -1).contiguous(), x_N)
         return self._transfer(output.view(self.size(), -1), sent_WN, [], [])
 
     def _reduce_scatter(self, output_N: Tensor, x: Tensor) -> Work:
-        sent_WN = kept_apart(to_host(x), x).reshape(self.size(), -1)
+        sent_WN = copy_if_shared(to_host(x), x).reshape(self.size(), -1)
         received_WN = torch.empty_like(sent_WN)
         transfer = self._gloo.alltoall_base(received_WN, sent_WN, [], [])
         return _FinishOnWait(transfer, lambda: output_N.view(-1).copy_(sum_in_rank_order(received_WN)))
@@ -179,7 +179,7 @@ def to_host(x: Tensor) -> Tensor:
     return x.contiguous().cpu()
 
 
-def kept_apart(sent: Tensor, given: Tensor) -> Tensor:
+def copy_if_shared(sent: Tensor, given: Tensor) -> Tensor:
     """Return `sent`, or a copy of it if it shares the memory of `given`: the caller may write `given` during the
     transfer.
     """

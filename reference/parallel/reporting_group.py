@@ -21,20 +21,20 @@ from torch.distributed.distributed_c10d import Work
 
 from bitproof.harness.torch_distributed import flat_collectives
 
-Tell = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
     """The collectives of another group, `inner`, whose name in reports is `name`.
 
-    Before and after each launch and each wait, it calls `tell` with a line of text.
+    Before and after each launch and each wait, it calls `report` with a line of text.
     """
 
-    def __init__(self, inner: dist.ProcessGroup, name: str, tell: Tell) -> None:
+    def __init__(self, inner: dist.ProcessGroup, name: str, report: Report) -> None:
         super().__init__(inner.rank(), inner.size())  # type: ignore[call-arg]
         self.inner = inner
         self._name = name
-        self._report = tell
+        self._report = report
         self._launched = 0
 
     def getBackendName(self) -> str:
@@ -89,11 +89,11 @@ def _name_of(dtype: torch.dtype) -> str:
 
 
 class _ReportedWork(Work):
-    def __init__(self, work: Work, what: str, tell: Tell) -> None:
+    def __init__(self, work: Work, what: str, report: Report) -> None:
         super().__init__()
         self._work = work
         self._what = what
-        self._report = tell
+        self._report = report
 
     def wait(self, timeout: Any = None) -> bool:
         self._report(f"waits for {self._what}")

@@ -29,7 +29,7 @@ from torch.distributed.distributed_c10d import Work
 
 from bitproof.harness.shared_memory import BULK_BYTES, INLINE_BYTES, Ring
 from bitproof.harness.within_user_code import refused
-from bitproof.reference.parallel.rank_order_group import RankOrderGroup, kept_apart, to_host
+from bitproof.reference.parallel.rank_order_group import RankOrderGroup, copy_if_shared, to_host
 
 # W ranks of the group; N elements of one rank's part
 
@@ -155,7 +155,7 @@ class _Exchange(Work):
             self._write(at + group.header_bytes, 0, x.nbytes)
         else:
             # It is sent during the wait, and the caller may have overwritten `given` by then.
-            self._x = kept_apart(x, given)
+            self._x = copy_if_shared(x, given)
         group.inline.end_post()
 
     def wait(self, timeout: Any = None) -> bool:

@@ -181,7 +181,7 @@ def main(*words: str) -> int:
         shown["with a cause"] += found.get("operator") is not None
         shown["right"] += is_right
         shown[f"{status}{'' if is_right else ', but wrong'}"] += 1
-        tell(program, result, found, marks)
+        print_outcome(program, result, found, marks)
     print(f"verdict {totals[0]}, module and direction {totals[1]}, operator {totals[2]}, rank {totals[3]} of {num}")
     print("; ".join(f"{status}: {count}" for status, count in sorted(shown.items())))
     missed, of = [num - total for total in totals], 20 if "--abroad" in words else 30
@@ -191,10 +191,10 @@ def main(*words: str) -> int:
     return int(is_bad or any(more > most for more, most in zip(missed, (0, num // of, 2 * num // of, 0), strict=True)))
 
 
-def tell(program: Program, result: dict[str, Any], found: dict[str, Any], marks: str) -> None:
+def print_outcome(program: Program, result: dict[str, Any], found: dict[str, Any], marks: str) -> None:
     """Print one program's row, and what exchanges showed."""
-    told = {key: found.get(key) for key in ("operator", "module", "direction", "operator_rank", "how")}
-    print(f"{program.kind:12} {'+'.join(program.names):24} {result['verdict']:10} {marks} {told}", flush=True)
+    reported = {key: found.get(key) for key in ("operator", "module", "direction", "operator_rank", "how")}
+    print(f"{program.kind:12} {'+'.join(program.names):24} {result['verdict']:10} {marks} {reported}", flush=True)
     if verification := found.get("verification"):
         fields = (f"{name}: {verification.get(name)};" for name in ("status", "reason", "runs", "causes", "calls"))
         print("   ", *fields, (result.get("seconds") or {}).get("replay"), flush=True)

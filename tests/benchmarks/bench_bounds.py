@@ -100,8 +100,8 @@ def judged(case: Case, micro: int, defect: str | None) -> tuple[str, str, float]
             return "DIFFERENT", "DIFFERENT", used
         layouts = replace(layouts, in_float64=measure_in_float64(wide, plain))
     verdict, _ = decide_by_layout(layouts)
-    is_told = verdict == Verdict.CLOSE and remarks_on(layouts)
-    return "CLOSE", f"{verdict} with a remark" if is_told else verdict, used
+    has_remark = verdict == Verdict.CLOSE and remarks_on(layouts)
+    return "CLOSE", f"{verdict} with a remark" if has_remark else verdict, used
 
 
 def main(which: str = "held_out", number: str = "60", salt: str = "0") -> int:

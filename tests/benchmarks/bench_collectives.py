@@ -256,11 +256,11 @@ def _unseen(kind: Kind, name: str, tensor: Tensor) -> None:
 def limits(rows: list[dict[str, Any]], num_steps: int = 20) -> str:
     """What the CPUs need for the steps of these cases, each system run twice."""
     cores = len(os.sched_getaffinity(0))
-    told = []
+    lines = []
     for label in (SHARED, MET, SILENT):
         cpu = sum(row["CPU s"] for row in rows if row["transport"] == label) * num_steps * 2
-        told.append(f"{label}: {cpu:.1f} CPU s, {cpu / cores:.1f} s on {cores} cores")
-    return f"\n{num_steps} steps of both systems, twice: {'; '.join(told)}"
+        lines.append(f"{label}: {cpu:.1f} CPU s, {cpu / cores:.1f} s on {cores} cores")
+    return f"\n{num_steps} steps of both systems, twice: {'; '.join(lines)}"
 
 
 if __name__ == "__main__":

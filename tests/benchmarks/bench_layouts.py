@@ -161,18 +161,18 @@ def run_small(words: str) -> int:
         for result in run_cases(mixed, RunOptions(device="cpu"), Path(folder)):
             defect, layouts = result.case.options.get("defect"), result.layouts
             signs = "a small defect is possible", "is less accurate", "the second test"
-            is_told = any(sign in remark for remark in result.remarks for sign in signs)
-            counts[defect is not None, f"{result.verdict}{' with a remark' if is_told else ''}"] += 1
+            has_remark = any(sign in remark for remark in result.remarks for sign in signs)
+            counts[defect is not None, f"{result.verdict}{' with a remark' if has_remark else ''}"] += 1
             used = max((row.used or 0.0 for row in layouts.rows), default=0.0) if layouts else 0.0
             samples = layouts.samples if layouts else 0
             wide = layouts.in_float64 if layouts else None
             seen = "not run" if wide is None else f"{wide.beyond} beyond, accuracy {wide.less_accurate}, {wide.failed}"
-            told = f"{result.verdict}{' with a remark' if is_told else ''}, {used:.2f} of a bound of {samples}"
-            print(f"{result.case.name}: {defect}: {told}; in float64 {seen}", flush=True)
+            text = f"{result.verdict}{' with a remark' if has_remark else ''}, {used:.2f} of a bound of {samples}"
+            print(f"{result.case.name}: {defect}: {text}; in float64 {seen}", flush=True)
             if result.verdict not in ("CLOSE", "DIFFERENT"):
                 print(f"  {result.error}", flush=True)
-    print(*(f"{'defects' if bad else 'correct'}, {told}: {count}" for (bad, told), count in counts.items()), sep="\n")
-    return int(any(not bad and told != "CLOSE" for bad, told in counts))
+    print(*(f"{'defects' if bad else 'correct'}, {text}: {count}" for (bad, text), count in counts.items()), sep="\n")
+    return int(any(not bad and text != "CLOSE" for bad, text in counts))
 
 
 def rows_of(report: Path) -> Iterator[tuple[str, ...]]:

@@ -256,9 +256,9 @@ def quiet(folder: Path, wanted: int) -> None:
         asked = [archives[(replays + index) % len(archives)] for index in range(min(EACH, wanted - replays))]
         command = [*prefix, sys.executable, harmless_environments.__file__, str(START), str(processes), *asked]
         done = run_command(command, 3600, environment={**os.environ, **variables})
-        told = [json.loads(line) for line in done.out.strip().splitlines() if line.startswith("{")]
-        assert len(told) == len(asked), f"{command} {variables}: {done.err[-500:]}"
-        for archive, answer in zip(asked, told, strict=True):
+        lines = [json.loads(line) for line in done.out.strip().splitlines() if line.startswith("{")]
+        assert len(lines) == len(asked), f"{command} {variables}: {done.err[-500:]}"
+        for archive, answer in zip(asked, lines, strict=True):
             calls += answer["calls"]
             wrong.update(f"{Path(archive).name}: {row['state']}" for row in answer["wrong"])
             if answer["wrong"]:
@@ -287,7 +287,7 @@ def speed(folder: Path, wanted: int) -> None:
     asked = {"program": f"{program}:run", "arguments": [], "steps": 1, "budget": 1 << 30}
     began = time.monotonic()
     found = here.ask("record", {"folder": str(folder / "many"), **asked}, 1800)
-    told = f"recorded {found['calls']} calls, {found['bytes'] >> 20} MiB in {time.monotonic() - began:.1f} s"
+    text = f"recorded {found['calls']} calls, {found['bytes'] >> 20} MiB in {time.monotonic() - began:.1f} s"
     keys = [call["key"] for call in Archive(str(folder / "many")).calls]
     only = keys[:: max(1, len(keys) // wanted)][:wanted]
     began, spent = time.monotonic(), os.times()
@@ -295,7 +295,7 @@ def speed(folder: Path, wanted: int) -> None:
     wall, now = time.monotonic() - began, os.times()
     cpu = now.children_user + now.children_system - spent.children_user - spent.children_system
     took = f"{wall:.1f} s ({cpu:.1f} s of CPU), load {os.getloadavg()[0]:.0f}"
-    print(f"{told}; replayed {len(rows['rows'])} three times in {took}")
+    print(f"{text}; replayed {len(rows['rows'])} three times in {took}")
 
 
 REPLAY = """

@@ -50,14 +50,14 @@ def main() -> None:
             common = ["--folder", folder, "--layers", str(options.layers)]
             for part in ("make", "read"):
                 command = [sys.executable, __file__, "--measure", f"{part}:{size}", *common]
-                told = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
-                print(f"{size:6} {part:5} {'  '.join(map(_tell, told.items()))}", flush=True)
+                reported = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+                print(f"{size:6} {part:5} {'  '.join(map(_describe, reported.items()))}", flush=True)
     for size in filter(None, options.starts.split(",")):
         for row in starts(size, options.layers):
             print(row, flush=True)
 
 
-def _tell(item: tuple[str, Any]) -> str:
+def _describe(item: tuple[str, Any]) -> str:
     name, value = item
     return f"{name} {value[0]:.2f} s ({value[1]:.2f})" if isinstance(value, list) else f"{name} {value:,.2f}"
 
@@ -143,8 +143,8 @@ def starts(size: str, layers: int) -> list[str]:
             times = {}
             for way, read_from in (("precompiled", StepFolder(step)), ("traced", None)):
                 times[way] = _one(client, case, read_from, Path(folder) / f"{way}{pair}")
-                told = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in times[way].items())
-                rows.append(f"{size:6} {way:11} {told}")
+                text = "  ".join(f"{name} {seconds:.2f} s" for name, seconds in times[way].items())
+                rows.append(f"{size:6} {way:11} {text}")
             ratios.append(
                 times["precompiled"]["to the end of a first step"] / times["traced"]["to the end of a first step"]
             )

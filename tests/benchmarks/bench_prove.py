@@ -93,7 +93,7 @@ def measure(
         certificate={},
     )
     if folder is not None:
-        print(f"[{told(row)}]", file=sys.stderr, flush=True)
+        print(f"[{described(row)}]", file=sys.stderr, flush=True)
         began = time.perf_counter()
         subject = subject_of(case, found.update.proof, ())
         certificate = certificate_of(name, found.update.proof, subject)
@@ -135,7 +135,7 @@ def cpu_seconds(who: int) -> float:
     return used.ru_utime + used.ru_stime
 
 
-def told(row: Row) -> str:
+def described(row: Row) -> str:
     """A configuration's line."""
     seconds = ", ".join(f"{stage} {value:.1f}" for stage, value in row["seconds"].items())
     line = (
@@ -228,7 +228,7 @@ def main() -> int:
                     row: Row = json.loads(done.stdout.splitlines()[-1])
                     if not options.no_certificate:
                         check(row, folder)
-                    print(told(row), flush=True)
+                    print(described(row), flush=True)
                     first = first or row
                     for goal in missed(row, first):
                         misses += 1

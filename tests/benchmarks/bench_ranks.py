@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.compare.outcome import result_of
-from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import have_different_layouts
 from bitproof.harness.compare.verdict import compare, demand_substance, judgement_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.search import held_as
@@ -95,7 +95,7 @@ def report(folder: Path, side: str, options: argparse.Namespace) -> None:
     """Read both sides, compare and judge them, and write the report, as `case_run` does."""
     case = case_of(options)
     reference, candidate = read_recording(folder / "reference"), read_recording(folder / side)
-    assert not are_laid_out_otherwise(case, reference, candidate)
+    assert not have_different_layouts(case, reference, candidate)
     comparison = compare(reference, candidate, case)
     losses = {"reference": reference.losses(), "candidate": candidate.losses()}
     result = result_of(case, judgement_of(demand_substance(comparison)), device="cpu", backend="gloo", losses=losses)

@@ -37,9 +37,9 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from tabulate import tabulate
 
-from bitproof.harness.capture.made_of import Facts, facts_of_process
+from bitproof.harness.capture.rank_fingerprint import Facts, facts_of_process
 from bitproof.harness.case import Parallelism
-from bitproof.harness.execute.requests import MadeOf
+from bitproof.harness.execute.requests import RankFingerprint
 from bitproof.harness.powers.torchrun.messages import Hello
 from bitproof.harness.powers.torchrun.peers import Peers
 from bitproof.harness.powers.torchrun.rendezvous import Rendezvous
@@ -102,12 +102,12 @@ def _rank(rank: int, size: int, port: int, facts: Facts, folder: Path) -> dict[s
     spool.mkdir()
     began = Used.now()
     peers = Peers(rank, size, spool)
-    rendezvous = Rendezvous(peers, 600.0, lambda is_gone: MadeOf(facts))
+    rendezvous = Rendezvous(peers, 600.0, lambda is_gone: RankFingerprint(facts))
     hello = Hello(token="", rank=rank, world_size=size, node=f"node{rank // 8}", run_dir=str(spool))
     if rank:
         rendezvous.come(hello)
     else:
-        rendezvous.call_roll(hello)
+        rendezvous.wait_for_ranks(hello)
     met = Used.now()
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=600))
     before = Used.now()
@@ -142,9 +142,9 @@ def measured(size: int, facts: Facts) -> dict[str, float]:
         (folder / "over").touch()
         statuses.append(os.waitpid(server, 0)[1])
         assert not any(statuses), f"{size} ranks: {statuses}"
-        told: list[dict[str, float]] = [json.loads((folder / f"rank{rank}").read_text()) for rank in range(size)]
-        told.append(json.loads((folder / "server").read_text()))
-    means = {key: [one[key] for one in told if key in one] for key in QUANTITIES}
+        lines: list[dict[str, float]] = [json.loads((folder / f"rank{rank}").read_text()) for rank in range(size)]
+        lines.append(json.loads((folder / "server").read_text()))
+    means = {key: [one[key] for one in lines if key in one] for key in QUANTITIES}
     return {key: sum(values) / len(values) for key, values in means.items()} | {"seconds": seconds}
 
 
@@ -175,7 +175,7 @@ def main() -> int:
     options = parser.parse_args()
     import_tracing()
     facts = facts_of_process()
-    told = len(json.dumps(facts))
+    reported = len(json.dumps(facts))
     sizes, beyond = ([int(each) for each in text.split(",")] for text in (options.sizes, options.to))
     found = {}
     for size in sizes:
@@ -188,7 +188,9 @@ def main() -> int:
         seconds = each["rank 0 meets"] + max(each["the store"], each["a rank joins"])
         rows.append([size, "extrapolated", *each.values(), seconds])
     slowest = rows[-1][-1]
-    print(f"\nEach rank says {told / 1024:.1f} KiB of what it is made of. Seconds of measured rows are those of this")
+    print(
+        f"\nEach rank says {reported / 1024:.1f} KiB of what it is made of. Seconds of measured rows are those of this"
+    )
     print(f"machine's {os.cpu_count()} cores, on which all ranks ran.\n")
     print(tabulate(rows, headers=["ranks", "", *QUANTITIES, "seconds"], tablefmt="github", floatfmt=".3g"))
     checks = []

@@ -22,7 +22,7 @@ from tabulate import tabulate
 
 from bitproof.harness.capture.recording_files import join_parts, read_recording, write_part
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.compare.part_layouts import are_laid_out_otherwise
+from bitproof.harness.compare.part_layouts import have_different_layouts
 from bitproof.harness.powers.two_layouts.across import compare_layouts
 from bitproof.harness.records import Key, Manifest, Record
 from bitproof.harness.records.layout import Box
@@ -70,7 +70,7 @@ def record(folder: Path, side: str, options: argparse.Namespace) -> None:
 def decide(folder: Path, side: str, options: argparse.Namespace) -> None:
     """Whether a side has the candidate's layout, as a run asks before it compares."""
     sides = [read_recording(folder / name) for name in (side, "equal")]
-    assert are_laid_out_otherwise(case_of(options), *sides) == (side == "reference")
+    assert have_different_layouts(case_of(options), *sides) == (side == "reference")
 
 
 def compared(folder: Path, side: str, options: argparse.Namespace) -> None:

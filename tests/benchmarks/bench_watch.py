@@ -125,8 +125,8 @@ def share(tokens: int) -> float:
         plain, watched = ([pair[place] for pair in found[name]] for name in ("plain", "watched"))
         pairs = [b / a - 1 for a, b in zip(plain, watched, strict=True)]
         ratios.append(statistics.median(pairs))
-        told = f"{statistics.median(plain):.2f} s, watched {statistics.median(watched):.2f} s {what}"
-        print(f"{tokens} tokens: a step takes {told}: {ratios[-1]:+.1%}, the median of", *(f"{x:+.1%}" for x in pairs))
+        text = f"{statistics.median(plain):.2f} s, watched {statistics.median(watched):.2f} s {what}"
+        print(f"{tokens} tokens: a step takes {text}: {ratios[-1]:+.1%}, the median of", *(f"{x:+.1%}" for x in pairs))
     recording = statistics.median(pair[0] for pair in found["recording"])
     print(f"the recorder took {recording:.3f} s, {recording / statistics.median(p for p, _ in found['watched']):.1%}")
     return ratios[0]

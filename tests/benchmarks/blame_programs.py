@@ -31,12 +31,12 @@ def judge(first: int, count: int) -> dict[str, list[int]]:
         if scene is None:
             found["nothing differs"].append(seed)
             continue
-        told = verified(scene)
-        status = told.verification.status if told.verification is not None else "no cause"
+        reported = verified(scene)
+        status = reported.verification.status if reported.verification is not None else "no cause"
         for name in ("place", "operator", "rank", "is_right"):
-            if getattr(told, name):
+            if getattr(reported, name):
                 found[f"right {name}"].append(seed)
-        wrong = "" if told.is_right else ", but wrong" if scene.is_determined() else ", unclear"
+        wrong = "" if reported.is_right else ", but wrong" if scene.is_determined() else ", unclear"
         found[f"{status}{wrong}"].append(seed)
     return found
 

@@ -263,7 +263,7 @@ def trusting_rules() -> dict[str, list[Any]]:
             pair = parts[index : index + 2]
             both = _joined(table, *pair, dim, len(parts) == 2)
             sizes = [table.shape(part)[dim] for part in pair]
-            if both is not None and prover._shown(table, both, dim, sizes) == pair:
+            if both is not None and prover._consecutive_views(table, both, dim, sizes) == pair:
                 result = table.make(("cat", (*parts[:index], both, *parts[index + 2 :]), dim))
                 table.hint = (index, both)
                 return result

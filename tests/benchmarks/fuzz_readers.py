@@ -39,7 +39,7 @@ from bitproof.harness.case.case_file import case_text, read_case
 from bitproof.harness.certificate_checker import FILES, RejectedError, check, parse, rejecting
 from bitproof.harness.errors import BitproofError
 from bitproof.harness.graph.passes.overlap.costs import CostLine, CostModel
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.replay import StepTrace, packed_calls, read_log, write_archive
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.options import ROLES
@@ -127,7 +127,7 @@ def targets(folder: Path) -> list[Target]:
     names.write_text(json.dumps({"model.*": "*", "a.*.w": "b.*.v", "embed": "tok_embeddings"}))
     line = CostLine(1e-6, 1e-9, 8, 0.9, 0.1)
     CostModel({"cpu": "Model T"}, {"memory": line, "all_gather_into_tensor/4": line}).save(costs)
-    calls = [Call(Place("layers.0", "forward", number), "aten.mul", ("a" * 32,), ("b" * 32,)) for number in range(8)]
+    calls = [Call(CallSite("layers.0", "forward", number), "aten.mul", ("a" * 32,), ("b" * 32,)) for number in range(8)]
     write_archive(log, StepTrace(calls=calls))
     log.write_bytes(packed_calls(log))
     write_certificate(example(), folder / "certificate")
@@ -263,7 +263,7 @@ def outcome(target: Target) -> str:
     return "read"
 
 
-def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
+def fuzz(target: Target, inputs: int, seed: int, writer: int) -> None:
     """Read changed files, one after another, in a process of its own; a finding ends it, and its file stays."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])  # a long test run may have 4 GiB already
     most = BYTES + pages * resource.getpagesize()
@@ -283,7 +283,7 @@ def fuzz(target: Target, inputs: int, seed: int, tell: int) -> None:
     signal.alarm(0)
     target.file.write_bytes(content)  # the next kind of file may be read together with this one
     target.mend()
-    os.write(tell, json.dumps(found).encode())
+    os.write(writer, json.dumps(found).encode())
 
 
 def in_a_process(target: Target, inputs: int, seed: int) -> Counter[str] | None:
@@ -300,12 +300,12 @@ def in_a_process(target: Target, inputs: int, seed: int) -> Counter[str] | None:
         os._exit(status)
     os.close(writer)
     with open(reader, "rb") as pipe:
-        told = pipe.read()
+        text = pipe.read()
     code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     if code:
         print(f"FOUND: {target.name}: the reader ended with {code}; the file is {target.file}")
         return None
-    return Counter(json.loads(told))
+    return Counter(json.loads(text))
 
 
 def main(inputs: int = 100_000, seed: int = 0) -> int:

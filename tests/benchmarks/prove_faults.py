@@ -214,15 +214,15 @@ def main() -> int:
         case, outcome = found
         (faults if entry.is_fault else rewrites)[outcome.verdict] += 1
         placed += entry.is_fault and outcome.is_placed
-        told = [outcome.verdict]
-        told += [f"{outcome.num_others} outputs"] if outcome.num_others else []
-        told += ["at its place" if outcome.is_placed else "elsewhere"] if entry.is_fault else []
-        told += [f"{outcome.unlike} seen to differ"] if options.witness and outcome.verdict == NOT_PROVED else []
-        told += [f"{len(outcome.alike)} not"] if outcome.alike else []
+        lines = [outcome.verdict]
+        lines += [f"{outcome.num_others} outputs"] if outcome.num_others else []
+        lines += ["at its place" if outcome.is_placed else "elsewhere"] if entry.is_fault else []
+        lines += [f"{outcome.unlike} seen to differ"] if options.witness and outcome.verdict == NOT_PROVED else []
+        lines += [f"{len(outcome.alike)} not"] if outcome.alike else []
         seen[entry.is_fault] += outcome.unlike
         unseen[entry.is_fault] += len(outcome.alike)
         loud = "UNSOUND: " if entry.is_fault and outcome.verdict == PROVED else ""
-        print(f"{loud}{entry.name} in {case.name}: {', '.join(told)}", flush=True)
+        print(f"{loud}{entry.name} in {case.name}: {', '.join(lines)}", flush=True)
         why = Counter(alike.why for alike in outcome.alike)
         for ends, count in why.most_common():
             named = [alike.output for alike in outcome.alike if alike.why == ends]

@@ -93,9 +93,9 @@ def main() -> int:
             row = pool.apply(prove_model, (name,))
         rows.append(row)
         reasons = dict.fromkeys([*row["itself"]["reasons"], *row["rewritten"]["reasons"]])
-        told = "; ".join(" ".join(x.split())[:200] for x in [*reasons][:3])
+        text = "; ".join(" ".join(x.split())[:200] for x in [*reasons][:3])
         verdicts = row["itself"]["verdict"], row["rewritten"]["verdict"]
-        print(f"| {name} | {' | '.join(verdicts)} | {row['itself']['outputs'] or ''} | {told} |", flush=True)
+        print(f"| {name} | {' | '.join(verdicts)} | {row['itself']['outputs'] or ''} | {text} |", flush=True)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=1) + "\n")
     proved = sum(row["rewritten"]["verdict"] == row["itself"]["verdict"] == "PROVED" for row in rows)

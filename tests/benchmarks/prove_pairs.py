@@ -31,14 +31,14 @@ def main(names: list[str]) -> int:
         f, g, draw = PAIRS[name]
         runs, answers, why = [], Counter[str](), ""
         for dtype, size in itertools.product(DTYPES, SIZES):
-            told = f"{str(dtype).removeprefix('torch.')}, size {size}"
+            text = f"{str(dtype).removeprefix('torch.')}, size {size}"
             is_unlike = differs(name, dtype, size)
-            runs += [told] if is_unlike else []
+            runs += [text] if is_unlike else []
             torch.manual_seed(0)
             found = bitproof.prove(f, g, *draw(dtype, size))
             answers[found.verdict] += 1
             counts[f"{'differ' if is_unlike else 'equal'}, {found.verdict}"] += 1
-            wrong += [f"{name} ({told})"] if is_unlike and found.verdict == "PROVED" else []
+            wrong += [f"{name} ({text})"] if is_unlike and found.verdict == "PROVED" else []
             if not why and found.verdict != "PROVED":
                 others = [x for x in found.answers if x.verdict != "PROVED"]
                 why = found.reason or next(x.witness or x.meaning or x.reason or "" for x in others)

@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.powers.proofs.prover.graphs import admitted, argument_forms
-from bitproof.harness.powers.proofs.prover.graphs.fitting import misfits
+from bitproof.harness.powers.proofs.prover.graphs.size_checks import sizes_misfit
 from bitproof.harness.torch_compat import OpOverload
 from tests.harness.powers.proofs.scan import replaced
 from tests.harness.powers.proofs.scan_calls import by_stem, calls_of, operators, recorded
@@ -104,7 +104,7 @@ def tried(op: OpOverload, calls: Sequence[Arguments]) -> list[tuple[Form, int, i
     for args, dtype in itertools.product(calls, DTYPES):
         own = replaced(args, lambda x, dtype=dtype: x.to(dtype) if x.dtype == torch.float32 else x)
         for form, one, other in pairs_of(op, own):
-            if misfits(str(op), one) or misfits(str(op), other):
+            if sizes_misfit(str(op), one) or sizes_misfit(str(op), other):
                 continue
             with torch.no_grad():
                 found = agree(op, one, other)

@@ -107,7 +107,7 @@ def main() -> int:
     found = {name: found[name] for name in work}
     least = LEAST_MIXED if given.mixture else LEAST
     honest = {name: layout for name, seen in found.items() if (layout := seen.honest_in(least))}
-    status = tell(found, honest, time.monotonic() - start, given.mixture, partial=bool(given.names))
+    status = print_findings(found, honest, time.monotonic() - start, given.mixture, partial=bool(given.names))
     if given.write:
         listed = admitted.names(given.mixture)
         kept = {name: layout for name, layout in listed.items() if name not in found}
@@ -145,7 +145,7 @@ def narrowed(allowed: Mapping[str, str], found: Mapping[str, Scanned], honest: M
     return {name: layout for name, layout in kept.items() if layout is not None}
 
 
-def tell(
+def print_findings(
     found: dict[str, Scanned], honest: Mapping[str, str], seconds: float, mixture: str = "", *, partial: bool
 ) -> int:
     """Print what was seen. Returns 1 where an operator that a proof admits did otherwise, or did not run; else 0."""

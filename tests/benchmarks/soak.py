@@ -108,11 +108,11 @@ class Soak:
             wrong += faults_of(result)
         self.verdicts += verdicts
         grown = growth(samples)
-        told = "too few to judge" if grown is None else f"{grown:+.1f} MiB"
+        text = "too few to judge" if grown is None else f"{grown:+.1f} MiB"
         came_to = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
         print(
             f"{name}: {verdicts.total()} runs: {came_to or 'none'}; memory of {of} {min(samples, default=0):.1f} to "
-            f"{max(samples, default=0):.1f} MiB, {told}; {time.monotonic() - began:.0f} s, "
+            f"{max(samples, default=0):.1f} MiB, {text}; {time.monotonic() - began:.0f} s, "
             f"{_cpu_seconds() - cpu:.0f} s of CPU",
             flush=True,
         )

@@ -55,7 +55,7 @@ def main() -> int:
     taken = [*filter(takes_steps_here, select(CASES.values(), options.k))]
     for case in taken:
         counts = measure(case, options.steps)
-        rows.append({"case": case.name} | {order: tell(counts, order) for order in ORDERS})
+        rows.append({"case": case.name} | {order: describe(counts, order) for order in ORDERS})
         print(tabulate(rows[-1:], tablefmt="plain"), flush=True)
         if case in bucketing.SEE_ORDER and not all(counts[order] for order in ORDERS):
             blind.append(case.name)
@@ -72,7 +72,7 @@ def takes_steps_here(case: Case) -> bool:
     return case.reference in ("eager", "eager_chunked") and case.candidate in TRACED
 
 
-def tell(counts: Counter[str], order: str) -> str:
+def describe(counts: Counter[str], order: str) -> str:
     if not counts["sums"]:
         return "no sum of 3 ranks"
     return f"yes, {counts[order]:,} of {counts['elements']:,}" if counts[order] else f"no, 0 of {counts['elements']:,}"

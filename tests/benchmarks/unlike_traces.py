@@ -844,8 +844,8 @@ def happened(make: Make, side: int, seed: int, steps: int) -> list[Any]:
             keys = [[str(k) for k in path if not isinstance(k, pytree.SequenceKey)] for path, _ in leaves]
             seen: dict[int, int] = {}
             now = Switches.now()
-            told = picture([[x for _, x in leaves]], {}), keys, picture(inputs, seen), now.switches, now.generators
-            found.append((told, picture([*SHARED], {}), Counting.count, COUNT))
+            reported = picture([[x for _, x in leaves]], {}), keys, picture(inputs, seen), now.switches, now.generators
+            found.append((reported, picture([*SHARED], {}), Counting.count, COUNT))
     except Exception as error:
         found.append(f"raises {type(error).__name__}")
     finally:

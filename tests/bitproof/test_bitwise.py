@@ -47,7 +47,7 @@ def test_equal_bits_pass_wherever_they_lie():
     assert_bitwise_equal(x.requires_grad_(), torch.nn.Parameter(x.detach().clone()))
 
 
-def test_one_flipped_bit_is_told_with_its_index_both_patterns_and_its_ulps():
+def test_one_flipped_bit_is_reported_with_its_index_both_patterns_and_its_ulps():
     expected = torch.ones(3, 4)
     actual = expected.clone()
     actual[1, 2] = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0))
@@ -94,17 +94,17 @@ def test_a_difference_behind_the_first_slice_has_the_index_of_the_whole(monkeypa
     assert "first: index (3, 1), 0x40000000" in message(actual, expected)
 
 
-def test_structures_are_walked_and_the_place_is_told():
+def test_structures_are_walked_and_the_place_is_reported():
     expected = {"a": [torch.ones(2), (torch.zeros(1), None)], "b": Point(1.0, State(3, torch.ones(1)))}
     actual = {"a": [torch.ones(2), (torch.zeros(1), None)], "b": Point(1.0, State(3, torch.ones(1)))}
     assert_bitwise_equal(actual, expected)
     actual["a"][0][1] = 2.0
     actual["b"].y.moment[0] = 3.0
-    told = message(actual, expected)
-    assert re.findall(r"differ at (\S+):", told) == ["['a'][0]", "['b'][1].moment"]
+    reported = message(actual, expected)
+    assert re.findall(r"differ at (\S+):", reported) == ["['a'][0]", "['b'][1].moment"]
 
 
-def test_missing_and_unexpected_keys_and_lengths_are_told_before_values_are():
+def test_missing_and_unexpected_keys_and_lengths_are_reported_before_values_are():
     assert message({"x": 1, "z": 2}, {"x": 1, "y": 2}) == "keys differ: missing 'y'; unexpected 'z'"
     assert message([1, 2], [1, 2, 3]) == "lengths differ: 2 where 3 is expected"
 
@@ -129,9 +129,9 @@ def test_what_has_no_bits_is_refused_by_name():
         assert_bitwise_equal({"x": object()}, {"x": object()})
 
 
-def test_ten_parts_are_told_and_the_others_counted():
-    told = message([torch.ones(1)] * 12, [torch.zeros(1)] * 12)
-    assert told.count("tensors differ") == 10 and told.endswith("and 2 more parts")
+def test_ten_parts_are_reported_and_the_others_counted():
+    reported = message([torch.ones(1)] * 12, [torch.zeros(1)] * 12)
+    assert reported.count("tensors differ") == 10 and reported.endswith("and 2 more parts")
 
 
 @pytest.mark.ranks

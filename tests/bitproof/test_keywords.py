@@ -17,7 +17,7 @@ from bitproof.harness.cli.app import app
 from bitproof.harness.cli.command_table import load_commands
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import Option, checked, made, options_of
+from bitproof.harness.settings import Option, checked, from_options, options_of
 from bitproof.keywords import (
     LocalizeSettings,
     ProveSettings,
@@ -88,7 +88,7 @@ def in_python(option: Option) -> object:
 
 def test_a_call_without_settings_is_a_command_without_options() -> None:
     changes, options = read_settings("run", RunSettings, {}, Changes, RunOptions)
-    assert (changes, options) == (Changes(), made(RunOptions, {}))
+    assert (changes, options) == (Changes(), from_options(RunOptions, {}))
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_a_run_of_what_no_rank_finds_again_or_of_one_system_is_refused_before_an
     assert not list(tmp_path.iterdir())
 
 
-def test_a_script_without_a_guard_is_told_so_and_does_not_run_itself(tmp_path):
+def test_a_script_without_a_guard_is_reported_so_and_does_not_run_itself(tmp_path):
     script = tmp_path / "mine.py"
     script.write_text(
         "import bitproof\n\ndef factory(case, mesh):\n    ...\n\n"

@@ -46,7 +46,7 @@ def test_each_gets_its_expected_verdict(results):
 
 
 @pytest.mark.ranks
-def test_the_call_that_fsdp2_makes_in_another_dtype_is_blamed_with_its_line_and_the_others_are_told(results):
+def test_the_call_that_fsdp2_makes_in_another_dtype_is_blamed_with_its_line_and_the_others_are_reported(results):
     first = results["loop_bf16_reduce"].first_divergence
     assert (first.kind, first.name, first.call.operator, first.call.direction) == (
         "grad",

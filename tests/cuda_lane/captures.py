@@ -75,9 +75,9 @@ def look(cases: Iterable[Case], facts: Path) -> None:
 
     def note(case: Case, module: Any) -> None:
         found = Counter(_place(x.why, origin_of(x.node).module) for x in obstacles(module))
-        told = [[why, part, count] for (why, part), count in found.items()]
+        lines = [[why, part, count] for (why, part), count in found.items()]
         written = facts / f"{case.name}.json"
-        written.with_suffix(".part").write_text(json.dumps({"nodes": len(module.graph.nodes), "obstacles": told}))
+        written.with_suffix(".part").write_text(json.dumps({"nodes": len(module.graph.nodes), "obstacles": lines}))
         written.with_suffix(".part").rename(written)
         print(f"{case.name}: {sum(found.values())} calls that cannot be captured", file=sys.stderr, flush=True)
 

@@ -105,8 +105,8 @@ def hold(
             found.append(held)
             waits = "" if held.waits is None else f", the host waits {held.waits} times"
             share = held.check_seconds / held.pass_seconds if held.pass_seconds else 0
-            told = "; ".join(held.problems) or f"{held.nodes} nodes{waits}, the check took {share:.1%} of the passes"
-            print(f"{'FAIL' if held.problems else 'pass'}  {case.name:<28} {told}", flush=True)
+            text = "; ".join(held.problems) or f"{held.nodes} nodes{waits}, the check took {share:.1%} of the passes"
+            print(f"{'FAIL' if held.problems else 'pass'}  {case.name:<28} {text}", flush=True)
     took, passes = sum(held.check_seconds for held in found), sum(held.pass_seconds for held in found)
     wrong, share = sum(bool(held.problems) for held in found), took / passes if passes else 1.0
     print(f"{len(found)} graphs for {device}, {wrong} wrong; the check took {share:.2%} of the time of the passes")

@@ -53,7 +53,7 @@ def main() -> int:
         case=case, system="graph", precompiled=None, graph_options=GraphOptions(), fault=None, replay=None
     )
 
-    def call(told: str, rank: int = 0, index: int | None = None, spoiled: str | None = None, **facts: Any) -> None:
+    def call(reported: str, rank: int = 0, index: int | None = None, spoiled: str | None = None, **facts: Any) -> None:
         """A rank of another run makes its program, on its own device."""
         index = rank if index is None else index
         gpu = SimpleNamespace(**H100 | facts)
@@ -75,7 +75,7 @@ def main() -> int:
             cache = shared.of_rank(rank, cuda)
             job: Any = SimpleNamespace(run=run, graph_cache=cache, program=None)
             program = rank_system.program_of(job, rank, cuda)
-            found = {"call": told, "is_kept": program.is_kept, "code": program.code_hash}
+            found = {"call": reported, "is_kept": program.is_kept, "code": program.code_hash}
             print(json.dumps(found | {"hazards": program.hazards(case)}), flush=True)
 
     call("first")

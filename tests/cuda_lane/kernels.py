@@ -85,8 +85,8 @@ def main(arguments: list[str]) -> int:
             failed += bool(problems)
             passed += not problems
             first = found[0]
-            told = "; ".join(problems) if problems else _tell(first)  # type: ignore[arg-type]
-            print(f"{'FAIL' if problems else 'pass'}  sm_{capability:<4} {name:<42} {told}", flush=True)
+            text = "; ".join(problems) if problems else _describe(first)  # type: ignore[arg-type]
+            print(f"{'FAIL' if problems else 'pass'}  sm_{capability:<4} {name:<42} {text}", flush=True)
     missed = 0 if options.capabilities != CAPABILITIES else figure("cuda-kernels", passed)
     return int(bool(failed or missed))
 
@@ -102,7 +102,7 @@ def _problems(found: list[Any]) -> list[str]:
     return problems
 
 
-def _tell(one: Compiled) -> str:
+def _describe(one: Compiled) -> str:
     size = sum(one.kernels.values())
     return f"{len(one.kernels)} kernels, {size:,} bytes of machine code, generated {one.generated_hash[:12]}"
 

@@ -75,8 +75,8 @@ def main(arguments: list[str]) -> int:
             used = resource.getrusage(resource.RUSAGE_CHILDREN)
             times = {"seconds": time.monotonic() - began, "cpu seconds": used.ru_utime + used.ru_stime}
             programs = [json.loads(file.read_text()) for file in sorted(Path(facts).glob("*.json"))]
-            told = Path(facts, REFERENCES)
-            references = Counter(told.read_text().split() if told.exists() else [])
+            reported = Path(facts, REFERENCES)
+            references = Counter(reported.read_text().split() if reported.exists() else [])
             (latest / LANE_FILE).write_text(json.dumps({"programs": programs, "references": references, **times}))
             print(add_up([options.report_dir]))
     return status

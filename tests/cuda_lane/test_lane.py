@@ -168,9 +168,9 @@ def test_a_rank_reads_the_graph_that_it_kept_and_no_other_ranks_gpus_or_settings
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = {each["call"]: each for each in map(json.loads, done.stdout.splitlines())}
-    read = [told for told, each in found.items() if each["is_kept"]]
+    read = [reported for reported, each in found.items() if each["is_kept"]]
     assert read == ["second", "another rank's second", "without a wait, again"]
-    right = [each for told, each in found.items() if "wait" not in told]
+    right = [each for reported, each in found.items() if "wait" not in reported]
     assert len({each["code"] for each in right}) == 1 and not any(each["hazards"] for each in right)
     wrong = [found["without a wait"]["hazards"], found["without a wait, again"]["hazards"]]
     assert wrong[0] == wrong[1] != [], "a kept graph does not say where values lie, and its hazards are kept beside it"

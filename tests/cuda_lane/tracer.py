@@ -54,11 +54,11 @@ def fingerprint(module: GraphModule, device: torch.device) -> str:
     for name, nested in module.named_modules():
         if isinstance(nested, GraphModule):
             lines += [name, named.sub(r"\1)", nested.code)]
-            lines += [f"{node.name} {tree_map(_tell, node.meta.get('val'))}" for node in nested.graph.nodes]
+            lines += [f"{node.name} {tree_map(_describe, node.meta.get('val'))}" for node in nested.graph.nodes]
     return hashlib.sha256("\n".join(lines).replace(str(device), "cuda").encode()).hexdigest()
 
 
-def _tell(value: Any) -> str:
+def _describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{value.dtype} {tuple(value.shape)} {value.stride()} {value.device} {value.requires_grad}"
     return str(value)

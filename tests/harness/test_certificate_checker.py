@@ -212,11 +212,11 @@ def test_the_page_has_every_rule_kind_of_term_operator_and_assumption():
     kinds = re.search(r"^\| term \|(.+?)\n\n", text, re.MULTILINE | re.DOTALL)[1]
     first = " ".join(row.split(" | ")[0] for row in kinds.splitlines())
     assert {*checker.GRAMMAR} <= {*re.findall(r"\w+", first)}
-    line, told = " ".join(text.split()), {name: text for name, text in ASSUMPTIONS}
+    line, reported = " ".join(text.split()), {name: text for name, text in ASSUMPTIONS}
     assert all(f'"{assumption}"' in line for _, assumption in ASSUMPTIONS)
     found = re.findall(r'((?:`\w+`(?: or )?)+): "([^"]+)"', line)
     assert {name: said for both, said in found for name in re.findall(r"\w{3,}", both)} == {
-        name: said for name, said in told.items() if name
+        name: said for name, said in reported.items() if name
     }
     names = {
         *checker.COPIES,

@@ -8,7 +8,7 @@ import pytest
 from bitproof.harness.case import Batch, Case, Chunking, Parallelism
 from bitproof.harness.changes import Changes, change_case, check_data, named_case
 from bitproof.harness.errors import CaseError, UsageError
-from bitproof.harness.settings import words
+from bitproof.harness.settings import to_argv
 
 FIRST = Case(name="first", family="x", chunking=Chunking(dim="seq", modules="layers.*.moe", only=("layers.1.moe",)))
 PLAIN = Case(name="plain", family="x", reference="eager")
@@ -44,7 +44,7 @@ def test_what_is_observed_goes_into_the_case_and_into_its_replay() -> None:
     observing = Changes(observe=("layers.*", "norm"))
     assert change_case(FIRST, observing).observe == ("layers.*", "norm")
     assert change_case(replace(FIRST, observe=("norm",)), Changes()).observe == ("norm",)
-    assert words(observing) == ["--observe", "layers.*", "--observe", "norm"]
+    assert to_argv(observing) == ["--observe", "layers.*", "--observe", "norm"]
 
 
 def test_early_accumulation_without_chunking_is_refused() -> None:
@@ -62,7 +62,7 @@ def test_other_modules_or_another_dim_are_chunked() -> None:
     early = change_case(PLAIN, Changes(chunk_modules=("layers.*",), chunk_dim="seq", early_grad_accumulation=True))
     assert early.chunking == Chunking(dim="seq", modules="layers.*", early_grad_accumulation=True)
     given = Changes(chunk_modules=("layers.*.moe", "norm"), chunk_dim="seq")
-    assert words(given) == ["--chunk-modules", "layers.*.moe", "--chunk-modules", "norm", "--chunk-dim", "seq"]
+    assert to_argv(given) == ["--chunk-modules", "layers.*.moe", "--chunk-modules", "norm", "--chunk-dim", "seq"]
 
 
 @pytest.mark.parametrize(

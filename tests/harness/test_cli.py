@@ -73,7 +73,7 @@ def test_list_has_a_heading_a_family_and_a_line_a_case_at_80_columns(capsys):
     assert sorted(line.split()[0] for line in lines if line.startswith(" ")) == sorted(CASES)
 
 
-def test_the_version_is_told(capsys):
+def test_the_version_is_reported(capsys):
     from bitproof.harness import __version__
 
     assert main(["--version"]) == 0
@@ -116,7 +116,7 @@ def test_a_wrong_command_ends_with_2_and_its_text_on_stderr(capsys):
     assert ("No such command" in err, out) == (True, "")
 
 
-UNTOLD = {
+DEFAULT_OPTIONS = {
     "device": "auto",
     "collectives": "auto",
     "timeout": 600.0,
@@ -157,7 +157,7 @@ def test_run_hands_its_options_to_the_launcher_and_to_the_replay(called, tmp_pat
     [(cases, options, report_dir, replay, not_run)] = called
     assert ([case.name for case in cases], not_run) == (["moe_seq"], {})
     assert (cases[0].candidate, cases[0].reference, cases[0].steps) == ("mine", "eager", 3)
-    assert vars(options) == UNTOLD | {
+    assert vars(options) == DEFAULT_OPTIONS | {
         "device": "cpu",
         "collectives": "gloo",
         "timeout": 30.0,
@@ -232,7 +232,7 @@ def test_run_without_options_takes_every_case_as_it_is(called):
     names += ["blocks_batch_sight", "experts_batch_sight", "experts_seq_sight"]
     assert [case.name for case in cases] == names
     assert not_run == {}, "who selects by name gets every case that is named"
-    assert vars(options) == UNTOLD
+    assert vars(options) == DEFAULT_OPTIONS
     assert (report_dir, replay) == (Path("reports"), [])
 
 

@@ -47,9 +47,9 @@ TAMPERED = [
 
 def test_calls_that_are_seen_were_tried(tmp_path):
     row = SensitivityRow(module="norm", direction="forward", calls=5, tried=4, seen=3, at_once=2, blind=1)
-    told = Sensitivity(steps=1, ranks=2, rows=[row])
-    run_dir = write_report(tmp_path, [result(case(), checks={"sensitivity": finding_of(told)})])
-    assert measured(report_json.read(run_dir / "report.json").cases[0]) == told
+    reported = Sensitivity(steps=1, ranks=2, rows=[row])
+    run_dir = write_report(tmp_path, [result(case(), checks={"sensitivity": finding_of(reported)})])
+    assert measured(report_json.read(run_dir / "report.json").cases[0]) == reported
     for wrong in ({"seen": 4}, {"tried": 6}, {"at_once": 4}, {"blind": 2}):
         tamper(run_dir, put("checks", "sensitivity", "data", "rows", 0, value=vars(row) | wrong))
         with pytest.raises(RecordingError, match=r"checks\.sensitivity\.data\.rows\[0\] is damaged"):

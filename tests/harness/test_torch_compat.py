@@ -63,11 +63,11 @@ def private_torch(source: str) -> Iterator[str]:
             case ast.Attribute(attr="__version__"):
                 yield ast.unparse(node)
             case ast.Attribute(value=owner, attr=name) if is_private(name):
-                told = ast.unparse(node)
+                message = ast.unparse(node)
                 is_own = isinstance(owner, ast.Name) and owner.id in ("self", "cls")
-                is_operator = any(told.startswith(f"{namespace}.") for namespace in operators)
-                if not is_own and not is_operator and not {name, told} & OF_PYTHON:
-                    yield told
+                is_operator = any(message.startswith(f"{namespace}.") for namespace in operators)
+                if not is_own and not is_operator and not {name, message} & OF_PYTHON:
+                    yield message
             case ast.Call(
                 func=ast.Name(id="getattr" | "setattr" | "hasattr" | "delattr"), args=[_, ast.Constant(), *_]
             ):
@@ -182,16 +182,16 @@ def test_linear_and_matmul_of_an_open_dim_trace():
     assert value.meta["val"].shape[0].node.expr == x_NSD.shape[0].node.expr
 
 
-def test_a_trace_tells_of_each_value_once_but_one_for_inductor_as_torch_does():
-    def told(decompositions):
+def test_a_trace_reports_each_value_once_but_one_for_inductor_as_torch_does():
+    def described(decompositions):
         mode = step_fake_mode(torch.fx.experimental.symbolic_shapes.ShapeEnv())
         with mode:
             x = torch.empty(4, 8)
         graph = symbolic_graph(lambda x: x.sin(), mode, decompositions)(x).graph
         return [sorted(node.meta.keys() & {"val", "tensor_meta"}) for node in graph.nodes if node.op != "output"]
 
-    assert told(None) == [["val"], ["val"]]
-    assert told({torch.ops.aten.silu.default: torch.nn.functional.silu}) == [["tensor_meta", "val"]] * 2
+    assert described(None) == [["val"], ["val"]]
+    assert described({torch.ops.aten.silu.default: torch.nn.functional.silu}) == [["tensor_meta", "val"]] * 2
 
 
 def test_nobody_watches_calls_until_a_mode_or_a_profiler_does():

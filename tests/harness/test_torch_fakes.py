@@ -54,17 +54,17 @@ class Mode:
         return len(self.computed)
 
 
-def told(x: Any) -> Any:
+def described(x: Any) -> Any:
     """All of a result that a trace writes down."""
     if isinstance(x, list | tuple):
-        return type(x), [told(each) for each in x]
+        return type(x), [described(each) for each in x]
     if isinstance(x, torch.SymInt):
         return str(x.node.expr), x.node._hint
     if not isinstance(x, Tensor):
         return x
     sizes = *x.shape, *x.stride(), x.storage_offset()  # in how many bytes torch's own cache writes otherwise
     keys = torch._C._dispatch_key_set(x)
-    return [told(n) for n in sizes], x.dtype, x.device, x.requires_grad, keys, type(x)
+    return [described(n) for n in sizes], x.dtype, x.device, x.requires_grad, keys, type(x)
 
 
 CALLS: dict[str, Callable[[Tensor, Tensor], Any]] = {
@@ -90,8 +90,8 @@ def test_a_call_on_other_symbols_has_what_torch_gives_it_without_torch(name):
     found = []
     for mode in (Mode(keeps=False), Mode()):
         first, second = ([mode.tensor(n, 8) for _ in "xy"] for n in (mode.size(), mode.size()))
-        mode.num_computed(lambda on=first: found.append(told(CALLS[name](*on))))
-        num_computed = mode.num_computed(lambda on=second: found.append(told(CALLS[name](*on))))
+        mode.num_computed(lambda on=first: found.append(described(CALLS[name](*on))))
+        num_computed = mode.num_computed(lambda on=second: found.append(described(CALLS[name](*on))))
     assert found[:2] == found[2:]
     assert num_computed == 0
 
@@ -230,7 +230,7 @@ def random_program(seed: int, mode: Mode) -> list[Any]:
                 else:
                     made = x.new_zeros(draw.choice(sizes), *x.shape[1:])
             tensors.append(made)
-            found.append(told(made))
+            found.append(described(made))
         except Exception as error:
             found.append(type(error))
     env = mode.env

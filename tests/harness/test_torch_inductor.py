@@ -70,5 +70,5 @@ def test_generated_code_runs_in_another_process_with_its_kernels_and_is_refused_
     files = value["parts"][0]["files"]
     value["parts"][0]["files"] = {name: text for name, text in files.items() if name.endswith(".py")}
     without = file.write(tmp_path, value, file.COMPILED).content
-    [told] = run(LOAD, str(tmp_path), without, facts)
-    assert "a kernel would have to be compiled" in told and told.endswith(".main.so")
+    [reported] = run(LOAD, str(tmp_path), without, facts)
+    assert "a kernel would have to be compiled" in reported and reported.endswith(".main.so")

@@ -22,8 +22,8 @@ def test_what_is_computed_again_is_what_torch_computes_and_a_node_of_its_own(of)
         a, b = two_sizes(env)
         pairs = [(a, b), (a, 4), (b * 3, a), (a + b, a * b), (a + 2, 2)]
         found.append([of(x, y).node for _ in range(2) for x, y in pairs])
-    told = [[(str(node.expr), node.pytype, node.hint) for node in nodes] for nodes in found]
-    assert told[0] == told[1]
+    lines = [[(str(node.expr), node.pytype, node.hint) for node in nodes] for nodes in found]
+    assert lines[0] == lines[1]
     assert len({id(node) for node in found[1]}) == len(pairs) * 2
 
 

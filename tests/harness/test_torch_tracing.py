@@ -21,7 +21,7 @@ def plain(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def told(x: FakeTensor) -> tuple[Any, ...]:
+def described(x: FakeTensor) -> tuple[Any, ...]:
     """All of a fake tensor that torch looks at."""
     own = {name: value for name, value in vars(x).items() if name != "fake_mode"}
     keys = torch._C._dispatch_keys(x).raw_repr()
@@ -31,7 +31,7 @@ def told(x: FakeTensor) -> tuple[Any, ...]:
 def test_a_fake_tensor_has_all_that_torchs_own_constructor_gives_it():
     mode = FakeTensorMode()
     for tensor in (plain(2, 3), plain(4, dtype=torch.int64), plain(2, 3).t(), plain()):
-        assert told(new_fake(mode, tensor, CPU)) == told(FakeTensor(mode, tensor, CPU))
+        assert described(new_fake(mode, tensor, CPU)) == described(FakeTensor(mode, tensor, CPU))
         assert new_fake(mode, tensor, CPU).untyped_storage()._cdata == tensor.untyped_storage()._cdata
 
 
@@ -64,7 +64,7 @@ def test_what_one_fake_tensor_learns_is_not_known_of_the_next():
     assert new_fake(mode, plain(2), CPU).item_memo is None
 
 
-def test_modes_and_devices_are_told_apart():
+def test_modes_and_devices_are_distinguished():
     modes = [FakeTensorMode(), FakeTensorMode()]
     for device in (CPU, torch.device("cuda:0"), CPU):
         for mode in modes:

@@ -50,7 +50,7 @@ def test_nested_values_come_back_typed_and_unknown_fields_of_a_growing_form_are_
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ({"nodes": -1}, "run.nodes has the wrong value\n  expected: an integer, zero or more\n  found: -1"),
         ({"nodes": True}, "run.nodes has the wrong type\n  expected: an integer\n  found: True"),
@@ -76,16 +76,16 @@ def test_nested_values_come_back_typed_and_unknown_fields_of_a_growing_form_are_
         ({"case": 3}, "run.case has the wrong value\n  expected: an object\n  found: 3"),
     ],
 )
-def test_a_refusal_says_where_what_is_expected_and_what_was_found(values: dict[str, Any], told: str) -> None:
-    assert refusal(**values) == f"RecordingError: {told}"
+def test_a_refusal_says_where_what_is_expected_and_what_was_found(values: dict[str, Any], reported: str) -> None:
+    assert refusal(**values) == f"RecordingError: {reported}"
 
 
-def test_what_a_nested_class_raises_is_told_with_its_place() -> None:
+def test_what_a_nested_class_raises_is_reported_with_its_place() -> None:
     case = all_cases()[0].to_dict()
     assert read(Run, {"passes": [], "case": case}, "run", RecordingError).case == all_cases()[0]
-    told = refusal(case=case | {"name": "../.."}).splitlines()
-    assert told[0] == "RecordingError: run.case is not a case"
-    assert told[1] == "  found: CaseError: a case name serves as a folder name and in -k expressions"
+    lines = refusal(case=case | {"name": "../.."}).splitlines()
+    assert lines[0] == "RecordingError: run.case is not a case"
+    assert lines[1] == "  found: CaseError: a case name serves as a folder name and in -k expressions"
 
 
 def test_the_caller_says_which_error_and_what_is_wrong_and_where() -> None:

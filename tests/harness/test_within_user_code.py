@@ -27,14 +27,14 @@ def test_a_refusal_that_was_swallowed_is_raised_when_user_code_ends():
         refuse()
 
 
-def test_it_is_told_before_user_code_sees_it():
-    told: list[str] = []
-    with pytest.raises(ValueError, match="no"), refusals_raised(lambda error: told.append(str(error))):
+def test_it_is_reported_before_user_code_sees_it():
+    lines: list[str] = []
+    with pytest.raises(ValueError, match="no"), refusals_raised(lambda error: lines.append(str(error))):
         try:
             refuse()
         except ValueError:
-            told.append("swallowed")
-    assert told == ["no", "swallowed"]
+            lines.append("swallowed")
+    assert lines == ["no", "swallowed"]
 
 
 def test_it_replaces_what_user_code_raises_after_it():
@@ -148,7 +148,7 @@ NO_USER_CODE = {
     "harness/disturb/tamper.py": "a fault: what it raises is what the wrong program raises",
     "harness/disturb/faults/loops.py": "a fault: what it raises is what the wrong program raises",
     "harness/powers/shrink/standalone/simple_watch.py": "runs without bitproof, and raises nothing in a hook",
-    "harness/localize/places.py": "refuses nothing: it says where a call belongs",
+    "harness/localize/call_sites.py": "refuses nothing: it says where a call belongs",
 }
 
 

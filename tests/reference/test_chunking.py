@@ -216,14 +216,14 @@ class Chain(nn.Module):
 def steps(model, *steps, modules="layers.*"):
     """What is told of each step, which calls the named modules."""
     chunks = chunk_modules(model, Chunking(dim="batch", modules=modules))
-    told = []
+    lines = []
     for index, names in enumerate(steps):
         model(torch.randn(4, 6, 3), names)
-        told.append(chunks.end_step(index))
-    return told
+        lines.append(chunks.end_step(index))
+    return lines
 
 
-def test_each_step_tells_how_often_every_module_ran_in_chunks():
+def test_each_step_shows_how_often_every_module_ran_in_chunks():
     names = ["layers.0", "layers.1", "layers.0"]
     assert steps(Chain(Block(), Block()), names, names) == [{"layers.0": 2, "layers.1": 1}] * 2
 

@@ -92,7 +92,7 @@ def test_token_counts_are_seen_before_the_optimizer_and_zero_after_it():
 
 
 @pytest.mark.ranks
-def test_a_step_in_chunks_tells_how_often_each_module_ran_and_a_whole_one_tells_nothing():
+def test_a_step_in_chunks_shows_how_often_each_module_ran_and_a_whole_one_shows_nothing():
     def body(mesh):
         trainers = [make_eager(CASE, mesh, CPU, chunked, lambda gradients: gradients) for chunked in (True, False)]
         for trainer in trainers:

@@ -57,7 +57,7 @@ class Injector(Injection):
         with tampered(self.entry, NOW, self.fire) as self._turns:
             yield
 
-    def unseen(self, observe: Observe) -> Observe:
+    def hide_from_fault(self, observe: Observe) -> Observe:
         if self.entry is None or self.entry.call is None:
             return observe
         from bitproof.harness.disturb.tamper import untampered

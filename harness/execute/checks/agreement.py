@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.compare.verdict import RACES, Judgement, reasons_against, tell
+from bitproof.harness.compare.verdict import RACES, Judgement, reasons_against, with_details
 from bitproof.harness.records import Verdict
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def substance(judgement: Judgement, run: CaseRun) -> Judgement:
         return judgement
     if judgement.verdict == Verdict.NONDETERMINISTIC:  # says more
         return judgement
-    return judgement.withdrawn("\n".join(reasons_against(run.comparison)))
+    return judgement.unverified("\n".join(reasons_against(run.comparison)))
 
 
 def races(judgement: Judgement, run: CaseRun) -> Judgement:
@@ -31,9 +31,9 @@ def races(judgement: Judgement, run: CaseRun) -> Judgement:
 
     A race is a read of a collective's output, or a write to its input, before the graph waits for the collective.
     """
-    text = tell(RACES, run.races)
+    text = with_details(RACES, run.races)
     if judgement.verdict in (Verdict.EQUAL, Verdict.CLOSE):
-        return judgement.withdrawn(text)
+        return judgement.unverified(text)
     return judgement.with_error(text) if judgement.verdict == Verdict.NONDETERMINISTIC else judgement
 
 
@@ -49,7 +49,7 @@ def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
 def uncompared(judgement: Judgement, run: CaseRun) -> Judgement:
     """Add a remark with the number of the graph's calls whose values are in no record."""
     if run.graph is not None:
-        from bitproof.harness.localize.every_call import told_uncompared
+        from bitproof.harness.localize.every_call import describe_uncompared
 
-        run.remarks.append(told_uncompared(run.case, run.graph.calls_uncompared, run.graph.calls))
+        run.remarks.append(describe_uncompared(run.case, run.graph.calls_uncompared, run.graph.calls))
     return judgement

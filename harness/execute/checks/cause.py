@@ -40,7 +40,7 @@ def cause(judgement: Judgement, run: CaseRun) -> Judgement:
 def every_call(judgement: Judgement, run: CaseRun) -> Judgement:
     """Replay both systems of an EQUAL case, log all their calls, and compare the calls' values."""
     if not run.has_partners:
-        return judgement.withdrawn("--every-call: calls of two layouts have no partners in the reference")
+        return judgement.unverified("--every-call: calls of two layouts have no partners in the reference")
     from bitproof.harness.localize.every_call import EveryCall
 
     run.begin_explaining()
@@ -118,9 +118,9 @@ def _with_noise(judgement: Judgement, run: CaseRun, first: Divergence, repeat: R
     )
 
     def explain() -> Judgement:
-        explained, told = search.explain_noise(first)
+        explained, reported = search.explain_noise(first)
         run.remarks += search.remarks
         found = replace(judgement, first_divergence=explained)
-        return found.with_error(told) if told else found
+        return found.with_error(reported) if reported else found
 
     return _searched(judgement, run, explain)

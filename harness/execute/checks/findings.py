@@ -34,7 +34,7 @@ def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
     return result
 
 
-def prepared(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
+def prepare_all(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
     """Call each active check's `prepare` before any case runs, and yield the lines of all checks.
 
     Raises UsageError if a check refuses the run, or if its `prepare` fails.

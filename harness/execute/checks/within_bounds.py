@@ -33,7 +33,7 @@ def bound(judgement: Judgement, run: CaseRun) -> Judgement:
     if judgement.verdict != Verdict.DIFFERENT:
         return judgement
     if comparison.is_sharded_otherwise:
-        return judgement.withdrawn(SHARDED_OTHERWISE.format(case.bound))
+        return judgement.unverified(SHARDED_OTHERWISE.format(case.bound))
     if comparison.layout_mismatches:
         return judgement
     return _decided(judgement, case.bound, case.close_within is not None)
@@ -56,7 +56,7 @@ def measure(run: CaseRun) -> Closeness:
 def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgement:
     found = judgement.closeness
     if found is None or found.bound != bound:
-        return judgement.withdrawn(f"bits differ, and no values were measured against the case's bound of {bound:g}")
+        return judgement.unverified(f"bits differ, and no values were measured against the case's bound of {bound:g}")
     if found.is_within:
         return replace(judgement, verdict=Verdict.CLOSE) if may_be_close else judgement
     key, error = found.first_beyond, found.first_beyond_error

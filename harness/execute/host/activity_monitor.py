@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from bitproof.harness.records import TorchCompile
-from bitproof.harness.torch_compile import compile_counters, compiled_calls_told
-from bitproof.harness.torch_distributed import collectives_by_group, messages_told
+from bitproof.harness.torch_compile import compile_counters, on_compile
+from bitproof.harness.torch_distributed import collectives_by_group, on_point_to_point
 from bitproof.harness.within_user_code import refusing
 
 _SHOWN = 160  # characters of a reason from torch
@@ -67,7 +67,7 @@ class ActivityMonitor:
             self._calls += 1
 
         self._dynamo = compile_counters()
-        with messages_told(meet), compiled_calls_told(asked, called, self._recompiles.append):
+        with on_point_to_point(meet), on_compile(asked, called, self._recompiles.append):
             yield self
 
     def begin_steps(self) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar, assert_never, cast
 
-from bitproof.harness.capture.made_of import facts_of_process
 from bitproof.harness.capture.manifest import build_manifest
+from bitproof.harness.capture.rank_fingerprint import facts_of_process
 from bitproof.harness.capture.recording_files import join_parts
 from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.chunked import agreed_by_ranks
@@ -30,14 +30,14 @@ from bitproof.harness.execute.requests import (
     CallAnswer,
     CallRequest,
     ClosenessRequest,
+    FingerprintRequest,
     LocalRunRequest,
     Machine,
     MachineRequest,
-    MadeOf,
-    MadeOfRequest,
     PlaceAnswer,
     PlaceRequest,
     PrecompileRequest,
+    RankFingerprint,
     RankSlots,
     Request,
     RunAnswer,
@@ -45,12 +45,12 @@ from bitproof.harness.execute.requests import (
     StepAnswer,
     StepRequest,
 )
+from bitproof.harness.execute.save_and_resume import join_halves
 from bitproof.harness.execute.status_messages import Done, End, PreparedGraph, RunSeconds
-from bitproof.harness.execute.two_halves import join_halves
 from bitproof.harness.localize.logs.replay import archive_of, read_value
-from bitproof.harness.machine.determinism import first_changed, set_determinism, tell_changes
+from bitproof.harness.machine.determinism import describe_changes, first_changed, set_determinism
 from bitproof.harness.machine.gpus import num_gpus, visible_gpus
-from bitproof.harness.operators.crossings import crossed
+from bitproof.harness.operators.crossings import find_deadlocks
 from bitproof.harness.options import OnEvent
 from bitproof.harness.records import Closeness, GraphIdentity, Meeting, PassSettings
 from bitproof.harness.runtime.sources import Installation
@@ -65,13 +65,13 @@ class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
     - `hangup`: a file descriptor that hangs up when the sender stops waiting.
-    - `made_of`: the identity of this process's code. If None, no graph is cached on disk.
+    - `fingerprint`: the identity of this process's code. If None, no graph is cached on disk.
     """
 
-    def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
+    def __init__(self, send: OnEvent, hangup: int | None = None, fingerprint: Installation | None = None) -> None:
         self._send = send
         self._hangup = hangup
-        self._runner = Runner(send, hangup, made_of)
+        self._runner = Runner(send, hangup, fingerprint)
 
     def answer(self, request: Request[A]) -> A:
         return cast(A, self._answer(cast(AnyRequest, request)))
@@ -83,8 +83,8 @@ class Answerer:
         match request:
             case MachineRequest():
                 return Machine(gpus=num_gpus())
-            case MadeOfRequest():
-                return MadeOf(facts=facts_of_process(), gpus=visible_gpus() if request.names_gpus else ())
+            case FingerprintRequest():
+                return RankFingerprint(facts=facts_of_process(), gpus=visible_gpus() if request.names_gpus else ())
             case RunRequest():
                 return self._run(request)
             case LocalRunRequest():
@@ -203,14 +203,16 @@ def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: 
             keep_archives(request.watch.folder, [part.with_suffix(ARCHIVE) for part in parts])
     else:
         keep_archives(request.out, parts)
-    # Two ranks that launch collectives in different orders may deadlock: only all ranks' turns show that.
-    stuck = map(str, crossed({rank: account.turns for rank, account in enumerate(done) if account.turns}))
+    # Two ranks that launch collectives in different orders may deadlock: only all ranks' launches show that.
+    stuck = map(
+        str, find_deadlocks({rank: account.queue_entries for rank, account in enumerate(done) if account.queue_entries})
+    )
     races = [*(graph.races if graph else ()), *(race for rank in done for race in rank.races), *stuck]
     return RunAnswer(
         graph=graph,
         peak_mib=max((rank.peak_mib for rank in done if rank.peak_mib is not None), default=None),
         kept=next((rank.kept for rank in done if rank.kept), None),
-        switches_changed=tuple(tell_changes(first_changed([rank.switches for rank in done]))),
+        switches_changed=tuple(describe_changes(first_changed([rank.switches for rank in done]))),
         races=tuple(dict.fromkeys(races)),
         narrow=next((rank.narrow for rank in done if rank.narrow), None),
         # Each part of a run takes as long as its slowest rank.

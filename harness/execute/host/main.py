@@ -78,12 +78,12 @@ def serve(options: argparse.Namespace) -> None:
 
     set_determinism(0)  # imports 800 modules of torch, 0.7 s; forked ranks inherit them
     warm_up()
-    made_of = installation()  # now, as loaded modules do not depend on any request yet
+    fingerprint = installation()  # now, as loaded modules do not depend on any request yet
     gc.freeze()  # forked processes never collect garbage among the imports
-    garbage.look_seldom()
+    garbage.collect_rarely()
     gc.enable()
 
-    answerer = Answerer(answer_with, hangup=0, made_of=made_of)
+    answerer = Answerer(answer_with, hangup=0, fingerprint=fingerprint)
     try:
         for line in sys.stdin:
             request: Request[Any] = framing.read(line, *REQUESTS)

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
     from bitproof.harness.execute.host.rank_system import Observe, System
 
-Tell = Callable[[Account], None]
+Send = Callable[[Account], None]
 logger = logging.getLogger("bitproof")
 
 
 class RankSteps:
-    """Runs a rank's training steps. `seconds` is their total time, and `tell` sends messages to the host process."""
+    """Runs a rank's training steps. `seconds` is their total time, and `send` sends messages to the host process."""
 
-    def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, tell: Tell) -> None:
+    def __init__(self, job: Job, rank: int, device: torch.device, injector: Injection, send: Send) -> None:
         from bitproof.harness.execute.host.activity_monitor import ActivityMonitor
         from bitproof.reference.parallel.mesh import collectives_in_memory
 
@@ -51,10 +51,10 @@ class RankSteps:
         self.seconds = 0.0
         self._job = job
         self._injector = injector
-        self._tell = tell
+        self._send = send
         self._trace = StepTrace()
         observe = self.recorder.observe
-        observe = injector.unseen(showing_digests(observe) if run.profile else observe)
+        observe = injector.hide_from_fault(showing_digests(observe) if run.profile else observe)
         self.across: Any = None
         if run.across is not None:
             in_rank = power_module("two_layouts.in_rank")
@@ -128,7 +128,7 @@ class RankSteps:
         from bitproof.harness.systems.default_group import as_lent
 
         recorder = self.recorder
-        self._tell(StepBegan(step=step))
+        self._send(StepBegan(step=step))
         recorder.step = step
         self._injector.begin_step(step)
         if self.across is not None:

@@ -84,7 +84,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
     return program
 
 
-def disturbance(injector: Injection) -> Any:
+def wrong_order_wrapper(injector: Injection) -> Any:
     """Return a function that wraps a process group, so that it adds over ranks in the order of the injected fault.
 
     None if there is no fault, or a fault that does not change the order of sums.

@@ -24,7 +24,7 @@ from bitproof.harness.execute.failures import (
     blame,
     failure_of_exception,
     failure_of_exit,
-    failure_of_garbage,
+    failure_of_unknown_message,
     log_name,
     stack_of,
 )
@@ -118,7 +118,7 @@ class Ranks:
             # Kill all before waiting for any, so that they end at the same time.
             processes = [rank.process for rank in self.ranks]
             for process in processes:
-                process.begin_to_end()
+                process.kill_without_waiting()
             for process in processes:
                 process.kill()
             end_children(but=others)  # processes that a system started and did not reap
@@ -129,12 +129,12 @@ class Ranks:
             self.board.close()
 
     def _fork(self, rank: int) -> Rank:
-        def live(tell: Send) -> int:
+        def live(send: Send) -> int:
             port = 0 if self.master_port is None else self.master_port.getsockname()[1]
             os.environ.update(environment_of(rank, self.job.run.case.parallelism.world_size, self.job.rank_slots, port))
             if self.job.rank_slots.server is None:  # torchrun's ranks get their cores from torchrun
                 keep_to_one_core(rank, self.job.run.case.parallelism.world_size)
-            return _run_reporting(self.job, rank, tell, self.memory, self.board)
+            return _run_reporting(self.job, rank, send, self.memory, self.board)
 
         log = self.log_of(rank)
         return Rank(rank, fork(live, log=log), log)
@@ -151,7 +151,7 @@ class Ranks:
                 # All ranks have saved: kill them at once, so that no rank gets further than the others.
                 if self.job.is_killed and all(rank.done for rank in self.ranks):
                     for process in rank_of:
-                        process.begin_to_end()
+                        process.kill_without_waiting()
                 self._note_exits()
                 limit = self._grace_deadline()
                 # After a failure the grace period counts, and no longer the deadline: its cause is worth waiting for.
@@ -170,7 +170,7 @@ class Ranks:
         try:
             account = framing.read(line, *STATUS_MESSAGES)
         except ValueError as error:  # a system may write into any descriptor, so a bad message fails its own rank
-            rank.failure = rank.failure or failure_of_garbage(rank.rank, error)
+            rank.failure = rank.failure or failure_of_unknown_message(rank.rank, error)
         else:
             self._handle(rank, account, began)
 
@@ -290,15 +290,15 @@ def reserved_port() -> socket.socket:
 def _run_reporting(
     job: Job,
     rank: int,
-    tell: Callable[[Account | Failure], None],
+    send: Callable[[Account | Failure], None],
     memory: SharedMemory | None,
     board: Board | None,
 ) -> int:
     turn, reported = threading.Lock(), list[BaseException]()
 
-    def tell_in_turn(account: Account | Failure) -> None:
+    def send_in_turn(account: Account | Failure) -> None:
         with turn:  # a refusal may come from any thread
-            tell(account)
+            send(account)
 
     def fail(error: BaseException, around: Sequence[FrameSummary] = ()) -> None:
         # A refusal, which is an error that bitproof raises within user code, is reported when it is raised: user code
@@ -308,11 +308,11 @@ def _run_reporting(
         reported.append(error)
         failure = failure_of_exception(rank, error, around)
         print(failure.details, file=sys.stderr, flush=True)
-        tell_in_turn(failure)
+        send_in_turn(failure)
 
     try:
         with profiled(job.profile_of(rank)), refusals_raised(lambda error: fail(error, _frames_around(error))):
-            run_rank(job, rank, open_store(job), tell_in_turn, memory, board)
+            run_rank(job, rank, open_store(job), send_in_turn, memory, board)
     except BaseException as error:
         fail(error)
         return 1

@@ -52,9 +52,9 @@ class Runner:
     `hangup` is a file descriptor that hangs up when the process that sent the requests stops waiting.
     """
 
-    def __init__(self, send: OnEvent, hangup: int | None = None, made_of: Installation | None = None) -> None:
+    def __init__(self, send: OnEvent, hangup: int | None = None, fingerprint: Installation | None = None) -> None:
         self._send = send
-        self._made_of = made_of
+        self._fingerprint = fingerprint
         self._hangup = hangup
         self._stage: Stage | None = None
         self._staged_request: RunRequest | None = None
@@ -73,7 +73,7 @@ class Runner:
             self._begin_later(request, rank_slots)
             if request.case.preload:
                 return self._run_preloaded(request, rank_slots)
-            graph_cache = graph_cache_of_run(request, self._made_of)
+            graph_cache = graph_cache_of_run(request, self._fingerprint)
             return run_ranks(request, rank_slots, self._send, self._hangup, graph_cache=graph_cache)
         # After any error but a wrong option, the stage may be dead or stuck, so the next run gets a new stage.
         stage = self._stage or self._begin(request)
@@ -129,7 +129,7 @@ class Runner:
         self._stage = self._staged_request = None
 
     def _begin(self, request: RunRequest) -> Stage:
-        tracer = Tracer(self._made_of)
+        tracer = Tracer(self._fingerprint)
         self._stage = Stage(tracer.answer, log=request.trace_log, end=tracer.end)
         self._staged_request = request
         return self._stage
@@ -139,7 +139,7 @@ class Runner:
         if later is None or self._stage is not None or not _is_staged(later) or num_cores() < 2:
             return
         self._is_prefetch = True
-        self._begin(later).tell(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
+        self._begin(later).send(LocalRunRequest(run=later, rank_slots=rank_slots, is_prefetch=True))
 
     def _close_other_stage(self, request: RunRequest) -> None:
         # The request for which the stage was made. Another request may use the stage if its step is traced alike.
@@ -187,8 +187,8 @@ class Tracer:
     That process runs the passes and forks the ranks. Later runs of the graph reuse it, unless it ran a user's pass.
     """
 
-    def __init__(self, made_of: Installation | None = None) -> None:
-        self._made_of = made_of
+    def __init__(self, fingerprint: Installation | None = None) -> None:
+        self._fingerprint = fingerprint
         self._traced: TracedStep | None = None
         self._prefetch_error: BaseException | None = None
         self._finishing: Stage | None = None
@@ -244,14 +244,14 @@ class Tracer:
         if request.run.runs_user_code:  # no user's pass runs ahead of its run
             self._trace(request.run, send)
         else:
-            self._stage_for(request.run, send).tell(request)
+            self._stage_for(request.run, send).send(request)
 
     def _stage_for(self, run: RunRequest, send: Send) -> Stage:
         # A finishing process has run its passes over the trace, which modifies the trace: another program needs another
         # process.
         if self._finishing is None or self._program != run.program:
             self._close_finishing()
-            graph_cache = graph_cache_of_run(run, self._made_of)
+            graph_cache = graph_cache_of_run(run, self._fingerprint)
             # A graph that is read, from the cache or from a precompiled step, needs no trace.
             program = _read_cached(graph_cache) if run.precompiled is None else _read_precompiled(run, run.precompiled)
             if program is None:
@@ -361,7 +361,7 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
     return found
 
 
-def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCache | None:
+def graph_cache_of_run(run: RunRequest, fingerprint: Installation | None) -> GraphCache | None:
     """Return the cache for the graph of a run's case and for results of checks.
 
     None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the graph.
@@ -372,7 +372,7 @@ def graph_cache_of_run(run: RunRequest, made_of: Installation | None) -> GraphCa
     # A dump shows the graph after every pass, and no pass runs if a kept graph is read.
     is_read = is_ours and run.dump_dir is None and not _edits_the_graph(run.fault)
     device = run.placement.device
-    return graph_cache_of(run.case, run.options.kept_graphs, made_of, run.system, device) if is_read else None
+    return graph_cache_of(run.case, run.options.kept_graphs, fingerprint, run.system, device) if is_read else None
 
 
 def _edits_the_graph(fault: Fault | None) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from bitproof.harness.errors import RankError
-from bitproof.harness.execute.failures import Problem, log_name, stack_of, tail, tell_exit
+from bitproof.harness.execute.failures import Problem, describe_exit, log_name, stack_of, tail
 from bitproof.harness.execute.requests import REQUESTS, AnyRequest, Request
 from bitproof.harness.options import OnEvent
 from bitproof.harness.processes import framing
@@ -103,7 +103,7 @@ class Stage:
         Raises the BitproofError that is the answer, and RankError if the stage ends or exceeds the time limit.
         """
         began, self._place = time.monotonic(), "at its start"
-        self.tell(request)
+        self.send(request)
         child = self._child
         with Watch([child], hangup) as watch:
             while True:
@@ -126,14 +126,14 @@ class Stage:
                 if time.monotonic() >= began + timeout + (0.0 if self._place else _MARGIN):
                     raise self._timeout_error(what, case_timeout)
 
-    def tell(self, request: Request[Any]) -> None:
+    def send(self, request: Request[Any]) -> None:
         """Send a request without waiting for an answer."""
-        self._child.tell(request)
+        self._child.send(request)
 
     def close(self) -> None:
         """End the stage: wait a moment for it to end by itself, then kill it and, on Linux, the ranks that it
         forked."""
-        self._child.hang_up()
+        self._child.close_requests()
         self._child.wait(_END_SECONDS)
         self.kill()
 
@@ -154,7 +154,8 @@ class Stage:
     def _crash_error(self, what: str) -> RankError:
         assert self._child.status is not None, "it has ended"
         return RankError(
-            f"the process that makes {what} {tell_exit(self._child.status)}, {self._place or 'while its ranks ran'}",
+            f"the process that makes {what} {describe_exit(self._child.status)}, "
+            f"{self._place or 'while its ranks ran'}",
             where=log_name(self._log) if self._log else None,
             traceback=(tail(self._log) or None) if self._log else None,
         )

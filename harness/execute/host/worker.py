@@ -11,17 +11,17 @@ import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from bitproof.harness.capture.made_of import Differences, Facts, differences, facts_of_rank
+from bitproof.harness.capture.rank_fingerprint import Differences, Facts, differences, facts_of_rank
 from bitproof.harness.disturb.injection import Injection
 from bitproof.harness.execute.host.job import Job
-from bitproof.harness.execute.host.rank_steps import RankSteps, Tell
+from bitproof.harness.execute.host.rank_steps import RankSteps, Send
 from bitproof.harness.execute.host.rank_system import (
     System,
     checks_mixing,
     device_of,
-    disturbance,
     make_system,
     program_of,
+    wrong_order_wrapper,
 )
 from bitproof.harness.execute.instruments.profile import phase
 from bitproof.harness.execute.instruments.stopwatch import peak_of_process
@@ -46,11 +46,11 @@ def run_rank(
     job: Job,
     rank: int,
     store: Store,
-    tell: Tell,
+    send: Send,
     memory: SharedMemory | None = None,
     board: Board | None = None,
 ) -> None:
-    """Run a rank from start to end, and pass reports of its progress to `tell`.
+    """Run a rank from start to end, and pass reports of its progress to `send`.
 
     - `memory`: shared memory for the rank's collectives; None if they use a backend of torch.
     - `board`: shared memory in which the rank notes its collectives, for the error of a hang.
@@ -70,14 +70,14 @@ def run_rank(
     device = device_of(job, rank)
     job = replace(job, graph_cache=job.graph_cache and job.graph_cache.of_rank(rank, device))
     program = program_of(job, rank, device)
-    tell(Prepared(graph=PreparedGraph.of(program, run.case)))
+    send(Prepared(graph=PreparedGraph.of(program, run.case)))
     mesh = Mesh(rank=rank, parallelism=run.case.parallelism, device=device)
     injector = _injection(run, rank)
     with phase("join groups"):
         _join_groups(job, mesh, store, injector, memory, board)
-    tell(Ready())
+    send(Ready())
 
-    steps = RankSteps(job, rank, device, injector, tell)
+    steps = RankSteps(job, rank, device, injector, send)
     with steps.at_work():
         with phase("make system"):
             looks_for_mixing = checks_mixing(job, rank)
@@ -87,24 +87,24 @@ def run_rank(
         # Ranks forked from one process have the same code, but on GPUs each rank reads its own device's facts.
         if not job.is_alone or device.type == "cuda":
             with phase("compare what ranks are made of"):
-                agree_on_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
+                refuse_other_facts(facts_of_rank(read_gpu_facts(device), with_code=not job.is_alone), store, mesh)
         # Peak memory counts from the first step: making the system is not part of it.
         _forget_peak(device)
         steps.take(system)
         check_preloaded()
         if not job.is_alone:  # modules that a step imported late
             with phase("compare what ranks are made of"):
-                agree_on_facts(facts_of_rank(read_gpu_facts(device)), store, mesh, "in the end")
+                refuse_other_facts(facts_of_rank(read_gpu_facts(device)), store, mesh, "in the end")
         switches[AFTER_STEPS] = read_switches()
         injector.check_fired()
     # From here the watcher knows that a silent rank is writing, not hanging in a step.
-    tell(StepsEnded())
+    send(StepsEnded())
     steps.write()
     if looks_for_mixing and job.graph_cache is not None:
         job.graph_cache.keep_no_mixing()
     with phase("wait for all ranks"):
         dist.barrier()  # if a rank left early, the others would report it as dead
-    tell(_done_message(job, system, steps, determinism, switches))
+    send(_done_message(job, system, steps, determinism, switches))
     if job.is_killed:
         signal.pause()  # until the watcher kills all ranks at once
     leave_groups()
@@ -136,7 +136,7 @@ def _join_groups(
         timeout=job.collective_timeout,
         memory=memory,
         native=placement.native,
-        disturb=disturbance(injector),
+        disturb=wrong_order_wrapper(injector),
         board=board,
     )
 
@@ -172,7 +172,7 @@ def _done_message(
         races=tuple(users.races()) if users else (),
         unshown=tuple(users.unshown(recorder.rows)) if users else (),
         shows_every_buffer=users is not None and users.shows_every_buffer,
-        turns=tuple(users.turns(ranks_in)) if users else (),
+        queue_entries=tuple(users.queue_entries(ranks_in)) if users else (),
         graph=PreparedGraph.captured(getattr(system, "captured", None)),
     )
 
@@ -191,7 +191,7 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
     return job.run.case.parallelism.world_size > 1 and not collectives and not may_be_alone
 
 
-def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
+def refuse_other_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
     """Compare the versions and code of all ranks. Returns if all are the same.
 
     If not, ranks that differ from rank 0 raise CaseError, and the others block until they are killed. Each comparison
@@ -202,7 +202,7 @@ def agree_on_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the s
     # Only rank 0 compares, so all ranks get the same verdict. `get` waits until the key is set.
     if mesh.rank == 0:
         facts_by_rank = [json.loads(store.get(f"{about}/{rank}")) for rank in range(mesh.parallelism.world_size)]
-        found = differences(facts_by_rank, all_told=False)
+        found = differences(facts_by_rank, must_all_have=False)
         store.set(f"{about}/verdict", json.dumps([found.ranks, found.lines]))
     ranks, lines = json.loads(store.get(f"{about}/verdict"))
     if mesh.rank in ranks:

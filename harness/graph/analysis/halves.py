@@ -33,7 +33,7 @@ def is_partitioned(graph: Graph) -> bool:
     return any(HALF_KEY in node.meta for node in graph.nodes)
 
 
-def put_in(node: Node, half: Half) -> None:
+def set_half(node: Node, half: Half) -> None:
     """Set the half in which a call runs. Does nothing in a graph that is not partitioned."""
     if HALF_KEY in node.meta:
         node.meta[HALF_KEY] = half
@@ -83,14 +83,14 @@ def divide(module: GraphModule) -> Halves:
     is_saved = [node for node in of_forward if node in needed]
     read_again = [node for node in inputs if node in needed]
     return Halves(
-        forward=written(module, inputs, of_forward, [loss, *is_saved]),
-        backward=written(module, [*is_saved, *read_again], of_backward, gradients),
+        forward=subgraph(module, inputs, of_forward, [loss, *is_saved]),
+        backward=subgraph(module, [*is_saved, *read_again], of_backward, gradients),
         saved=[node.name for node in is_saved],
         read_again=[inputs.index(node) for node in read_again],
     )
 
 
-def written(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
+def subgraph(module: GraphModule, inputs: list[Node], calls: list[Node], outputs: list[Any]) -> GraphModule:
     """Return a new module with copies of `calls`, which are calls of `module`.
 
     - `inputs`: nodes that become the inputs of the new graph. All nodes that the calls read must be here or in `calls`,

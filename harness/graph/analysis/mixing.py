@@ -235,7 +235,7 @@ class _Follower:
             return None
         # A call that reads no rows, such as `zeros`, has the same elements in every chunk. `arange` counts positions,
         # which differ between chunks.
-        if named(name).counts_places:
+        if named(name).returns_positions:
             return Mixed(node)
         dim = symbols.chunk_dim(value, self.symbol)
         return None if dim is None else Rows(dim)

@@ -8,4 +8,5 @@ from __future__ import annotations
 from bitproof.harness.operators import overloads
 
 ALLOWED = overloads(lambda row: row.allowed)
-"""The allowed operators, by the names that `plain` writes. Allowed Python functions on sizes are listed in `plain`."""
+"""The allowed operators, by the names that `graph_json` writes. Allowed Python functions on sizes are listed in
+`graph_json`."""

@@ -34,7 +34,7 @@ from bitproof.harness.errors import MachineError, PassError
 from bitproof.harness.graph import operators, symbols
 from bitproof.harness.graph.hazards.effects import effects_of
 from bitproof.harness.graph.hazards.value_devices import device_of, holds_up_host, is_for_cuda
-from bitproof.harness.graph.hazards.walk import CHOOSES
+from bitproof.harness.graph.hazards.walk import BRANCHES_ON_DATA
 from bitproof.harness.graph.origin import UNKNOWN, origin_of
 from bitproof.harness.operators import RowFlow, Sync, Work
 from bitproof.harness.records import PassReport
@@ -42,7 +42,7 @@ from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import is_watched
 
 NAME = "cuda_graph"
-MOST_TOLD = 3
+MOST_SHOWN = 3
 WARM_UPS = 1
 """The number of runs before the capture. They load kernels and create communicators."""
 
@@ -82,7 +82,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
         return None
     if node.op != "call_function" or not _is_operator(node.target):
         return "Python would run only once, during the capture"
-    if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in CHOOSES:
+    if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in BRANCHES_ON_DATA:
         return "data determine which branch runs"
     # A symbol that no input has is new: this call's result determines it, from data.
     given = {symbol for x in node.all_input_nodes for symbol in symbols.free_symbols(x.meta.get("val"))}
@@ -127,11 +127,11 @@ def check_capture(module: GraphModule) -> PassReport:
     """
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):
-        more = f", and {len(found) - MOST_TOLD} more" if len(found) > MOST_TOLD else ""
+        more = f", and {len(found) - MOST_SHOWN} more" if len(found) > MOST_SHOWN else ""
         raise PassError(
             "the step cannot be captured as a CUDA graph",
             expected="sizes that do not depend on data, and a host that neither waits nor computes",
-            found="; ".join(found[:MOST_TOLD]) + more,
+            found="; ".join(found[:MOST_SHOWN]) + more,
             fix="state model.capacity for experts, leave out memory.policy 'offload', or choose the backend fx",
         )
     facts = {"static_outputs": len(module.graph.output_node().all_input_nodes)}

@@ -15,7 +15,7 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.dead_code import drop_dead_code
-from bitproof.harness.graph.observation import hand_on_marks
+from bitproof.harness.graph.observation import copy_marks
 
 
 def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
@@ -23,7 +23,7 @@ def clean_up(module: GraphModule, context: PassContext) -> GraphModule:
         if _is_identity(node) and not any(_writes_to(user, node) for user in node.users):
             node.replace_all_uses_with(node.args[0])
             # An observed value keeps its record when its node goes.
-            hand_on_marks(node, node.args[0])
+            copy_marks(node, node.args[0])
     drop_dead_code(module)
     return module
 

@@ -29,7 +29,7 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import offload_operators, operators
-from bitproof.harness.graph.analysis.halves import HALF_KEY, put_in
+from bitproof.harness.graph.analysis.halves import HALF_KEY, set_half
 from bitproof.harness.graph.analysis.saved_activations import (
     STANDS_FOR_KEY,
     block_starts,
@@ -84,7 +84,7 @@ def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphM
         reload = _call(node, offload_operators.RELOAD, (host, device), "reload", before=start_prefetch)
         copy = _call(node, offload_operators.WAIT_RELOAD, (reload,), "reloaded", before=need)
         for call in (reload, copy):
-            put_in(call, "backward")
+            set_half(call, "backward")
         # Rematerialization reads this, so that repeated calls use the copy as well.
         copy.meta[STANDS_FOR_KEY] = node.name
         for reader in readers:

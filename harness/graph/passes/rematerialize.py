@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from torch.fx import GraphModule
 
-from bitproof.harness.graph.analysis.halves import put_in
+from bitproof.harness.graph.analysis.halves import set_half
 from bitproof.harness.graph.analysis.saved_activations import (
     STANDS_FOR_KEY,
     TAG_KEY,
@@ -47,7 +47,7 @@ def rematerialize(module: GraphModule, context: PassContext) -> GraphModule:
             copy = graph.node_copy(node, lambda x: stand_ins.get(x, x))
         rename(copy, f"{node.name}_recomputed")
         copy.meta = {key: value for key, value in node.meta.items() if key != TAG_KEY} | {RECOMPUTED_KEY: True}
-        put_in(copy, "backward")
+        set_half(copy, "backward")
         stand_ins[node] = copy
     # 3. Backward reads the copies.
     for reader in readers:

@@ -40,7 +40,7 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph import operators
-from bitproof.harness.graph.analysis.halves import put_in
+from bitproof.harness.graph.analysis.halves import set_half
 from bitproof.harness.graph.analysis.saved_activations import (
     TAG_KEY,
     block_of,
@@ -97,7 +97,7 @@ def _read_sizes_in_forward(module: GraphModule) -> None:
             # Right behind the value, which may then be freed.
             source.append(node)
             node.meta[META_KEY] = origin_of(node)._replace(direction="forward")
-            put_in(node, "forward")
+            set_half(node, "forward")
 
 
 class _Tagger:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from bitproof.harness.graph.analysis.halves import Half, written
+from bitproof.harness.graph.analysis.halves import Half, subgraph
 from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.staged.placed_calls import Crossing, PlacedCalls
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
@@ -90,7 +90,7 @@ def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     # A value may be sent, be a result and be kept for backward. It is a single output.
     outputs = list(dict.fromkeys([*sent, *results, *(placed.kept(own) if half == "forward" else ())]))
     return Part(
-        module=written(placed.module, given, placed.with_numbers(own), outputs),
+        module=subgraph(placed.module, given, placed.with_numbers(own), outputs),
         inputs=tuple(node.name for node in given),
         outputs=tuple(node.name for node in outputs),
         received=tuple(map(placed.crossing, received)),

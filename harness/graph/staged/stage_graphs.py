@@ -31,7 +31,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph.analysis.halves import HALF_KEY, Half, half_of, written
+from bitproof.harness.graph.analysis.halves import HALF_KEY, Half, half_of, subgraph
 from bitproof.harness.graph.analysis.saved_activations import names_to_save
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import calls_of, origin_of
@@ -127,7 +127,7 @@ def _stage_graph(placed: PlacedCalls, stage: int, also_read: list[Node]) -> Stag
     read = {*placed.given(calls), *also_read}
     others = [node for node in placed.inputs if node in read and node not in gradients]
     outputs = [loss if placed.stages[loss] == stage else None, *gradients.values(), tuple(sent)]
-    module = written(placed.module, [*gradients, *others, *received], placed.with_numbers(calls), outputs)
+    module = subgraph(placed.module, [*gradients, *others, *received], placed.with_numbers(calls), outputs)
     for node in module.graph.find_nodes(op="placeholder")[len(gradients) + len(others) :]:
         # A received value is an input here. Its other metadata (origin, half, marks) belongs to the call in its stage.
         node.meta = {"val": node.meta["val"]}

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.graph import symbols
 from bitproof.harness.graph.tracing import fake_kernels as fake_kernels  # registers a missing shape function
-from bitproof.harness.torch_compat import FakeTensorMode, promise
+from bitproof.harness.torch_compat import FakeTensorMode, assume
 from bitproof.harness.torch_fakes import FakeResults
 from bitproof.harness.torch_sizes import remember_arithmetic
 from bitproof.harness.torch_tracing import device_asked
@@ -68,8 +68,8 @@ class _Dispatch:
             with self._shape_env.ignore_fresh_unbacked_symbols():
                 rest = self._shape_env.create_unbacked_symint()
             # Both are numbers of rows, which torch cannot know of a symbol without a number.
-            promise(first >= 0)
-            promise(rest >= 0)
+            assume(first >= 0)
+            assume(rest >= 0)
             self._num_rows[splits] = first + rest
         with self._mode:
             return x.new_empty((self._num_rows[splits], *x.shape[1:]))

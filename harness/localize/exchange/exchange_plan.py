@@ -30,7 +30,7 @@ from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
-from bitproof.harness.localize.logs.calls import OPAQUE, Call, maker_of
+from bitproof.harness.localize.logs.calls import OPAQUE, Call, producer_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
@@ -257,7 +257,7 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
 
     False without a call, if `mine` is None.
     """
-    return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.givers(mine)))
+    return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.producers(mine)))
 
 
 def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
@@ -365,16 +365,16 @@ def _right_inputs(
     exchanged = {(site.call, site.position): value for site, value in right.items() if site.rank == rank}
     found = list[str]()
     # A value from before the step stays as it is.
-    for value, giver in zip(call.inputs, log.given(mine), strict=False):
-        if giver is None:
+    for value, producer in zip(call.inputs, log.input_producers(mine), strict=False):
+        if producer is None:
             found.append(value)
             continue
-        if value not in log.log[giver].outputs:
+        if value not in log.log[producer].outputs:
             return None
-        position, other = log.log[giver].outputs.index(value), log.matching_call(giver)
+        position, other = log.log[producer].outputs.index(value), log.matching_call(producer)
         outputs = log.reference.log[other].outputs if other is not None else ()
-        if (giver, position) in exchanged:
-            found.append(exchanged[giver, position])
+        if (producer, position) in exchanged:
+            found.append(exchanged[producer, position])
         elif position < len(outputs):
             found.append(outputs[position])
         else:
@@ -593,15 +593,15 @@ class _Readers:
         # First the wrong values, each with the right value of the matching call; then all calls that read them.
         wrong, pending, seen = dict[str, str](), [index], set[int]()
         while pending:
-            call, given = self.log.log[number := pending.pop()], self.log.given(number)
+            call, given = self.log.log[number := pending.pop()], self.log.input_producers(number)
             seen.add(number)
             other = self.log.matching_call(number)
             due = self.log.reference.log[other].inputs if other is not None else ()
-            for value, giver, wanted in zip(call.inputs, given, due, strict=False):
-                if giver is None and value != wanted:
+            for value, producer, wanted in zip(call.inputs, given, due, strict=False):
+                if producer is None and value != wanted:
                     wrong[value] = wanted
-                elif giver is not None and giver not in seen and self.log.log[giver].view:
-                    pending.append(giver)
+                elif producer is not None and producer not in seen and self.log.log[producer].view:
+                    pending.append(producer)
         plan = _Draft()
         for reader, call in enumerate(self.log.log) if wrong else ():
             left = [position for position, value in enumerate(call.inputs) if value in wrong]
@@ -629,8 +629,8 @@ class _Readers:
         self.passed.update((index, *self._same_defect_there(index)))
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
             call, other = self.log.log[reader], self.log.matching_call(reader)
-            sides = zip(call.inputs, self.log.given(reader), strict=False)
-            inputs = [value for value, giver in sides if giver not in self.passed]
+            sides = zip(call.inputs, self.log.input_producers(reader), strict=False)
+            inputs = [value for value, producer in sides if producer not in self.passed]
             right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
             # `right` are the values that the matching call reads; for a new call, all values of the reference.
             if not set(inputs) <= set(right):
@@ -696,7 +696,7 @@ class _Readers:
         """
         call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
         for wanted, held in self.pairs:
-            made = self.log.giver(wanted, held)
+            made = self.log.producer(wanted, held)
             if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
                 continue
             readers = [(self.log.matching_call(reader), position) for reader, position in self.log.readers(made)]
@@ -759,14 +759,17 @@ def _position_there(call: Call, partner: Call, position: int) -> int:
 
 def _is_left(log: CandidateLog, index: int, position: int) -> bool:
     """Whether an input, or the tensor that it is a view of, existed before the step."""
-    maker = maker_of(log.log, log.given, index, position)
-    return maker is None or (log.log[maker].view and not log.givers(maker))
+    maker = producer_of(log.log, log.input_producers, index, position)
+    return maker is None or (log.log[maker].view and not log.producers(maker))
 
 
 def _source(log: CandidateLog | ReferenceLog, rank: int, index: int, position: int) -> ValueSite:
     """Return the site of an input's value: the output of the call that computes it, or else this input itself."""
-    call, giver = log.log[index], log.given(index)[position] if position < len(log.given(index)) else None
+    call, producer = (
+        log.log[index],
+        log.input_producers(index)[position] if position < len(log.input_producers(index)) else None,
+    )
     value = call.inputs[position]
-    if giver is not None and value in log.log[giver].outputs:
-        return ValueSite(rank, giver, log.log[giver].outputs.index(value))
+    if producer is not None and value in log.log[producer].outputs:
+        return ValueSite(rank, producer, log.log[producer].outputs.index(value))
     return ValueSite(rank, index, position, is_input=True)

@@ -36,7 +36,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     of_setting,
     plan_of,
 )
-from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, maker_of
+from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
@@ -48,7 +48,7 @@ from bitproof.harness.localize.logs.replay import (
     ValueSite,
     archive_of,
     archives_of,
-    hand_on,
+    copy_spare_values,
     name_of_value,
     read_exchanged,
     read_log,
@@ -214,7 +214,8 @@ class Verifier:
             found = causes[0].culprit
             known = self.logs["candidate" if found.candidate is not None else "reference"][found.rank]
             if found.index >= len(known) or known[found.index].operator != found.call.operator:
-                reason = f"with exchanged values, the cause is {told_of(found)}"  # which the first run does not make
+                # A call that the first run does not make.
+                reason = f"with exchanged values, the cause is {describe_cause(found)}"
                 return culprit, replace(verification, status="in part", reason=reason)
             # The chain's indices are those of a run with exchanged values, so it is dropped.
             found = replace(found, explains=culprit.explains, chain=())
@@ -424,7 +425,7 @@ class Verifier:
         if not wanted:
             return
         folder = archives_of(self.folder, role, self._number)
-        if hand_on(archives_of(self.folder, role), folder, [self._kept_as(role, site) for site in wanted]):
+        if copy_spare_values(archives_of(self.folder, role), folder, [self._kept_as(role, site) for site in wanted]):
             self._number += 1
         else:
             is_alias = any(site.position < 0 for site in wanted)  # only a log shows which tensors are aliases
@@ -468,7 +469,7 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
     while pending:
         if (index := pending.pop()) not in seen and log.matching_here(index) is None:
             seen.add(index)
-            pending += log.reference.givers(index)
+            pending += log.reference.producers(index)
     return {value for index in seen for value in log.reference.log[index].inputs}
 
 
@@ -493,17 +494,19 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         return text
     # A cause must read right values only. An input that the matching call has as well, or that is from before the step,
     # is not due to an earlier call.
-    for position, (value, giver) in enumerate(zip(mine.inputs, log.given(culprit.candidate), strict=False)):
-        if giver is None or theirs[position : position + 1] == (value,):
+    for position, (value, producer) in enumerate(
+        zip(mine.inputs, log.input_producers(culprit.candidate), strict=False)
+    ):
+        if producer is None or theirs[position : position + 1] == (value,):
             continue
-        maker = maker_of(log.log, log.given, culprit.candidate, position)
-        if maker is None or (log.log[maker].view and not log.givers(maker)):
+        maker = producer_of(log.log, log.input_producers, culprit.candidate, position)
+        if maker is None or (log.log[maker].view and not log.producers(maker)):
             continue  # it was there before the step
-        if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, giver)):
-            return f"it reads what {log.log[giver]} gives, which the reference does not have"
-        other = log.matching_call(giver)
-        if other is not None and value in log.log[giver].outputs and value not in log.reference.log[other].outputs:
-            return f"it reads what {log.log[giver]} gives, which differs from what its matching call gives"
+        if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, producer)):
+            return f"it reads what {log.log[producer]} gives, which the reference does not have"
+        other = log.matching_call(producer)
+        if other is not None and value in log.log[producer].outputs and value not in log.reference.log[other].outputs:
+            return f"it reads what {log.log[producer]} gives, which differs from what its matching call gives"
     return ""
 
 
@@ -516,7 +519,7 @@ def _only_moves(log: CandidateLog, index: int) -> bool:
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
         return False
-    sides = [*zip(call.inputs, log.given(index), strict=False)]
+    sides = [*zip(call.inputs, log.input_producers(index), strict=False)]
     sides = sides[1:] if name_of(call) == "copy_" else sides  # copy_ overwrites its first input
     if _may_replace_part(log, {value for value, _ in sides}):
         return False
@@ -536,10 +539,10 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 
     Also true if missing calls compute an input from values that the candidate has.
     """
-    for value, giver in zip(log.reference.log[index].inputs, log.reference.given(index), strict=False):
-        if value in log.values or giver is None:
+    for value, producer in zip(log.reference.log[index].inputs, log.reference.input_producers(index), strict=False):
+        if value in log.values or producer is None:
             continue
-        if log.matching_here(giver) is not None or not _has_inputs(log, giver):
+        if log.matching_here(producer) is not None or not _has_inputs(log, producer):
             return False
     return True
 
@@ -573,7 +576,9 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
     numbers = {f"number {value}" for name, value in log.log[culprit.candidate].scalars if known.get(name) != value}
     for index, call in enumerate(log.log[: culprit.candidate] if numbers else ()):
         # Dynamo makes a tensor of a number in the code, which no call computes, and reads it out.
-        is_computed = call.operator == READS_OUT and any(giver is not None for giver in log.given(index))
+        is_computed = call.operator == READS_OUT and any(
+            producer is not None for producer in log.input_producers(index)
+        )
         if is_computed and numbers.intersection(call.outputs) - log.reference.values:
             return f"it is given a number that {call} reads out of a tensor, and that the reference does not have"
     return ""
@@ -595,7 +600,7 @@ def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collecti
     return None if len(calls) == len(again) else min(len(calls), len(again))
 
 
-def told_of(culprit: Culprit) -> str:
+def describe_cause(culprit: Culprit) -> str:
     """Return a cause in one line: the call, its rank and its defect."""
     with_arguments = f", with {culprit.arguments}" if culprit.arguments else ""
     where = f" ({culprit.call.source})" if culprit.call.source else ""
@@ -605,7 +610,7 @@ def told_of(culprit: Culprit) -> str:
 def _other_cause(cause: Cause) -> OtherCause:
     culprit, place = cause.culprit, cause.culprit.call.place
     return OtherCause(
-        call=told_of(culprit),
+        call=describe_cause(culprit),
         accounts=cause.accounts,
         operator=culprit.call.operator,
         module=place.module,

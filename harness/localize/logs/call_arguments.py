@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bitproof.harness.disturb.works import in_place_results
+from bitproof.harness.disturb.deferred_work import in_place_results
 from bitproof.harness.graph.operators import name_of, written_names
 from bitproof.harness.operators import named
 from bitproof.harness.torch_compat import tree_leaves

@@ -20,19 +20,19 @@ from torch.fx import GraphModule
 
 from bitproof.harness import capture
 from bitproof.harness.capture.digest import digest, plain
-from bitproof.harness.disturb.works import IN_PLACE_COLLECTIVES, TO_ONE_RANK, Works
+from bitproof.harness.disturb.deferred_work import IN_PLACE_COLLECTIVES, TO_ONE_RANK, HandleLog
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, UNINITIALIZED, is_view, name_of, row_of
 from bitproof.harness.graph.staged.staged_step import StagedStep
+from bitproof.harness.localize.call_sites import CallSiteTracker, finalize_calls
 from bitproof.harness.localize.logs.call_arguments import given_to, read_by, scalars_of, tensors_in, written_by
-from bitproof.harness.localize.logs.calls import KERNELS, OPAQUE, READS_OUT, Call, Place
-from bitproof.harness.localize.logs.exchanges import Exchanges, replaced, sites_of, told_of
+from bitproof.harness.localize.logs.calls import KERNELS, OPAQUE, READS_OUT, Call, CallSite
+from bitproof.harness.localize.logs.exchanges import Exchanges, describe_number, replaced, sites_of
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
-from bitproof.harness.localize.logs.node_places import GraphRunner
+from bitproof.harness.localize.logs.node_call_sites import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
 from bitproof.harness.localize.logs.replay import ValueExchange, ValueSite
-from bitproof.harness.localize.places import Places, settled
 from bitproof.harness.operators import Uninitialized, names
 from bitproof.harness.systems import script, watched_loop, watched_step
 from bitproof.harness.systems.watched_step import WatchedStep
@@ -105,7 +105,7 @@ class CallRecorder(TorchDispatchMode):
 
     def __init__(
         self,
-        place: Places,
+        place: CallSiteTracker,
         keep: Collection[ValueSite] = (),
         only_keeps: bool = False,
         spare: int = 0,
@@ -121,7 +121,7 @@ class CallRecorder(TorchDispatchMode):
         self._keep, self._only_keeps, self._spare = keep, only_keeps, spare
         # By storage: the call that is still filling it, the living tensors over it, and whether it is new (`_fresh`).
         self._in_flight: dict[int, int] = {}
-        self._works = Works()
+        self._works = HandleLog()
         self._seen: dict[int, dict[int, weakref.ref[Tensor]]] = {}
         self._fresh: dict[int, bool] = {}
         """Storages that no call has written yet, and whether they were allocated as zeros, as under stress."""
@@ -229,7 +229,9 @@ class CallRecorder(TorchDispatchMode):
             results = result if isinstance(result, tuple) else (result,)
             parts = [(lane(written, index, lanes), lane(results, index, lanes)) for index in range(lanes)]
         if self._only_keeps:
-            call = Call(Place(None, None), _full_name(function), (), (), collective=namespace in COLLECTIVE_NAMESPACES)
+            call = Call(
+                CallSite(None, None), _full_name(function), (), (), collective=namespace in COLLECTIVE_NAMESPACES
+            )
         else:
             call = self._entry(function, args, kwargs, reading, draws)
         given = tensors_in((args, kwargs)) if self.exchanges else []
@@ -272,7 +274,7 @@ class CallRecorder(TorchDispatchMode):
         number = self.exchanges.number(index, self.calls[index].operator, number, reads)
         if (site := ValueSite(self._rank, index, 0)) in self._keep:
             self.kept[site] = torch.tensor(number)
-        self._add_value(index, GENERATORS, told_of(number))
+        self._add_value(index, GENERATORS, describe_number(number))
         return number
 
     def _entry(self, function: Any, args: Any, kwargs: Any, reading: _Reading, draws: bool) -> Call:
@@ -417,7 +419,7 @@ class CallRecorder(TorchDispatchMode):
         the first `graph.num_visible` are not logged.
         """
         # `inputs` is a list that the kernels empty, to free its tensors early.
-        read, place = list(inputs), Place(graph.module, graph.direction)
+        read, place = list(inputs), CallSite(graph.module, graph.direction)
         digests, producers, _, _ = self._inputs(read)
         # Calls within the kernels are Inductor's, so they are not logged.
         with disable_current_modes():
@@ -588,7 +590,7 @@ def logged(
     model = getattr(system, "model", None)
     shown = system if isinstance(system, WatchedStep) else model  # which may have several
     running = [getattr(system, name, lambda: None) for name in ("running_chunk", "running_half")]
-    places = Places(shown.named_modules if shown is not None else tuple, *running)
+    places = CallSiteTracker(shown.named_modules if shown is not None else tuple, *running)
     places.stays_whole = stays_whole or captured is not None
     recorder = CallRecorder(places, keep, only_keeps, spare, rank, exchanges)
     # Attributes of the system that are wrapped while it runs, with their own values, which are restored at the end.
@@ -612,13 +614,13 @@ def logged(
             yield recorder
         # Only at the end of the step it is known which collectives were never waited for, and what backward leads to.
         recorder.forget_abandoned()
-        recorder.calls = settled(recorder.calls)
+        recorder.calls = finalize_calls(recorder.calls)
     finally:
         for name, value in replaced.items():
             setattr(system, name, value)
 
 
-def _marked(gradients: Callable[..., Any], places: Places) -> Callable[..., Any]:
+def _marked(gradients: Callable[..., Any], places: CallSiteTracker) -> Callable[..., Any]:
     def marked(*args: Any, **kwargs: Any) -> Any:
         places.computes_gradients = True
         try:

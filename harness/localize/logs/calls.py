@@ -23,7 +23,7 @@ CLIPPING = "clipping"
 """The part of an update that clips gradients."""
 
 
-class Place(NamedTuple):
+class CallSite(NamedTuple):
     """The place of a call in a step, such as layers.3.mlp, backward, chunk 1.
 
     - `module`: its name, "" for the root, None for a call outside modules.
@@ -55,7 +55,7 @@ class Call(NamedTuple):
     - `outside`: positions of inputs that were written outside torch's operators, such as by NumPy.
     """
 
-    place: Place
+    place: CallSite
     operator: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
@@ -87,14 +87,14 @@ def is_abandoned(call: Call) -> bool:
     return call.collective and bool(call.inputs) and not call.outputs and not call.operator.startswith("send")
 
 
-def gives_what_it_reads(call: Call) -> bool:
+def returns_only_inputs(call: Call) -> bool:
     """Whether each output of a call equals one of its inputs, as for a product with 1. False without outputs."""
     # The first output is compared before sets are built: this runs for every call of a log.
     outputs, inputs = call.outputs, call.inputs
     return bool(outputs) and outputs[0] in inputs and (len(outputs) == 1 or set(outputs) <= set(inputs))
 
 
-def maker_of(
+def producer_of(
     calls: Sequence[Call], given: Callable[[int], Sequence[int | None]], index: int, position: int
 ) -> int | None:
     """Return the index of the call that computed an input; None if none of `calls` did.
@@ -107,7 +107,7 @@ def maker_of(
         made_by = given(index)[position]
         if made_by is None:
             return None
-        if not calls[made_by].view or not any(giver is not None for giver in given(made_by)):
+        if not calls[made_by].view or not any(producer is not None for producer in given(made_by)):
             return made_by
         index, position = made_by, 0
 
@@ -132,6 +132,6 @@ def _call(values: list[Any]) -> Call:
     place, operator, inputs, outputs, *more = values
     # JSON has lists for tuples. `scalars` is a tuple of pairs, so its entries are converted as well.
     others: list[Any] = [tuple(each) if isinstance(each, list) else each for each in more]
-    call = Call(Place(*place), operator, tuple(inputs), tuple(outputs), *others)
+    call = Call(CallSite(*place), operator, tuple(inputs), tuple(outputs), *others)
     scalars = tuple((str(name), str(value)) for name, value in call.scalars)
     return call._replace(scalars=scalars) if scalars else call

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
 
-from bitproof.harness.localize.logs.calls import READS_OUT, Call, gives_what_it_reads, is_abandoned
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned, returns_only_inputs
 from bitproof.harness.localize.logs.matching import Matching
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, name_of
 from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
@@ -22,11 +22,12 @@ class CandidateLog(IndexedLog):
         self._matching = Matching(calls, reference.log)
         self._last: dict[str, int] = {}
         self._num_makers = Counter[str]()
-        self._given = list[tuple[int | None, ...]]()
+        self._input_producers = list[tuple[int | None, ...]]()
         self._read_out: int | None = None
-        # Call by call: `_givers` looks up the last call so far with an equal output, and must find no later call.
+        # Call by call: `_find_producers` looks up the last call so far with an equal output, and must find no later
+        # call.
         for index, call in enumerate(calls):
-            self._given.append(self._givers(index, call))
+            self._input_producers.append(self._find_producers(index, call))
             for value in (*call.aliases, *call.outputs):
                 self._last[value] = index
                 self._num_makers[value] += 1
@@ -56,7 +57,7 @@ class CandidateLog(IndexedLog):
         due = self.reference.log[other].outputs
         return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
 
-    def _givers(self, index: int, call: Call) -> tuple[int | None, ...]:
+    def _find_producers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """Return the producer of each input: the call that wrote it or, if unknown, the last call with an equal output.
 
         None for a right value from before the step. If the call may use a number that an earlier call read out of a
@@ -88,7 +89,7 @@ class CandidateLog(IndexedLog):
         directions = {self.log[self._read_out].place.direction, call.place.direction}
         return directions == {"update"} and call.scalars != self.reference.log[other].scalars
 
-    def giver(self, wanted: str, digest: str) -> int | None:
+    def producer(self, wanted: str, digest: str) -> int | None:
         """Return the candidate's call that produced a record's value `digest`; None if no call did.
 
         `wanted` is the digest of the reference's value. If several calls did, returns the call that matches the
@@ -109,47 +110,50 @@ class CandidateLog(IndexedLog):
         For example, `_fused_adamw_` counts its gradients as written, but does not change them.
         """
         while index is not None and name_of(call := self.log[index]).endswith("_") and value in call.inputs:
-            giver = self._given[index][call.inputs.index(value)]
-            if giver is None:
+            producer = self._input_producers[index][call.inputs.index(value)]
+            if producer is None:
                 break
-            index = giver
+            index = producer
         return index
 
-    def given(self, index: int) -> Sequence[int | None]:
+    def input_producers(self, index: int) -> Sequence[int | None]:
         """Return, for each input of a call, the index of the call that produced it.
 
         None for a value from before the step.
         """
-        return self._given[index]
+        return self._input_producers[index]
 
-    def maker(self, index: int, position: int) -> int | None:
+    def producer_of_input(self, index: int, position: int) -> int | None:
         """Return the index of the call that produced an input; None for a value from before the step.
 
-        Unlike `given`, also None for a view of a value from before the step, if the reference lacks that value.
+        Unlike `input_producers`, also None for a view of a value from before the step, if the reference lacks that
+        value.
         """
-        giver = self._given[index][position] if position < len(self._given[index]) else None
-        view = giver
+        producer = self._input_producers[index][position] if position < len(self._input_producers[index]) else None
+        view = producer
         while view is not None and self.log[view].view and self.log[view].operator != "view.dtype":
             # A view of a value from before the step that the reference lacks: nothing in this step made that value.
-            made_by = self._given[view][0] if self._given[view] else None
+            made_by = self._input_producers[view][0] if self._input_producers[view] else None
             if made_by is None and not self.reference.values.issuperset(self.log[view].inputs):
                 return None
             view = made_by
-        return giver
+        return producer
 
-    def how_it_came(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
+    def untracked_read(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
         """Return "unwritten" if a call reads uninitialized memory, "outside" if it reads memory that no operator wrote.
 
         NumPy, for example, writes outside torch's operators. None for all other calls. Reads through views count, but
         inputs with digests in `known` do not.
         """
-        for position, (value, giver) in enumerate(zip(self.log[index].inputs, self._given[index], strict=False)):
+        for position, (value, producer) in enumerate(
+            zip(self.log[index].inputs, self._input_producers[index], strict=False)
+        ):
             if value in known:
                 continue
             # Through views to the call that reads the memory itself: only its entry has the positions.
             call, at = self.log[index], position
-            while giver is not None and self.log[giver].view and self.log[giver].inputs:
-                call, at, giver = self.log[giver], 0, self._given[giver][0]
+            while producer is not None and self.log[producer].view and self.log[producer].inputs:
+                call, at, producer = self.log[producer], 0, self._input_producers[producer][0]
             if at in call.unwritten:
                 return "unwritten"
             if at in call.outside:
@@ -158,7 +162,7 @@ class CandidateLog(IndexedLog):
 
     def reads_unwritten(self, index: int) -> bool:
         """Whether a call reads uninitialized memory."""
-        return self.how_it_came(index) == "unwritten"
+        return self.untracked_read(index) == "unwritten"
 
     def lacks(self, index: int) -> bool:
         """Whether no output of the reference's call `index` is a value of any of the candidate's calls."""
@@ -190,7 +194,7 @@ class CandidateLog(IndexedLog):
     def packs(self, index: int) -> bool:
         """Whether a call computes nothing: it joins values, takes them apart, or returns an input unchanged."""
         call = self.log[index]
-        if gives_what_it_reads(call):
+        if returns_only_inputs(call):
             return not call.collective
         # A clone that changes its value is wrong, and packs nothing.
         return call.view or (name_of(call) in PACKING and name_of(call) != "clone")

@@ -127,11 +127,11 @@ class Exchanges:
     def number(self, call: int, operator: str, number: Any, reads: tuple[str, ...]) -> Any:
         """Return the number that a call reads out of a tensor, or the other system's number if the plan replaces it."""
         planned = self._planned.get((call, False, 0))
-        held = told_of(number)
+        held = describe_number(number)
         if planned is None or not self._is_to_be_made(planned, held, operator, reads):
             return number
         other = type(number)(read_value(archive_of(planned.archives, planned.site.rank), planned.name).item())
-        self._note(planned, held, "" if told_of(other) == planned.wanted else "the value is another number")
+        self._note(planned, held, "" if describe_number(other) == planned.wanted else "the value is another number")
         return other
 
     def _is_to_be_made(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
@@ -187,7 +187,7 @@ OTHER_TYPE = "stands there, and the value is"
 UNSTEADY = "it did not repeat what it computed"
 
 
-def told_of(number: Any) -> str:
+def describe_number(number: Any) -> str:
     """Return the text in a log for a number that was read out of a tensor."""
     return f"number {number!r}"
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bitproof.harness.localize.logs.calls import Call, gives_what_it_reads
+from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
 
@@ -35,7 +35,7 @@ def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
         index
         for index, call in enumerate(calls)
         if name_of(call) in _BROADCASTS
-        and all(gives_what_it_reads(joined.logs[peer][i]) for peer, i in joined.together((rank, index)))
+        and all(returns_only_inputs(joined.logs[peer][i]) for peer, i in joined.together((rank, index)))
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.packing import name_of
 
-Site = tuple[int, int]
+CallId = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 RECEIVES = {"recv_", "recv_any_source_"}
@@ -44,7 +44,7 @@ class JoinedLogs:
             self._at.append(at)
         self._rounds: list[list[int]] | None = None
 
-    def together(self, site: Site) -> list[Site]:
+    def together(self, site: CallId) -> list[CallId]:
         """Return the calls of all ranks that belong to the same collective as `site`, in the order of the ranks.
 
         If `site` is no collective, returns only `site`.
@@ -61,36 +61,36 @@ class JoinedLogs:
                 found.append((peer, group[turn]))
         return found or [site]
 
-    def turn(self, site: Site) -> int:
+    def launch_index(self, site: CallId) -> int:
         """Return the number of earlier collectives that the rank of the collective `site` launched in its group."""
         return self._turns[site[0]][site[1]]
 
-    def when(self, site: Site) -> tuple[int, int, int]:
+    def when(self, site: CallId) -> tuple[int, int, int]:
         """Return a sort key, smaller for earlier calls: (number of collectives before the call, rank, index)."""
         if self._rounds is None:
             self._rounds = self._count_rounds()
         rank, index = site
         return self._rounds[rank][index], rank, index
 
-    def before(self, sites: Iterable[Site], givers: Callable[[Site], Iterable[int]]) -> set[Site]:
+    def before(self, sites: Iterable[CallId], producers: Callable[[CallId], Iterable[int]]) -> set[CallId]:
         """Return `sites`, and every call from which a path of values leads to one of them.
 
-        `givers` returns the indices of the calls that produced a call's inputs.
+        `producers` returns the indices of the calls that produced a call's inputs.
         """
-        pending, seen = list(sites), set[Site]()
+        pending, seen = list(sites), set[CallId]()
         while pending:
             if (site := pending.pop()) in seen:
                 continue
             for rank, index in self.together(site):
                 seen.add((rank, index))
-                pending += [(rank, giver) for giver in givers((rank, index))]
+                pending += [(rank, producer) for producer in producers((rank, index))]
         return seen
 
-    def first_of(self, sites: Collection[Site]) -> Site:
+    def first_of(self, sites: Collection[CallId]) -> CallId:
         """Return a call of `sites` to which no path of values leads from another call of `sites`."""
         # Go from call to call against the paths. Logs that contradict each other may have cycles, so no call is passed
         # twice.
-        first, passed = min(sites, key=self.when), set[Site]()
+        first, passed = min(sites, key=self.when), set[CallId]()
         while True:
             passed.update(self.together(first))
             earlier = self.before([first], self._producers).intersection(sites) - passed
@@ -98,7 +98,7 @@ class JoinedLogs:
                 return first
             first = min(earlier, key=self.when)
 
-    def _producers(self, site: Site) -> list[int]:
+    def _producers(self, site: CallId) -> list[int]:
         return [index for index in self.logs[site[0]][site[1]].producers if index is not None]
 
     def _is_one(self, call: Call, other: Call) -> bool:

@@ -154,13 +154,13 @@ class Matching:
         For example, this matches a call that reads a wrong input, and so shares no value with its match.
         """
         calls, known = self.calls
-        givers = [_givers(side) for side in self.calls]
+        producers = [_find_producers(side) for side in self.calls]
         # Readers before their producers, so that a chain of such calls is matched back to its first.
         for mine in reversed(range(len(calls))):
             theirs = self.theirs[mine]
-            if theirs is None or len(givers[0][mine]) != len(givers[1][theirs]):
+            if theirs is None or len(producers[0][mine]) != len(producers[1][theirs]):
                 continue
-            for own, due in zip(givers[0][mine], givers[1][theirs], strict=True):
+            for own, due in zip(producers[0][mine], producers[1][theirs], strict=True):
                 if own is None or due is None or self.theirs[own] is not None or self.mine[due] is not None:
                     continue
                 if calls[own].operator == known[due].operator and _may_match(known[due], calls[own]):
@@ -218,7 +218,7 @@ class Matching:
                     done[index] = None if first is None else self.theirs[first]
 
 
-def _givers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
+def _find_producers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
     """Return, for each call, the producers of its inputs.
 
     If the log states none, the producer of an input is the last call before with an equal output.

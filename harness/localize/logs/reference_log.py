@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.operators import names
 
 COMMUTATIVE = names(lambda row: row.commutes)
@@ -19,7 +19,7 @@ class IndexedLog:
 
     def __init__(self, calls: Sequence[Call]) -> None:
         self.log = calls
-        self._there: dict[tuple[str, Place], list[int]] = defaultdict(list)
+        self._there: dict[tuple[str, CallSite], list[int]] = defaultdict(list)
         for index, call in enumerate(calls):
             self._there[call.operator, call.place].append(index)
 
@@ -36,24 +36,24 @@ class IndexedLog:
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None
 
-    def given(self, index: int) -> Sequence[int | None]:
+    def input_producers(self, index: int) -> Sequence[int | None]:
         """Return, for each input of a call, the index of the call that produced it.
 
         None for a value from before the step.
         """
         raise NotImplementedError
 
-    def givers(self, index: int) -> list[int]:
+    def producers(self, index: int) -> list[int]:
         """Return the indices of the calls that produced inputs of call `index`."""
-        return [giver for giver in self.given(index) if giver is not None]
+        return [producer for producer in self.input_producers(index) if producer is not None]
 
     @cached_property
     def _readers(self) -> dict[int, list[tuple[int, int]]]:
         found: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for reader, call in enumerate(self.log):
-            for position, giver in enumerate(self.given(reader)[: len(call.inputs)]):
-                if giver is not None:
-                    found[giver].append((reader, position))
+            for position, producer in enumerate(self.input_producers(reader)[: len(call.inputs)]):
+                if producer is not None:
+                    found[producer].append((reader, position))
         return found
 
     def readers(self, index: int) -> Sequence[tuple[int, int]]:
@@ -93,7 +93,7 @@ class ReferenceLog(IndexedLog):
         """Return the index of the first call that produced a value; None if no call did."""
         return self._producers.get(value)
 
-    def given(self, index: int) -> list[int | None]:
+    def input_producers(self, index: int) -> list[int | None]:
         """Return, for each input of a call, the index of the call that produced it.
 
         None for a value from before the step.
@@ -101,7 +101,7 @@ class ReferenceLog(IndexedLog):
         call = self.log[index]
         # Without stated producers, the first call with an equal output counts, but only if it is before this call.
         producers = call.producers or [self._producers.get(value) for value in call.inputs]
-        return [giver if giver is not None and giver < index else None for giver in producers]
+        return [producer if producer is not None and producer < index else None for producer in producers]
 
 
 def in_any_order(call: Call) -> tuple[str, ...]:
@@ -114,7 +114,7 @@ def values_of(call: Call) -> tuple[str, ...]:
     return call.outputs if len(call.outputs) < 2 else tuple(dict.fromkeys(call.outputs))
 
 
-def fits(first: Place, second: Place) -> bool:
+def fits(first: CallSite, second: CallSite) -> bool:
     """Whether two places agree in direction and chunk, whatever their modules. None agrees with any."""
     _, direction, chunk = first
     _, other_direction, other_chunk = second

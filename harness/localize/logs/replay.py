@@ -197,7 +197,7 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
     partial.replace(path)
 
 
-def hand_on(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
+def copy_spare_values(source: Path, target: Path, sites: Sequence[ValueSite]) -> bool:
     """Copy the values at `sites`, which an earlier replay kept, from archives in `source` to archives in `target`.
 
     This saves a replay. Returns False, and writes nothing, if a value is missing.

@@ -27,7 +27,7 @@ from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.options import RunOptions
-from bitproof.harness.powers.baselines.baseline_folders import file_baseline, tell_sides
+from bitproof.harness.powers.baselines.baseline_folders import name_baseline_sides, store_baseline
 from bitproof.harness.powers.baselines.check import BaselineCheck, BaselineOptions
 from bitproof.harness.powers.baselines.records import BaselineResult, BaselineStatus
 from bitproof.harness.powers.baselines.report import baselines_of
@@ -79,7 +79,7 @@ def accept(
         reports.append(report)
         return {}
 
-    status = run_and_report(cases, options, report_dir, replay, tell=keep)
+    status = run_and_report(cases, options, report_dir, replay, on_report=keep)
     # Only rank 0 has the recordings, and a run that was refused has no report.
     if not reports or not launched.is_first():
         return status
@@ -113,8 +113,8 @@ def _accept(
         return UNJUDGED
     # Both sides must still agree: a baseline is not a way to accept a difference between systems.
     if sides and not result.agrees_as_expected:
-        told = f"{result.verdict}, expected {result.case.expected}"
-        print(f"{result.case.name}: {told}: its baselines are left as they are")
+        text = f"{result.verdict}, expected {result.case.expected}"
+        print(f"{result.case.name}: {text}: its baselines are left as they are")
         return UNEXPECTED
     reasons = dict.fromkeys(sides, accepted)
     if explainers:
@@ -138,7 +138,7 @@ def _accept(
         try:
             # A copy next to the baselines, so that replacing is a rename on the same file system.
             shutil.copytree(recording, copy)
-            folder = file_baseline(copy, baseline_dir, result.case, system, force=True, accepted=reasons[role])
+            folder = store_baseline(copy, baseline_dir, result.case, system, force=True, accepted=reasons[role])
         finally:
             shutil.rmtree(copy, ignore_errors=True)
         print(f"{result.case.name}: accepted {role} {system}: {folder}")
@@ -160,7 +160,7 @@ def _explained(case: Case, path: str | None, recording: Path, explainers: Sequen
     if comparison.verdict == Verdict.EQUAL:
         return Explanation(True, f"no bit drifted from {path}")
     if comparison.verdict != Verdict.DIFFERENT:
-        return Explanation.lacking(tell_sides(comparison.reason or str(comparison.verdict)))
+        return Explanation.lacking(name_baseline_sides(comparison.reason or str(comparison.verdict)))
     found = [explain(baseline, here) for explain in explainers]
     return next((each for each in found if each.is_whole), found[-1])
 

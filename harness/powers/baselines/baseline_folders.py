@@ -61,7 +61,7 @@ def environment_id(manifest: Manifest) -> str:
     return f"{prefix}-{hashlib.sha256(content).hexdigest()[:8]}"
 
 
-def file_baseline(
+def store_baseline(
     recording: Path,
     baseline_dir: Path,
     case: Case,
@@ -96,7 +96,7 @@ def file_baseline(
         raise UsageError(
             "there is a baseline of this environment already",
             expected="none, or --force to replace it",
-            found=f"{folder}, {_tell_bits(folder, found, case)}",
+            found=f"{folder}, {_describe_bits(folder, found, case)}",
         ) from error
     except OSError as error:
         raise RecordingError(
@@ -118,7 +118,7 @@ def values_to_keep(baseline_dir: Path, case: Case, system: str) -> tuple[str, ..
     return tuple(dict.fromkeys(pattern for patterns in known for pattern in patterns))
 
 
-def demanded(about: BaselineResult) -> BaselineResult:
+def require_baseline(about: BaselineResult) -> BaselineResult:
     """Return `about` with the status MISSING if no baseline has the run's environment, otherwise unchanged.
 
     This is for runs with `--require-baseline`.
@@ -141,7 +141,7 @@ def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
     return sorted(path for path in found if path not in used and not path.parent.name.startswith("."))
 
 
-def hold_against_baseline(
+def compare_with_baselines(
     recording: Path, baseline_dir: Path, case: Case, system: str, measure_drift: MeasureDrift
 ) -> BaselineResult:
     """Compare a recording with its system's baselines.
@@ -176,14 +176,14 @@ def _compare(
     # A damaged baseline may be the one of this environment, unless an intact one is.
     if nearest is None or (damaged and differences[nearest]):
         raise damaged[0]  # it may be of this environment
-    reasons = [_tell_difference(path, *pair) for path, pair in differences[nearest].items()]
+    reasons = [_describe_difference(path, *pair) for path, pair in differences[nearest].items()]
     if reasons and not differences[nearest].keys() <= _VERSION_FIELDS:
         return BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path=str(nearest), reasons=reasons)
     there = read_recording(nearest)
     comparison = compare(there, here, case)
     status = BaselineStatus.NOT_COMPARABLE if reasons else _STATUS[comparison.verdict]
     if comparison.reason:
-        reasons.append(tell_sides(comparison.reason))
+        reasons.append(name_baseline_sides(comparison.reason))
     drift: list[Drift] = []
     if comparison.verdict == Verdict.DIFFERENT:
         reasons += _other_code(there.manifest, here.manifest)
@@ -207,19 +207,19 @@ def _other_code(baseline: Manifest, here: Manifest) -> list[str]:
         return []
     names = ("code_hash", "generated_hash")
     pairs = {f"graph.{name}": (getattr(baseline.graph, name), getattr(here.graph, name)) for name in names}
-    return [_tell_difference(path, *pair) for path, pair in pairs.items() if pair[0] != pair[1]]
+    return [_describe_difference(path, *pair) for path, pair in pairs.items() if pair[0] != pair[1]]
 
 
-def tell_sides(reason: str) -> str:
+def name_baseline_sides(reason: str) -> str:
     return reason.replace("the reference", "the baseline").replace("the candidate", "this run")
 
 
-def _tell_difference(path: str, baseline: Any, here: Any) -> str:
+def _describe_difference(path: str, baseline: Any, here: Any) -> str:
     left, right = (cut(json.dumps(value), _MAX_VALUE) for value in (baseline, here))
     return f"{json.dumps(path)[1:-1]}: {left} in the baseline, {right} here"
 
 
-def _tell_bits(folder: Path, recording: Recording, case: Case) -> str:
+def _describe_bits(folder: Path, recording: Recording, case: Case) -> str:
     try:
         verdict = compare(read_recording(folder), recording, case).verdict
     except RecordingError:

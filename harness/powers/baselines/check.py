@@ -43,7 +43,7 @@ class BaselineOptions:
             metavar="DIR",
         ),
         read=_read_folder,
-        tell=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
+        to_options=lambda folder: {"baseline": folder is not None, "baseline_dir": folder},
     )
     require_baseline: bool = setting(
         False, "--require-baseline", CHECKS, "With --baseline, fail if a system has no baseline for this environment."
@@ -96,7 +96,7 @@ class BaselineCheck(Check):
         With `logs_new`, the first step's calls are also logged for recordings without a baseline, which may become
         baselines. If the calls of a drifted system cannot be logged, its result states the reason.
         """
-        from bitproof.harness.powers.baselines.baseline_folders import demanded, hold_against_baseline
+        from bitproof.harness.powers.baselines.baseline_folders import compare_with_baselines, require_baseline
         from bitproof.harness.powers.baselines.report import finding_of
 
         case, found = evidence.case, dict[Role, BaselineResult]()
@@ -107,8 +107,8 @@ class BaselineCheck(Check):
 
         systems: dict[Role, str] = {"reference": case.reference, "candidate": case.candidate}
         for role, system in systems.items():
-            about = hold_against_baseline(evidence.path(role), self._folder, case, system, measure_drift)
-            found[role] = demanded(about) if self.options.require_baseline else about
+            about = compare_with_baselines(evidence.path(role), self._folder, case, system, measure_drift)
+            found[role] = require_baseline(about) if self.options.require_baseline else about
         for role, about in found.items() if evidence.result.verdict != Verdict.ERROR else ():
             if about.status == BaselineStatus.DRIFTED:
                 found[role] = _with_call(about, evidence, role)

@@ -12,7 +12,7 @@ from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import ONE_CASE, WHERE, CaseFiles, ReportDir, case_words, chosen_cases
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import words
+from bitproof.harness.settings import to_argv
 
 
 @command(
@@ -54,7 +54,7 @@ def accept_command(
     from bitproof.harness.powers.baselines.check import BaselineOptions
 
     cases = chosen_cases(expression, case_files, changes)
-    replay = [*words(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files)]
+    replay = [*to_argv(changes, options, BaselineOptions(baseline_dir)), *case_words(case_files)]
     raise typer.Exit(
         accept(
             cases, options, report_dir, baseline_dir, why or "", new=new, replay=replay, certificates=certificate or ()

@@ -12,7 +12,7 @@ from bitproof.harness.localize.culprit import call_of
 from bitproof.harness.localize.differing import differing_digests
 from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.replay import read_log
-from bitproof.harness.powers.baselines.baseline_folders import tell_sides
+from bitproof.harness.powers.baselines.baseline_folders import name_baseline_sides
 from bitproof.harness.records import BlamedCall, Recording
 from bitproof.harness.validate import read
 
@@ -39,7 +39,7 @@ def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
     if call is None:
         return None
     read(BlamedCall, asdict(call), "the call that moved", RecordingError, where=str(baseline))  # names may be no texts
-    return replace(call, how=tell_sides(call.how or ""), chain=None)
+    return replace(call, how=name_baseline_sides(call.how or ""), chain=None)
 
 
 def _logs(folder: Path, recording: Recording) -> list[list[Call]]:

@@ -35,7 +35,7 @@ _DEMAND = "--require-baseline fails such a case, and `bitproof accept --new` sto
 def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
     sides = _sides(found, systems)
     objecting = [(side, about) for side, about in sides if about.status in _BRIEF]
-    told = {
+    reported = {
         status: "; ".join(f"{side}: {_objection(about)}" for side, about in objecting if about.status in statuses)
         for status, statuses in (
             ("objection", (BaselineStatus.DRIFTED, BaselineStatus.MISSING)),
@@ -47,7 +47,7 @@ def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
         blocks=tuple(_blocks(sides)),
         calls=tuple(about.call for _, about in objecting if about.call),
         data=json.loads(json.dumps({role: asdict(about) for role, about in found.items()})),
-        **told,
+        **reported,
     )
 
 

@@ -28,10 +28,10 @@ from bitproof.harness.errors import CaseError
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.gpus import driver_version, gpu_topology, read_nccl_conf
 from bitproof.harness.options import Control, RunOptions
+from bitproof.harness.powers.doctor.check_result import CheckResult
 from bitproof.harness.powers.doctor.command import MAIN_CASES, NUM_RANKS, Torch, probe_torch
-from bitproof.harness.powers.doctor.first_hour import FirstHour, Outcome, earlier
-from bitproof.harness.powers.doctor.found import CheckResult
-from bitproof.harness.powers.doctor.plan import FIRST_HOUR, HUNG, KILLED, names_of
+from bitproof.harness.powers.doctor.plan import GPU_CHECKS, HUNG, KILLED, names_of
+from bitproof.harness.powers.doctor.saved_results import Outcome, SavedResults, earlier
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.started import Started
 from bitproof.harness.records import CaseResult, Verdict
@@ -70,12 +70,12 @@ def examine_gpus(
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
-        yield from _not_run(FIRST_HOUR, why)
+        yield from _not_run(GPU_CHECKS, why)
         return
     assert not isinstance(torch, str), "it has GPUs"
     # With enough GPUs each rank gets its own, whatever was asked.
     share_gpus = share_gpus and len(torch.gpus) < NUM_RANKS
-    hour, cache = FirstHour(about=about(torch, share_gpus=share_gpus)), default_folder()
+    hour, cache = SavedResults(about=about(torch, share_gpus=share_gpus)), default_folder()
     kept = {each.name: each for each in earlier(cache, hour.about)}
     began = time.monotonic()
     for line in _check_lines(report_dir, torch, kept=tuple(kept), share_gpus=share_gpus):
@@ -191,23 +191,23 @@ def run_cases_on(
 
     last, kept = ranks - 1, {*kept}
     fail = {
-        KILLED: (f"kill-rank:rank={last},step=1", _CASE_SECONDS, tell_killed),
-        HUNG: (f"hang-rank:rank={last},step=1", _HANG_SECONDS, tell_hung),
+        KILLED: (f"kill-rank:rank={last},step=1", _CASE_SECONDS, judge_killed),
+        HUNG: (f"hang-rank:rank={last},step=1", _HANG_SECONDS, judge_hung),
     }
     for name in names_of("rank", "case"):
         if name in kept:
             continue
         case = CASES[name] if name not in fail else replace(CASES[MAIN_CASES[0]], steps=2)
         # Not NCCL on shared GPUs: its kernels would wait for each other on the same GPU, about 5 s per step.
-        judge_equal: Tell = functools.partial(tell_equal, backend="gloo") if share_gpus else tell_equal
-        inject, timeout, tell = fail.get(name, (None, _CASE_SECONDS, judge_equal))
+        judge_equal: JudgeResult = functools.partial(judge_equal_run, backend="gloo") if share_gpus else judge_equal_run
+        inject, timeout, judge = fail.get(name, (None, _CASE_SECONDS, judge_equal))
         try:
             case = on_ranks(case, ranks, is_for_all=name in fail or name in MAIN_CASES)
         except CaseError as error:
             why = " ".join(str(error).split())
             yield CheckLine(name=name, outcome="NOT RUN", found=f"no run on {ranks} GPUs: {why}")
             continue
-        yield try_case(case, name, inject, timeout, report_dir, tell, device, share_gpus=share_gpus)
+        yield try_case(case, name, inject, timeout, report_dir, judge, device, share_gpus=share_gpus)
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
@@ -219,7 +219,7 @@ def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
     return replace(case, parallelism=replace(case.parallelism, world_size=count))
 
 
-Tell = Callable[[CaseResult, int], tuple[bool, str]]
+JudgeResult = Callable[[CaseResult, int], tuple[bool, str]]
 
 
 def try_case(
@@ -228,12 +228,12 @@ def try_case(
     inject: str | None,
     timeout: float,
     report_dir: Path,
-    tell: Tell,
+    judge: JudgeResult,
     device: Device = "cuda",
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, and return its line of the table. `tell` returns whether the case passed, and a text.
+    """Run a case, and return its line of the table. `judge` returns whether the case passed, and a text.
 
     Each system runs twice, unless a fault is injected with `inject`. The device "cpu" is for tests of this function.
     """
@@ -247,7 +247,7 @@ def try_case(
         [result] = run_cases([case], options, folder)
     except Exception as error:
         return CheckLine(name=name, outcome="FAIL", found=f"{type(error).__name__}: {error}".partition("\n")[0])
-    is_ok, found = tell(result, case.parallelism.world_size - 1)
+    is_ok, found = judge(result, case.parallelism.world_size - 1)
     if result.device != device:
         # A case that fell back to another device shows nothing about this one.
         is_ok, found = False, f"{found}, which is not {device}"
@@ -256,11 +256,11 @@ def try_case(
     return CheckLine(name=name, outcome="pass" if is_ok else "FAIL", found=f"{found}, logs in {folder}")
 
 
-def tell_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
+def judge_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
     return _error_names(result, f"rank {rank}", "SIGKILL")
 
 
-def tell_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
+def judge_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
     """Return whether the report of a time-out shows that `rank` blocks the others, and the finding in words.
 
     The report must list `rank` and another rank as late at step 1, and show that `rank` is behind.
@@ -301,7 +301,7 @@ def _error_names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
     return is_ok, f"{result.verdict.value}: {text[:200]}{expected}"
 
 
-def tell_equal(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
+def judge_equal_run(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
     """Return whether a case ran on GPUs as expected, and a text about its result.
 
     It must have the expected verdict, use this `backend`, and repeat its bits in a second run. `rank` is not used.

@@ -48,7 +48,7 @@ def _case(seconds: int, shows: str, means: str, then: str = "read its report as 
 
 KILLED, HUNG = "a killed rank", "a hung rank"
 
-FIRST_HOUR: dict[str, Planned] = {
+GPU_CHECKS: dict[str, Planned] = {
     "topology": _alone(
         20,
         "all GPUs are of one kind",
@@ -183,8 +183,8 @@ FIRST_HOUR: dict[str, Planned] = {
 
 
 def names_of(*kinds: Kind) -> tuple[str, ...]:
-    return tuple(name for name, planned in FIRST_HOUR.items() if planned.kind in kinds)
+    return tuple(name for name, planned in GPU_CHECKS.items() if planned.kind in kinds)
 
 
-def minutes(names: tuple[str, ...] = (*FIRST_HOUR,)) -> int:
-    return round(sum(FIRST_HOUR[name].seconds for name in names) / 60)
+def minutes(names: tuple[str, ...] = (*GPU_CHECKS,)) -> int:
+    return round(sum(GPU_CHECKS[name].seconds for name in names) / 60)

@@ -23,7 +23,7 @@ from bitproof.harness.case import Parallelism
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.machine.nccl import allow_shared_gpu, pin_nccl
 from bitproof.harness.powers.doctor import checks, grouped, processes, together, topology
-from bitproof.harness.powers.doctor.found import CheckResult
+from bitproof.harness.powers.doctor.check_result import CheckResult
 from bitproof.harness.powers.doctor.setting import Answer, Setting
 from bitproof.harness.processes import framing
 from bitproof.harness.processes.channel import send

@@ -19,7 +19,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.powers.moved.program_runs import REQUEST
 from bitproof.harness.powers.moved.standalone import exchanging, recording_calls
 from bitproof.harness.powers.moved.standalone.call_archive import read_json
-from bitproof.harness.powers.moved.standalone.call_events import name_unread
+from bitproof.harness.powers.moved.standalone.call_events import name_unreplayed
 from bitproof.harness.systems.registry import BUILT_IN, load_factory
 from bitproof.harness.systems.user_system import UserSystem
 from bitproof.harness.systems.user_system import make as made_by
@@ -43,7 +43,7 @@ class WatchedRank:
         self.folder = os.path.join(request["folder"], str(mesh.rank))
         self.session = self._begin(request["what"], **request["asked"])
         # A program of several ranks also has collectives, which the standalone part does not know.
-        self.session.events.name_unread = _name_unread
+        self.session.events.name_unreplayed = _name_unread
         # Before calls are watched: tracing calls operators, too.
         program = _program(request["system"], case, mesh)
         with self.session.events:
@@ -120,7 +120,7 @@ def _inner_system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
 
 def _name_unread(operator: Any, args: Any) -> str:
     if "c10d" not in getattr(operator, "namespace", ""):
-        return name_unread(operator, args)
+        return name_unreplayed(operator, args)
     if "wait_tensor" in str(operator):
         # The launch was counted already.
         return ""

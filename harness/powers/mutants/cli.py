@@ -16,7 +16,7 @@ from bitproof.harness.cli.completion import names_of_faults
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.errors import UsageError
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import words
+from bitproof.harness.settings import to_argv
 
 DEFAULT_CASES = (
     "moe_seq",
@@ -99,10 +99,10 @@ def faults_command(
     cases = chosen_cases(expression, case_files, changes, DEFAULT_CASES)
     chosen = [part for name in fault or () for part in ("--fault", name)]
     selection = ["-k", expression] if expression else case_words(case_files)
-    call = shlex.join(["bitproof", "faults", *selection, *chosen, *words(changes, options, usual=_USUAL)])
+    call = shlex.join(["bitproof", "faults", *selection, *chosen, *to_argv(changes, options, usual=_USUAL)])
     options = replace(options, kept_graphs=None, control="never", verify=False)
     into = None if page is None else Page(page, call)
     everywhere = expression is not None
-    replay = [*words(changes, options), *case_words(case_files)]
+    replay = [*to_argv(changes, options), *case_words(case_files)]
     status = faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into, resume=resume)
     raise typer.Exit(status)

@@ -28,8 +28,8 @@ from bitproof.harness.powers.mutants.report import (
     read_found,
     render_json,
     render_markdown,
+    summary_lines,
     table_into,
-    tell,
 )
 from bitproof.harness.records import CaseResult, FaultOutcome, FaultsFound, Report
 from bitproof.harness.report.progress import make_progress
@@ -203,7 +203,7 @@ def _finish(
         remarks=options.remarks(),
         faults=found.score,
     )
-    print("\n".join(["", *tell(found)]))
+    print("\n".join(["", *summary_lines(found)]))
     _drop_empty_logs(run_dir)
     if page is not None:
         text = read_plain(page.file).decode()

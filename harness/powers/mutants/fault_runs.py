@@ -59,7 +59,7 @@ def shows_faults(result: CaseResult) -> bool:
     return result.verdict == Verdict.EQUAL or (result.verdict == Verdict.CLOSE and result.as_expected)
 
 
-MAX_TOLD = 600
+MAX_REASON = 600
 """The maximum number of characters of an error in an outcome."""
 
 
@@ -159,7 +159,7 @@ class FaultRuns:
         # A CLOSE result is within its bound, so the fault did not show.
         statuses |= dict.fromkeys((Verdict.EQUAL, Verdict.CLOSE), "survived")
         status = cast(FaultStatus, statuses.get(result.verdict, "unjudged"))
-        reason = None if result.error is None or status == "survived" else result.error[:MAX_TOLD]
+        reason = None if result.error is None or status == "survived" else result.error[:MAX_REASON]
         outcome = replace(blank, status=status, verdict=result.verdict, kinds=result.differing_kinds, reason=reason)
         outcome = replace(outcome, expected=tuple(map(_describe_site, entry.sites)))
         if result.verdict != Verdict.DIFFERENT or first is None:
@@ -331,4 +331,4 @@ def _describe_site(site: Site) -> str:
 def _shortened(error: BitproofError) -> str:
     # Errors of gloo and pydantic begin with the essential part, and may be very long.
     text = str(error)
-    return text if len(text) <= MAX_TOLD else f"{text[:MAX_TOLD]}..."
+    return text if len(text) <= MAX_REASON else f"{text[:MAX_REASON]}..."

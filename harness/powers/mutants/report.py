@@ -65,7 +65,7 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
     )
 
 
-def tell(found: FaultsFound) -> Iterator[str]:
+def summary_lines(found: FaultsFound) -> Iterator[str]:
     """Yield the lines of a report: the table by family, the unexpected outcomes, and the summary of all."""
     from tabulate import tabulate
 

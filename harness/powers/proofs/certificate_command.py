@@ -21,7 +21,7 @@ from bitproof.harness.certificate_checker import (
 )
 from bitproof.harness.errors import CaseError, MachineError, UsageError
 from bitproof.harness.files.plain_files import SOURCE, check_plain
-from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.printable import printable
 from bitproof.harness.processes.command import CommandError, Ran, run_command
 from bitproof.harness.torch_versions import COVERED, is_covered
@@ -68,7 +68,7 @@ def check_certificates(
     folders = [folder] if (folder / MAIN).is_file() else parts
     if not folders:
         raise UsageError("there is no certificate", expected=f"a folder with {MAIN}", found=str(folder))
-    with collector_paused():  # with 61 layers, garbage collection would take half of the time
+    with gc_paused():  # with 61 layers, garbage collection would take half of the time
         # A higher status is a worse result: the worst certificate decides.
         return max(_check(folder, retrace, extra_passes, precompiled, signers) for folder in folders)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, UsageError
-from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.graph.graph_options import GraphOptions, check_extra_passes
 from bitproof.harness.powers.proofs.prover.answers import (
     LAID_OUT_OTHERWISE,
@@ -69,7 +69,7 @@ def prove(
     if as_table:
         print("\n".join(_table_head()), flush=True)
     for case in cases:
-        with collector_paused():  # the whole proof stays alive until its certificate is written
+        with gc_paused():  # the whole proof stays alive until its certificate is written
             result = _proved(case, GraphOptions(extra_passes=extra_passes), precompiled)
             found.append(result)
             if folder is not None and result.proof is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from bitproof.harness.powers.proofs.prover.answers import NOT_PROVED, PROVED, REFUSED
 from bitproof.harness.powers.proofs.prover.certify import assumed
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
-from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
+from bitproof.harness.powers.proofs.prover.pairs import PairProof, refusal_text
 from bitproof.harness.powers.proofs.prover.programs.exported_file import read_exported
 from bitproof.harness.powers.proofs.prover.programs.subjects import prove_equal
 from bitproof.harness.report.status import SUCCESS, UNEXPECTED, UNJUDGED
@@ -28,7 +28,7 @@ def prove_files(one: Path, other: Path, *, as_json: bool) -> int:
     try:
         found = prove_equal(read_exported(one), read_exported(other))
     except RefusedError as error:
-        found = PairProof(REFUSED, reason=told(error))
+        found = PairProof(REFUSED, reason=refusal_text(error))
     status = {PROVED: SUCCESS, NOT_PROVED: UNEXPECTED}.get(found.verdict, UNJUDGED)
     if as_json:
         print(json.dumps(_data(found) | {"programs": [str(one), str(other)], "exit_status": status}, indent=1))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bitproof.harness.case import Case
 from bitproof.harness.powers.proofs.records import ProofOutcome, ProofVerdict
-from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
+from bitproof.harness.processes.run_in_subprocess import Lost, answer_all, answers_from_subprocess
 
 MOST_NAMED = 200
 """The maximum number of unproved outputs named in an outcome."""
@@ -36,7 +36,9 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOu
 
     Closing the iterator ends the process.
     """
-    found = answers_apart("bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout)
+    found = answers_from_subprocess(
+        "bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout
+    )
     with contextlib.closing(found) as answers:
         for answer in answers:
             if isinstance(answer, Lost):

@@ -26,7 +26,7 @@ class SensitivityOptions:
             default=False,
         ),
         read=lambda sensitivity: Effort() if sensitivity else None,
-        tell=lambda effort: {"sensitivity": effort is not None},
+        to_options=lambda effort: {"sensitivity": effort is not None},
     )
 
 

@@ -15,7 +15,7 @@ from bitproof.harness.cli.declare import JUDGED, command, takes
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.sensitivity.check import SensitivityCheck, SensitivityOptions
 from bitproof.harness.powers.sensitivity.records import Effort
-from bitproof.harness.settings import TIME, words
+from bitproof.harness.settings import TIME, to_argv
 
 MAIN_CASES = ("transformer_batch", "moe_batch", "moe_seq")
 """The cases that are measured if none is selected."""
@@ -64,4 +64,4 @@ def sensitivity_command(
     cases = chosen_cases(expression, case_files, changes, MAIN_CASES)
     check = SensitivityCheck(SensitivityOptions(Effort(sample=sample, seconds=limit or None)))
     options = replace(options, device="cpu", control="never", active=(check,))
-    raise typer.Exit(sensitivity(cases, options, report_dir, [*words(changes, options), *case_words(case_files)]))
+    raise typer.Exit(sensitivity(cases, options, report_dir, [*to_argv(changes, options), *case_words(case_files)]))

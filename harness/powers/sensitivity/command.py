@@ -22,7 +22,7 @@ def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, re
     """
     missing: list[CaseResult] = []
 
-    def tell(report: Report) -> Mapping[str, str]:
+    def on_report(report: Report) -> Mapping[str, str]:
         missing.extend(filter(_is_missing, report.cases))
         for result in report.cases:
             found = result.checks.get("sensitivity")
@@ -30,7 +30,7 @@ def sensitivity(cases: Sequence[Case], options: RunOptions, report_dir: Path, re
             print(f"{result.case.name}: {result.verdict}, {text}\n")
         return {}
 
-    status = run_and_report(cases, options, report_dir, replay, tell=tell)
+    status = run_and_report(cases, options, report_dir, replay, on_report=on_report)
     return worst([status, *(UNJUDGED for _ in missing)])
 
 

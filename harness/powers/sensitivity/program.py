@@ -20,8 +20,8 @@ from bitproof.harness.errors import PassError
 from bitproof.harness.graph import offload_operators, operators
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.observation import activation, observed
-from bitproof.harness.localize.logs.calls import Place
-from bitproof.harness.localize.logs.node_places import place_of
+from bitproof.harness.localize.logs.calls import CallSite
+from bitproof.harness.localize.logs.node_call_sites import place_of
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import schema_of
 
@@ -62,14 +62,14 @@ class ReplayedCall:
     counts: bool = True
     operator: str
     node: str
-    place: Place
+    place: CallSite
 
     @property
     def operator_namespace(self) -> str:
         return str(getattr(self.function, "namespace", ""))
 
     @property
-    def gives(self) -> tuple[int, ...]:
+    def outputs(self) -> tuple[int, ...]:
         """The slots (numbers) of the values that the call makes: its result, and new values of written arguments."""
         return (self.result, *(new for _, new in self.writes))
 
@@ -114,7 +114,7 @@ class Program:
     @functools.cached_property
     def makers(self) -> dict[int, ReplayedCall]:
         """Slot (value number) -> the call that makes the value. Inputs of the step are missing."""
-        return {slot: call for call in self.calls for slot in call.gives}
+        return {slot: call for call in self.calls for slot in call.outputs}
 
     @functools.cached_property
     def shown(self) -> dict[int, Kind]:
@@ -128,7 +128,7 @@ class Program:
         For a tuple, these are the slots of its items.
         """
         found: list[int] = []
-        for slot in call.gives:
+        for slot in call.outputs:
             readers = [self.calls[index] for index in self.readers[slot]]
             # A tuple itself cannot be made wrong, only its elements.
             if readers and all(reader.function is operator.getitem for reader in readers):

@@ -24,9 +24,9 @@ from bitproof.harness.case import Case
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.powers.sensitivity.records import Effort, Sensitivity
 from bitproof.harness.processes import framing
-from bitproof.harness.processes.apart import Lost, answer_all, answers_apart
 from bitproof.harness.processes.forked import Send, fork
 from bitproof.harness.processes.process import num_cores
+from bitproof.harness.processes.run_in_subprocess import Lost, answer_all, answers_from_subprocess
 from bitproof.harness.processes.watching import Watch
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def sense_apart(task: Sensing, device: str, log: Path) -> Sensitivity:
     if device != "cpu":
         return Sensitivity(reason=f"steps are replayed on the CPU, and this case ran on {device}")
     timeout = float("inf") if task.effort.seconds is None else task.effort.seconds + MARGIN
-    found = answers_apart("bitproof.harness.powers.sensitivity.sensing", task, Sensitivity, 1, log, timeout)
+    found = answers_from_subprocess("bitproof.harness.powers.sensitivity.sensing", task, Sensitivity, 1, log, timeout)
     # Closing the generator ends the process.
     with contextlib.closing(found) as answers:
         answer = next(answers)

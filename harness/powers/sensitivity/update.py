@@ -15,7 +15,7 @@ from torch import Tensor
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, name_of, written_names
-from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.localize.logs.calls import CallSite
 from bitproof.harness.powers.sensitivity.program import (
     BUFFER,
     PARAM,
@@ -30,7 +30,7 @@ from bitproof.harness.powers.sensitivity.program import (
 from bitproof.harness.torch_compat import TorchDispatchMode
 from bitproof.harness.torch_operators import schema_of
 
-AT = Place(None, "update")
+AT = CallSite(None, "update")
 
 
 class Optimizer(Protocol):

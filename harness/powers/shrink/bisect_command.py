@@ -19,7 +19,7 @@ from bitproof.harness.graph.graph_options import check_extra_passes
 from bitproof.harness.machine.devices import lease_gpus
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.shrink.bisect_passes import Bisector, check_case
-from bitproof.harness.powers.shrink.bisection_report import render, tell_answer, tell_probes
+from bitproof.harness.powers.shrink.bisection_report import describe_answer, describe_probes, render
 from bitproof.harness.powers.shrink.records import Bisection, Probe
 from bitproof.harness.records import Report, Verdict
 from bitproof.harness.report.progress import make_progress
@@ -102,8 +102,8 @@ def _finish(found: Bisection, case: Case, options: RunOptions, run_dir: Path, re
         options=tuple(replay),
         remarks=replace(options, control="up_to_difference").remarks(),
     )
-    answer = list(tell_answer(found, options.inject, dumped_diff(found, run_dir, case.name), replay, case.name))
-    print("\n".join(["", *tell_probes(found), "", *answer]))
+    answer = list(describe_answer(found, options.inject, dumped_diff(found, run_dir, case.name), replay, case.name))
+    print("\n".join(["", *describe_probes(found), "", *answer]))
     more = {BISECT_FILE: render(found, case.name, status, options.inject, answer)}
     return finish_run(report, run_dir, status, more, shown=BISECT_FILE)
 

@@ -274,4 +274,6 @@ def shared_reference(recording: Recording, case: Case) -> Recording:
     # A case of a user's systems states no default.
     stated = case.stated().get("pipeline", {})
     pipeline |= {"until": stated["until"]} if "until" in stated else {}
-    return recording.told_as(replace(recording.manifest, case=values | ({"pipeline": pipeline} if pipeline else {})))
+    return recording.with_manifest(
+        replace(recording.manifest, case=values | ({"pipeline": pipeline} if pipeline else {}))
+    )

@@ -14,7 +14,7 @@ from bitproof.harness.report.json import divergence_to_dict
 from bitproof.harness.report.text import CASE_FILE, blame, locate
 
 
-def tell_probes(found: Bisection) -> Iterator[str]:
+def describe_probes(found: Bisection) -> Iterator[str]:
     from tabulate import tabulate
 
     rows = [
@@ -25,7 +25,7 @@ def tell_probes(found: Bisection) -> Iterator[str]:
     yield from tabulate(rows, headers, disable_numparse=True, colalign=("left", "left", "left", "right")).splitlines()
 
 
-def tell_answer(
+def describe_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
     """Yield the lines of the answer of a search for a pass.

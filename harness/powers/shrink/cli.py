@@ -13,7 +13,7 @@ from bitproof.harness.cli.arguments import ONE_CASE, WHERE, CaseName, ReportDir,
 from bitproof.harness.cli.declare import command, takes
 from bitproof.harness.cli.localize import LOOK_OPTIONS, look_at
 from bitproof.harness.options import RunOptions
-from bitproof.harness.settings import TIME, words
+from bitproof.harness.settings import TIME, to_argv
 
 _OPTIONS = (*ONE_CASE, *WHERE, "early_grad_accumulation", "inject", "extra_passes", "jobs")
 
@@ -51,7 +51,7 @@ def shrink_command(
     from bitproof.harness.powers.shrink.shrink_command import shrink_and_report
 
     # The small case's file contains the changes; the search decides which extra passes stay.
-    replay = words(replace(options, extra_passes=()))
+    replay = to_argv(replace(options, extra_passes=()))
     found = find_case(case, changes)
     shrunk = shrink_and_report(found, options, Budget(tries, timeout), report_dir, replay)
     raise typer.Exit(shrunk.exit_status)

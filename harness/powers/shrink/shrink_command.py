@@ -34,7 +34,12 @@ from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.powers.shrink.copied_files import OwnFiles, own_files
 from bitproof.harness.powers.shrink.records import Shrunk
 from bitproof.harness.powers.shrink.shrink_case import Budget, Symptom, Trial, differences, shrink, symptom_of
-from bitproof.harness.powers.shrink.shrunk_report import tell_head, tell_own_head, tell_own_systems, tell_shrunk
+from bitproof.harness.powers.shrink.shrunk_report import (
+    describe_shrinking,
+    own_systems_docstring,
+    own_systems_script,
+    reproducer_docstring,
+)
 from bitproof.harness.powers.shrink.standalone.own_systems import alone_text
 from bitproof.harness.processes.command import CommandError, Ran, run_command
 from bitproof.harness.records import CaseResult, Report, Verdict
@@ -186,7 +191,7 @@ class _Shrinking:
         # If the last run, with controls, fails in another way, the case is written all the same, but not trusted.
         confirmed = symptom_of(final) == symptom
         status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
-        for line in tell_shrunk(differences(start, smallest), self.budget.spent, self.budget.elapsed):
+        for line in describe_shrinking(differences(start, smallest), self.budget.spent, self.budget.elapsed):
             print(line)
         print(f"it fails: {symptom}" if confirmed else f"the confirming run was {final.verdict.value}: do not trust it")
         folder = self.run_dir / FOLDER
@@ -240,7 +245,7 @@ class _Shrinking:
             return _write_own_systems(folder / f"{case.name}.py", trial, final, command, bool(self.options.names))
         print("writing a file that shows it, and running it", flush=True)
         try:
-            head = tell_head(case, final, command)
+            head = reproducer_docstring(case, final, command)
             values = {"extra_passes": trial.extra_passes, "step": first.step, "head": head}
             # In another process, since this one never imports torch.
             found = self._call_in_stage(case, "write_file", _FILE_SECONDS, values)
@@ -266,8 +271,8 @@ def _write_own_systems(
     # file that loads the systems from their folder.
     case = trial.case
 
-    def tell(own: OwnFiles) -> str:
-        return tell_own_systems(case, final, command, trial.extra_passes, *own)
+    def script_of(own: OwnFiles) -> str:
+        return own_systems_script(case, final, command, trial.extra_passes, *own)
 
     sources = (trial.case.reference, trial.case.candidate, *trial.extra_passes)
     files = {source: file_of(source.rpartition(":")[0]) for source in sources if is_factory(source)}
@@ -278,15 +283,17 @@ def _write_own_systems(
     # A file without bitproof has only the two systems: no passes, no GPU, and no mapped names.
     if {case.reference, case.candidate} == own.names.keys() and final.device == "cpu" and not maps_names:
         needs = [package for package in own.needs if not package.startswith("bitproof ")]
-        found = run_own_systems(file, alone_text(tell_own_head(case, final, command, ", ".join(needs)), case, own))
+        found = run_own_systems(
+            file, alone_text(own_systems_docstring(case, final, command, ", ".join(needs)), case, own)
+        )
         if found[0] is not None:
             return found
         print("without bitproof it shows no difference: writing one that needs it")
-    found = run_own_systems(file, tell(own))
+    found = run_own_systems(file, script_of(own))
     if found[0] is not None or not own.texts:
         return found
     print("without the folder that the systems lie in it shows no difference: writing one that names the folder")
-    return run_own_systems(file, tell(OwnFiles({}, {}, [])))
+    return run_own_systems(file, script_of(OwnFiles({}, {}, [])))
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:

@@ -14,7 +14,7 @@ from bitproof.harness.records import CaseResult, Verdict
 from bitproof.harness.report.text import blame, locate
 
 
-def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:
+def describe_shrinking(changes: Iterable[tuple[str, object, object]], tries: int, seconds: float) -> list[str]:
     rows = [(name, str(was), str(now)) for name, was, now in changes]
     widths = [max((len(row[column]) for row in rows), default=0) for column in (0, 1)]
     lines = [f"  {name.ljust(widths[0])}  {was.rjust(widths[1])} -> {now}" for name, was, now in rows]
@@ -22,7 +22,7 @@ def tell_shrunk(changes: Iterable[tuple[str, object, object]], tries: int, secon
     return [f"shrunk in {took}:", *lines] if rows else [f"nothing could be left out: {took}"]
 
 
-def tell_head(case: Case, result: CaseResult, command: str) -> str:
+def reproducer_docstring(case: Case, result: CaseResult, command: str) -> str:
     """Return the docstring of a file that reproduces a shrunk case with only torch.
 
     It has `command`, which runs the case.
@@ -40,7 +40,7 @@ Written by bitproof {__version__} with torch {version("torch")} and Python {plat
 The case itself: {command}"""
 
 
-def tell_own_head(case: Case, result: CaseResult, command: str, packages: str) -> str:
+def own_systems_docstring(case: Case, result: CaseResult, command: str, packages: str) -> str:
     """Return the docstring of a file that reproduces a case with a user's two systems and needs these `packages`."""
     return f"""Two systems that should agree in every bit, and do not: {case.name}, shrunk.
 
@@ -52,7 +52,7 @@ It needs {packages}. Written by bitproof {__version__} with Python {platform.pyt
 The case itself: {command}"""
 
 
-def tell_own_systems(
+def own_systems_script(
     case: Case,
     result: CaseResult,
     command: str,
@@ -74,7 +74,7 @@ def tell_own_systems(
     passes = ", ".join(_source(text, names) for text in extra_passes)
     shown = pprint.pformat({name: values[name] for name in values if name not in named}, width=110, sort_dicts=False)
     packages = ", ".join(needs) if texts else "bitproof, and what the two systems need"
-    head = tell_own_head(case, result, command, packages)
+    head = own_systems_docstring(case, result, command, packages)
     files = "".join(f"    {name!r}: {docstring(text)},\n" for name, text in texts.items())
     return f"""{docstring(head)}
 

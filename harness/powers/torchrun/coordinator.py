@@ -21,9 +21,9 @@ from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Failure, Problem, blame, error_of_hang
 from bitproof.harness.execute.host_process import Abandoned, HostLost, HostProcess
 from bitproof.harness.execute.requests import (
+    FingerprintRequest,
     LocalRunRequest,
-    MadeOf,
-    MadeOfRequest,
+    RankFingerprint,
     RankSlots,
     Request,
     RunAnswer,
@@ -33,13 +33,13 @@ from bitproof.harness.execute.status_messages import End
 from bitproof.harness.machine.determinism import ENVIRONMENT
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import ROLES, OnEvent
-from bitproof.harness.powers.torchrun.messages import FILES, Account, Farewell, Hello, Message, unpack
+from bitproof.harness.powers.torchrun.messages import FILES, Farewell, Hello, Message, RunReport, unpack
 from bitproof.harness.powers.torchrun.peers import Peers
 from bitproof.harness.powers.torchrun.rendezvous import Rendezvous
 from bitproof.harness.powers.torchrun.seats import Seat, own_local_rank, own_machine, place_seats
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
-from bitproof.harness.runtime.launched import do_not_wait_for_rank_0, speaks_for_its_machine
+from bitproof.harness.runtime.launched import do_not_wait_for_rank_0, reports_for_its_machine
 from bitproof.harness.runtime.search_path import search_path
 from bitproof.harness.runtime.work_folder import make_work_folder, remove_work_folder
 
@@ -84,7 +84,7 @@ def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator
             problem = Problem.of(error, "rank 0")
             raise
         finally:
-            coordinator.peers.tell_all(Farewell(problem=problem))
+            coordinator.peers.send_to_all(Farewell(problem=problem))
 
 
 def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
@@ -100,7 +100,7 @@ def follow_rank_0(run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
                 case CaseResult() as result:
                     yield result
                 case Farewell(problem=problem):
-                    coordinator.peers.is_told = True
+                    coordinator.peers.has_outcome = True
                     if problem is not None:
                         raise problem.error()
                     return
@@ -123,10 +123,10 @@ def _connected(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
         except BaseException as caught:
             error = coordinator.peers.explained(caught)
             problem = Problem.of(error, f"rank {coordinator.rank}")
-            if coordinator.rank and not coordinator.peers.is_told:
+            if coordinator.rank and not coordinator.peers.has_outcome:
                 # Otherwise rank 0 prints the error; without it, the first rank of each machine does.
                 do_not_wait_for_rank_0()  # rank 0 is gone, or this rank was interrupted
-                if speaks_for_its_machine() and isinstance(error, BitproofError):
+                if reports_for_its_machine() and isinstance(error, BitproofError):
                     print(error, file=sys.stderr, flush=True)
             if error is not caught:
                 raise error from caught
@@ -158,7 +158,7 @@ class Coordinator:
         self.seat = Seat(local_rank=rank, local_world_size=self.world_size)
         """This rank's number on its machine, and its GPU; final once all ranks have connected."""
         self._seats = [self.seat]
-        self._told_of: str | None = None
+        self._reported_problem: str | None = None
         self.peers = Peers(rank, self.world_size, work)
         self._own_dir = self._first_dir = run_dir.resolve()
         # Started at once, so that the host loads torch while ranks still connect.
@@ -171,8 +171,8 @@ class Coordinator:
         """
         # Rank 0's last message has the error for all ranks, and another rank's has its reason: these get more time.
         self._host.kill()
-        if self.rank and (line := self.peers.lines.get(0)) is not None:
-            self.peers.links.tell(line, Farewell(problem=problem))
+        if self.rank and (line := self.peers.connections.get(0)) is not None:
+            self.peers.links.send(line, Farewell(problem=problem))
         self.peers.close(_LAST_WORDS if self.rank == 0 or problem is not None else 1.0)
 
     def join(self) -> None:
@@ -193,19 +193,19 @@ class Coordinator:
         self._rendezvous = rendezvous  # it may serve the store
         try:
             if self.rank:
-                welcome = rendezvous.come(hello)
+                welcome = rendezvous.connect_to_rank_0(hello)
                 self._first_dir, self._own_dir, self.seat = welcome.run_dir, welcome.own_dir, welcome.seat
             else:
-                self._seats = rendezvous.call_roll(hello)
+                self._seats = rendezvous.wait_for_ranks(hello)
                 self.seat = self._seats[0]
         except BaseException as error:
             # torchrun ends the others with a signal when one rank dies: report the death, and not the signal.
             named = self.peers.launcher.error_of_dead_siblings() if isinstance(error, interrupts.STOPS) else None
             if self.rank == 0:
-                self.peers.tell_all(Farewell(problem=Problem.of(named or error, "rank 0")))
+                self.peers.send_to_all(Farewell(problem=Problem.of(named or error, "rank 0")))
             elif named is not None:
                 with interrupts.held():
-                    rendezvous.reach_in_the_end(hello)
+                    rendezvous.connect_before_exit(hello)
             if named is not None:
                 raise named from error
             raise
@@ -234,9 +234,9 @@ class Coordinator:
             )
         asked = None if self.options.collectives == "auto" else self.options.collectives
         placement, why = place_seats(self.options.device, self._seats, asked, share_gpus=self.options.share_gpus)
-        if why is not None and why != self._told_of:
+        if why is not None and why != self._reported_problem:
             print(f"bitproof: no GPU is used: {why}", file=sys.stderr, flush=True)
-            self._told_of = why
+            self._reported_problem = why
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
@@ -249,7 +249,7 @@ class Coordinator:
         return self._ask_host(request, timeout, on_event)
 
     def announce(self, result: CaseResult) -> None:
-        self.peers.tell_all(result)
+        self.peers.send_to_all(result)
 
     def hear(self) -> Message:
         """Wait for the next message from rank 0. Only on other ranks. Raises RankError if rank 0 is gone."""
@@ -266,7 +266,7 @@ class Coordinator:
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
             shutil.rmtree(localized.work, ignore_errors=True)
-        self.peers.links.tell(self.peers.lines[0], account, files)
+        self.peers.links.send(self.peers.connections[0], account, files)
 
     def _run_all(self, request: RunRequest, on_event: OnEvent) -> RunAnswer:
         from bitproof.harness.execute.host.answerer import finish_run
@@ -292,7 +292,7 @@ class Coordinator:
         self.peers.refuse_lost(f"before {request.system} ran")
         # Accounts of a failed run must not count for this one.
         self.peers.accounts.clear()
-        self.peers.tell_all(request)
+        self.peers.send_to_all(request)
         answers = self._gather(self._run(request, on_event), request)
         parts = [self.work / f"part{number}_{rank}" for rank in range(len(answers))]
         for suffix in FILES:
@@ -304,7 +304,7 @@ class Coordinator:
             unpack(account, content, part)
         return [account.end for account, _ in answers if account.end is not None], parts
 
-    def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[Account, list[Path]]:
+    def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[RunReport, list[Path]]:
         """Run this rank's part of a run. Returns (how it ended, the rank's files).
 
         An error is reported in the Account. Ranks other than 0 raise RankError if rank 0 or torchrun is gone.
@@ -324,7 +324,7 @@ class Coordinator:
             gpu=self.seat.gpu,
         )
         # Monotonic clocks of machines differ; this offset makes failure times comparable.
-        account = Account(run=number, clock=time.time() - time.monotonic())
+        account = RunReport(run=number, clock=time.time() - time.monotonic())
         try:
             local_run = LocalRunRequest(run=request, rank_slots=rank_slots)
             end = self._host.ask(local_run, request.timeout + _HOST_MARGIN, on_event, self.peers.is_abandoned)
@@ -338,13 +338,13 @@ class Coordinator:
             # A secondary failure: rank 0 blames the rank that failed first.
             end = End(failure=_ended_for_a_peer(self.rank), place="while it waited for other ranks")
         except Exception as error:
-            self.peers.tell_failed()
+            self.peers.report_failure()
             # The host itself has died, and the next run needs another one.
             if isinstance(error, HostLost):
                 self._host, error = self._start_host(), error.error
             return replace(account, problem=Problem.of(error, request.system)), []
         if not end.done:
-            self.peers.tell_failed()
+            self.peers.report_failure()
         if end.log and self._own_dir != self._first_dir:
             # Rank 0 prints the path, which is on this machine.
             end = replace(end, log=f"{socket.gethostname()}:{self._own_dir / end.log}")
@@ -382,8 +382,8 @@ class Coordinator:
             self._host = self._start_host()
             raise lost.error from lost
 
-    def _ask_facts(self, is_gone: Callable[[], bool]) -> MadeOf | None:
-        request = MadeOfRequest(names_gpus=self.options.device != "cpu")
+    def _ask_facts(self, is_gone: Callable[[], bool]) -> RankFingerprint | None:
+        request = FingerprintRequest(names_gpus=self.options.device != "cpu")
         try:
             return self._host.ask(request, _START_SECONDS, lambda event: None, is_gone)
         except Abandoned:
@@ -398,7 +398,7 @@ class Coordinator:
         starts = f"rank {self.rank} on {socket.gethostname()}"
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
-    def _gather(self, own: tuple[Account, list[Path]], run: RunRequest) -> list[tuple[Account, Path | None]]:
+    def _gather(self, own: tuple[RunReport, list[Path]], run: RunRequest) -> list[tuple[RunReport, Path | None]]:
         """Wait until each rank has reported the end of its part. `own` is rank 0's own report.
 
         Returns, in rank order, each rank's Account and the file with its attached bytes. Raises the error of the rank
@@ -418,7 +418,7 @@ class Coordinator:
                 break
             # A rank whose files are arriving is not late: they may be large.
             is_late = time.monotonic() > limit
-            if is_late and not any(self.peers.lines[rank].is_within_message for rank in waited_for):
+            if is_late and not any(self.peers.connections[rank].is_within_message for rank in waited_for):
                 break
             self.peers.links.wait(0.2)
         # Rank 0's files are on this disk, so no file came with its account.
@@ -448,7 +448,7 @@ def _ended_for_a_peer(rank: int) -> Failure:
     return Failure(rank=rank, time=time.monotonic(), what=what, secondary=True)
 
 
-def _error_to_report(accounts: list[Account], run: RunRequest, silent: list[int]) -> RankError | None:
+def _error_to_report(accounts: list[RunReport], run: RunRequest, silent: list[int]) -> RankError | None:
     # Failures have times on the monotonic clocks of their machines. `clock` converts them to the time of day.
     ends = [account.end for account in accounts if account.end is not None]
     by_failure = {

@@ -68,7 +68,7 @@ Message = RunRequest | CaseResult | Failed | Farewell
 
 
 @dataclass(frozen=True, kw_only=True)
-class Account:
+class RunReport:
     """A rank's report of how its part of a run ended.
 
     - `run`: number of the run, from 1.
@@ -100,7 +100,7 @@ def read_message(text: bytes, *kinds: type) -> Any:
         ) from error
 
 
-def unpack(account: Account, content: Path | None, part: Path) -> None:
+def unpack(account: RunReport, content: Path | None, part: Path) -> None:
     """Split `content`, the bytes that came with a rank's message, into files: `part` with each suffix in `FILES`.
 
     `account` has the size of each file, in the same order; a file of size 0 is not written. `content` is None if no

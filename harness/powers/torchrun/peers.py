@@ -7,12 +7,12 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from bitproof.harness.capture.made_of import tell_ranks
+from bitproof.harness.capture.rank_fingerprint import describe_ranks
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.failures import Problem
-from bitproof.harness.execute.requests import MadeOf, RunRequest
-from bitproof.harness.powers.torchrun.links import Line, Links, allow_open_files
-from bitproof.harness.powers.torchrun.messages import Account, Failed, Farewell, Message, read_message
+from bitproof.harness.execute.requests import RankFingerprint, RunRequest
+from bitproof.harness.powers.torchrun.connections import Connection, Connections, allow_open_files
+from bitproof.harness.powers.torchrun.messages import Failed, Farewell, Message, RunReport, read_message
 from bitproof.harness.powers.torchrun.store import Launcher
 from bitproof.harness.records import CaseResult
 from bitproof.harness.runtime import interrupts
@@ -26,30 +26,30 @@ _FILES_A_RANK = 16
 class Peers:
     """All ranks but this one.
 
-    `lines` has the connections by rank: on rank 0 to every other rank, on other ranks only to rank 0. Received files
-    are stored in the folder `spool`.
+    `connections` has the connections by rank: on rank 0 to every other rank, on other ranks only to rank 0. Received
+    files are stored in the folder `spool`.
     """
 
     def __init__(self, rank: int, world_size: int, spool: Path) -> None:
         self.rank = rank
         self.world_size = world_size
         allow_open_files(1024 + _FILES_A_RANK * world_size)
-        self.is_told = False
+        self.has_outcome = False
         """Whether rank 0 has sent the final result or error, which rank 0 also shows to the user."""
         self.token = ""
         """The secret that a rank's first message must contain."""
         self.run_number = 0
         self.lost: BitproofError | None = None
         """Why no further run can succeed."""
-        self.lines: dict[int, Line] = {}
-        self.made_of: dict[int, MadeOf] = {}
-        self.accounts: dict[int, tuple[Account, Path | None]] = {}
+        self.connections: dict[int, Connection] = {}
+        self.fingerprint: dict[int, RankFingerprint] = {}
+        self.accounts: dict[int, tuple[RunReport, Path | None]] = {}
         self.left: dict[int, Problem] = {}
         self.heard: list[Message] = []
         self.failed_at = float("inf")
-        self.meet_latecomer: Callable[[Line, dict[str, Any]], None] | None = None
+        self.meet_latecomer: Callable[[Connection, dict[str, Any]], None] | None = None
         """On rank 0, once all ranks have connected: handles a process that connects after that."""
-        self.links = Links(spool)
+        self.links = Connections(spool)
         self.launcher = Launcher()
 
     def begin_run(self) -> int:
@@ -57,17 +57,17 @@ class Peers:
         self.failed_at = float("inf")
         return self.run_number
 
-    def tell_all(self, message: Message) -> None:
-        for line in self.lines.values():
-            self.links.tell(line, message)
+    def send_to_all(self, message: Message) -> None:
+        for connection in self.connections.values():
+            self.links.send(connection, message)
 
     def listen(self) -> None:
         if self.meet_latecomer is not None:
             for newcomer, said in self.links.newcomers():
                 self.meet_latecomer(newcomer, said)
-        for rank, line in self.lines.items():
+        for rank, connection in self.connections.items():
             # Messages of a rank that is gone since are still handled: they may hold its reason.
-            while (message := self.links.take(line)) is not None:
+            while (message := self.links.take(connection)) is not None:
                 self.take(rank, *message)
 
     def take(self, rank: int, text: bytes, files: Path | None) -> None:
@@ -75,13 +75,13 @@ class Peers:
         if self.rank:
             message = read_message(text, RunRequest, CaseResult, Failed, Farewell)
         else:
-            message = read_message(text, MadeOf, Account, Failed, Farewell)
+            message = read_message(text, RankFingerprint, RunReport, Failed, Farewell)
         match message:
-            case Account():
+            case RunReport():
                 if message.run == self.run_number:  # a late message is about a run that has ended
                     self.accounts[rank] = message, files
-            case MadeOf():
-                self.made_of[rank] = message
+            case RankFingerprint():
+                self.fingerprint[rank] = message
             case Failed():
                 if message.run == self.run_number:
                     self.note_failed()
@@ -91,7 +91,9 @@ class Peers:
                 self.heard.append(message)
 
     def gone(self) -> dict[int, str]:
-        found = {rank: f"{line.gone}" for rank, line in self.lines.items() if line.gone is not None}
+        found = {
+            rank: f"{connection.gone}" for rank, connection in self.connections.items() if connection.gone is not None
+        }
         for rank, problem in self.left.items():
             found[rank] = f"it left: {problem.error().what}"
         return found
@@ -102,9 +104,9 @@ class Peers:
         # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
             ranks = sorted(gone)
-            found = [f"{tell_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]
+            found = [f"{describe_ranks([rank])}: {why}" for rank, why in sorted(gone.items())]
             error = self._error_of_another_rank(gone) or RankError(
-                f"{tell_ranks(ranks)} vanished {when}",
+                f"{describe_ranks(ranks)} vanished {when}",
                 rank=ranks[0] if len(ranks) == 1 else None,
                 expected=f"{self.world_size} ranks until the end",
                 # If rank 0 died, its torchrun agent ends moments later, and with it torchrun's store: the error names
@@ -135,9 +137,9 @@ class Peers:
         errors = (problem.error() for problem in self.left.values())
         return next((each for each in errors if getattr(each, "rank", None) not in (None, *gone)), None)
 
-    def tell_failed(self) -> None:
+    def report_failure(self) -> None:
         """Report to the connected ranks that this rank's run has failed, since they may wait for this rank forever."""
-        self.tell_all(Failed(run=self.run_number))
+        self.send_to_all(Failed(run=self.run_number))
 
     def note_failed(self) -> None:
         """Note that the run has failed on a rank. On rank 0, also report it to all other ranks."""
@@ -145,7 +147,7 @@ class Peers:
             # Only the first failure counts: the time that others have left runs from it.
             self.failed_at = time.monotonic()
             if self.rank == 0:
-                self.tell_failed()
+                self.report_failure()
 
     def has_lost(self) -> bool:
         self.listen()

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bitproof.harness.capture.made_of import tell_ranks
+from bitproof.harness.capture.rank_fingerprint import describe_ranks
 from bitproof.harness.errors import CaseError
 from bitproof.harness.machine.devices import Placement, place
 from bitproof.harness.options import CollectivesRequest
@@ -66,7 +66,7 @@ def own_local_rank(environment: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def seat(ranks: Sequence[Whereabouts]) -> list[Seat]:
+def assign_seats(ranks: Sequence[Whereabouts]) -> list[Seat]:
     """Return each rank's seat: its number on its node (local rank), and its GPU.
 
     - The local ranks are those that the launcher set, if they are 0, 1, 2, ... on a node. Otherwise a node's ranks are
@@ -135,7 +135,7 @@ def _gpu_shortage(seats: Sequence[Seat]) -> CaseError | None:
     blind = by_name.pop("", [])
     if blind:
         return CaseError(
-            f"{tell_ranks(blind)} of {len(seats)} see no GPU",
+            f"{describe_ranks(blind)} of {len(seats)} see no GPU",
             expected="at least 1 GPU that torch can use in the process of each rank",
             found=f"{len(by_name)} GPUs in all",
             fix="run `bitproof doctor` there, look at CUDA_VISIBLE_DEVICES and the launcher's --gpus options, "
@@ -146,9 +146,9 @@ def _gpu_shortage(seats: Sequence[Seat]) -> CaseError | None:
         return None
     name, ranks = next(iter(shared.items()))
     return CaseError(
-        f"{tell_ranks(ranks)} would use one GPU, and NCCL gives each rank one of its own",
+        f"{describe_ranks(ranks)} would use one GPU, and NCCL gives each rank one of its own",
         expected=f"{len(seats)} GPUs for {len(seats)} ranks",
-        found=f"{len(by_name)} GPUs; {tell_ranks(ranks)}: {name}",
+        found=f"{len(by_name)} GPUs; {describe_ranks(ranks)}: {name}",
         fix="start as many ranks on a machine as it has GPUs, show each rank other GPUs (CUDA_VISIBLE_DEVICES), "
         "or let ranks share them over gloo, which tests no NCCL: --share-gpus",
     )

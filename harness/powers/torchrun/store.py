@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from bitproof.harness.capture.made_of import tell_ranks
+from bitproof.harness.capture.rank_fingerprint import describe_ranks
 from bitproof.harness.errors import RankError
 
 # Time for a call into torch's store, which handles no signal; and for a call that only reads a value.
@@ -76,10 +76,10 @@ class Launcher:
         if not dead:
             return None
         return RankError(
-            f"{tell_ranks(dead)} ended on {socket.gethostname()} before all ranks had come",
+            f"{describe_ranks(dead)} ended on {socket.gethostname()} before all ranks had come",
             rank=dead[0],
-            expected=f"torchrun's {tell_ranks(range(first, first + count))} there to live",
-            found=f"{tell_ranks(sorted(living))} alone",
+            expected=f"torchrun's {describe_ranks(range(first, first + count))} there to live",
+            found=f"{describe_ranks(sorted(living))} alone",
             fix="see what ended it on that machine: what it printed last, torchrun's own lines, the kernel's log",
         )
 

@@ -25,14 +25,14 @@ from bitproof.harness.compare.verdict import compare
 from bitproof.harness.errors import BitproofError, RankError
 from bitproof.harness.execute.requests import CallRequest
 from bitproof.harness.options import ROLES, Role
-from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
-from bitproof.harness.powers.two_layouts.relaid import (
-    Relaid,
+from bitproof.harness.powers.two_layouts.phases import PHASES, first_step_of_own_layout, is_exact, regrouped_between
+from bitproof.harness.powers.two_layouts.reshard import (
+    Resharded,
     common_cuts,
+    differ_only_by_missing_parts,
     first_few,
-    lack_parts_alone,
-    relaid,
     replicas,
+    resharded,
     tensors_of,
 )
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, Recording, Verdict
@@ -93,7 +93,7 @@ def compare_layouts(
     controls = {role: compare(firsts[role], cells[role], case.of(role)) for role in ROLES}
     # A candidate that resumes from the reference has no record of the steps before.
     cells["reference"] = cells["reference"].from_step(case.first_step)
-    other = relaid(cells["reference"], cells["candidate"], cuts)
+    other = resharded(cells["reference"], cells["candidate"], cuts)
     comparison = _with_layout_remarks(compare(other.recording, cells["candidate"], case), other, cells)
     layouts = _exactness(cells, other)
     # Reordered sums explain a difference only if both systems repeat themselves, and the sums are not the same.
@@ -101,8 +101,10 @@ def compare_layouts(
     may_be_close = comparison.verdict == Verdict.DIFFERENT and layouts.regrouped and not comparison.layout_mismatches
     if may_be_close and are_repeated:
         # At least two parts: a sum in a single part has no other order.
-        parts, start = max(2, case.most_ranks), apart_from(firsts["candidate"].manifest)
-        apart = [(tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.parted | _one_sided(cells))]
+        parts, start = max(2, case.most_ranks), first_step_of_own_layout(firsts["candidate"].manifest)
+        apart = [
+            (tensor.step, tensor.kind, tensor.name) for tensor in sorted(other.unequal_replicas | _one_sided(cells))
+        ]
 
         def sample(seed: int, *, in_float64: bool = False) -> Recorded:
             regroup = Regroup(seed=seed, parts=parts, first_step=start)
@@ -125,7 +127,7 @@ def compare_layouts(
                 more = [sample(seed).folder for seed in range(FEWEST_SAMPLES + 1, MOST_SAMPLES + 1)]
                 narrower = measure("layouts_of", LayoutBounds, **plain | {"samples": samples + more})
                 layouts = replace(narrower, in_float64=in_float64)
-    have_partners = lack_parts_alone(case, firsts["reference"], firsts["candidate"])
+    have_partners = differ_only_by_missing_parts(case, firsts["reference"], firsts["candidate"])
     return AcrossLayouts(comparison=comparison, controls=controls, layouts=layouts, have_partners=have_partners)
 
 
@@ -155,7 +157,7 @@ def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
     return here ^ there
 
 
-def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[Role, Recording]) -> Comparison:
+def _with_layout_remarks(comparison: Comparison, other: Resharded, cells: Mapping[Role, Recording]) -> Comparison:
     """Add remarks about replicas (copies on several ranks) that differ within a system.
 
     If a tensor's layout is unknown, the verdict becomes UNVERIFIED.
@@ -165,7 +167,7 @@ def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[R
         for role in ROLES
         if (found := [*replicas(cells[role])])
     ]
-    remarks = tuple(dict.fromkeys([*other.apart, *apart]))
+    remarks = tuple(dict.fromkeys([*other.remarks, *apart]))
     comparison = replace(comparison, remarks=(*comparison.remarks, *remarks))
     if not other.unusable:
         return comparison
@@ -173,13 +175,13 @@ def _with_layout_remarks(comparison: Comparison, other: Relaid, cells: Mapping[R
     return replace(comparison, verdict=Verdict.UNVERIFIED, reason=reason)
 
 
-def _exactness(cells: Mapping[Role, Recording], other: Relaid) -> LayoutBounds:
+def _exactness(cells: Mapping[Role, Recording], other: Resharded) -> LayoutBounds:
     """Count the tensors that must be equal bit by bit, and those that may differ by rounding.
 
     Example: if only sums in backward have other orders, the loss of step 0 must be equal, and gradients may differ.
     """
     first = regrouped_between(cells["reference"], cells["candidate"])
-    start = apart_from(cells["candidate"].manifest)
+    start = first_step_of_own_layout(cells["candidate"].manifest)
     tensors = tensors_of(cells["reference"])
     exact = sum(is_exact(tensor, first, start) for tensor in tensors)
     return LayoutBounds(

@@ -60,7 +60,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
         why = (
             f"the second test, in float64, was not possible, so a defect as small as rounding may hide: {found.failed}"
         )
-        return [why, *filter(None, [told_near(layouts)])]
+        return [why, *filter(None, [remark_on_near(layouts)])]
     remarks = []
     if found.beyond:
         remarks.append(
@@ -75,7 +75,7 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
     return remarks
 
 
-def told_near(layouts: LayoutBounds) -> str | None:
+def remark_on_near(layouts: LayoutBounds) -> str | None:
     """Return a remark on tensors within their bounds that differ by more than rounding usually does, or None.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, ...".
@@ -98,7 +98,7 @@ def told_near(layouts: LayoutBounds) -> str | None:
     )
 
 
-def told_without_call(first: Divergence) -> str:
+def remark_without_call(first: Divergence) -> str:
     module, direction = place_of(Key(first.step, first.kind, first.name, first.rank))
     where = f"{module or 'the step itself'} ({direction})"
     return f"no call is blamed, as calls of two layouts have no partners; {first.kind} {first.name} is of {where}"

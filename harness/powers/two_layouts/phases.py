@@ -25,7 +25,7 @@ from typing import get_args
 from bitproof.harness.case import boundary_of
 from bitproof.harness.compare.order import BEFORE_FORWARD
 from bitproof.harness.compare.part_layouts import LogicalTensor
-from bitproof.harness.powers.two_layouts.relaid import are_staged, gradients_lie_otherwise
+from bitproof.harness.powers.two_layouts.reshard import are_gradients_divided_differently, are_staged
 from bitproof.harness.records import Manifest, Meeting, Recording
 from bitproof.harness.records.layout_bounds import Phase
 
@@ -61,10 +61,12 @@ def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
     """Return the index in PHASES of the first phase in which two recordings' sums differ in order or terms, or None."""
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
-    return regrouped_from(*manifests, are_staged=are_staged(*sides), are_moved=gradients_lie_otherwise(*sides))
+    return regrouped_from(
+        *manifests, are_staged=are_staged(*sides), are_moved=are_gradients_divided_differently(*sides)
+    )
 
 
-def apart_from(candidate: Manifest) -> int:
+def first_step_of_own_layout(candidate: Manifest) -> int:
     """Return the first step that the candidate runs with its own layout.
 
     This is 0, or the step at which it resumes if it starts from a checkpoint of the reference.

@@ -30,9 +30,9 @@ from bitproof.harness.capture.values import open_values_of
 from bitproof.harness.case import Case
 from bitproof.harness.compare.bits import bits_equal, is_unlike
 from bitproof.harness.compare.order import computation_order
-from bitproof.harness.compare.part_layouts import LogicalTensor, lies_otherwise
-from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_between
-from bitproof.harness.powers.two_layouts.relaid import box_of, by_rank
+from bitproof.harness.compare.part_layouts import LogicalTensor, layouts_differ
+from bitproof.harness.powers.two_layouts.phases import PHASES, first_step_of_own_layout, is_exact, regrouped_between
+from bitproof.harness.powers.two_layouts.reshard import box_of, by_rank
 from bitproof.harness.records import CHANGED, InFloat64, Key, LayoutBounds, LayoutRow, Recording
 from bitproof.harness.records.layout import Box, alike, joint_cuts
 from bitproof.harness.records.layout_bounds import MAX_ROWS
@@ -84,7 +84,7 @@ def measure_layouts(
     folders = (reference, candidate, *samples)
     recordings = [read_recording(folder) for folder in folders]
     first = regrouped_between(*recordings[:2])
-    start = apart_from(recordings[1].manifest)
+    start = first_step_of_own_layout(recordings[1].manifest)
     have_as_many = recordings[0].manifest.world_size == recordings[1].manifest.world_size
     # Before `start` another number of ranks took the steps, so records do not pair.
     compared = recordings[0].from_step(0 if have_as_many else start)
@@ -312,7 +312,7 @@ def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: b
 
 def _is_divided_differently(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> bool:
     sizes = {side.recording.manifest.world_size for side in (reference, candidate)}
-    return lies_otherwise(reference.parts[tensor], candidate.parts.get(tensor, {}), len(sizes) == 1)
+    return layouts_differ(reference.parts[tensor], candidate.parts.get(tensor, {}), len(sizes) == 1)
 
 
 def _cells_of(tensor: LogicalTensor, reference: _Side, candidate: _Side) -> tuple[bool, list[_Cell]]:

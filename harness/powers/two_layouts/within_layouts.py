@@ -9,8 +9,8 @@ from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.powers.two_layouts.layout_verdict import (
     decide_by_layout,
     first_beyond,
+    remark_without_call,
     remarks_on,
-    told_without_call,
 )
 from bitproof.harness.records import Verdict
 
@@ -35,5 +35,5 @@ def layouts(judgement: Judgement, run: CaseRun) -> Judgement:
         remarks = remarks_on(found)
     # If a control differs no bound is measured, and the first record that differs may do so by rounding.
     elif judgement.first_divergence and (found.samples or not found.regrouped) and not run.has_partners:
-        remarks = [told_without_call(judgement.first_divergence)]
+        remarks = [remark_without_call(judgement.first_divergence)]
     return replace(judgement, remarks=(*judgement.remarks, *remarks))

@@ -60,7 +60,7 @@ class Limits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Apart:
+class DifferenceBlock:
     """How a tensor differs between the two systems.
 
     - `of`: names the tensor, such as "The blamed call's output".
@@ -89,7 +89,7 @@ class DivergenceBlock:
     blame: str | None
     evidence: list[tuple[str, str]]
     ranks: str
-    apart: list[Apart]
+    apart: list[DifferenceBlock]
     picture: RankLanes | None
     lanes: list[str]
     chain: list[tuple[str, ...]]
@@ -252,7 +252,7 @@ def _divergence(result: CaseResult, first: Divergence) -> DivergenceBlock:
         evidence=text.evidence(call),
         ranks=ranks if "," in ranks else "",
         apart=[
-            Apart(
+            DifferenceBlock(
                 of=what,
                 extent=text.extent(difference),
                 bars=_bars(difference.histogram if difference else None),

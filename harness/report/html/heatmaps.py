@@ -127,6 +127,6 @@ def _tensor_row(steps: dict[str, list[int]], columns: _Columns, result: CaseResu
     cells = []
     for column, steps_of in enumerate(columns.ranges):
         ranks = {rank for step in steps_of for rank in steps.get(str(step), ())}
-        tooltip = f"rank {text.tell_ranks(ranks)}" if 0 < len(ranks) < result.world_size else ""
+        tooltip = f"rank {text.rank_ranges(ranks)}" if 0 < len(ranks) < result.world_size else ""
         cells.append(columns.cell(column, len(ranks), len(ranks) / result.world_size, tooltip))
-    return cells, text.tell_ranks({rank for ranks in steps.values() for rank in ranks})
+    return cells, text.rank_ranges({rank for ranks in steps.values() for rank in ranks})

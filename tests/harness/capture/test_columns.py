@@ -74,5 +74,5 @@ sys.exit("pandas" in sys.modules)
 
 
 @pytest.mark.ranks
-def test_writing_reading_and_telling_what_ranks_recorded_loads_no_pandas(tmp_path):
+def test_writing_reading_and_reporting_what_ranks_recorded_loads_no_pandas(tmp_path):
     subprocess.run([sys.executable, "-c", LOADS, str(tmp_path)], check=True, cwd=ROOT)

@@ -258,7 +258,7 @@ def test_integers_have_zeros_and_no_nan():
     assert digest_and_constant(torch.tensor([-1, -1]))[1] is None
 
 
-def test_the_digest_is_the_same_with_what_is_told_beside_it():
+def test_the_digest_is_the_same_with_what_is_reported_beside_it():
     for tensor in (torch.randn(7), torch.zeros(100, 100).t(), torch.randn(9000)):
         assert digest_and_constant(tensor)[0] == digest(tensor)
 

@@ -26,7 +26,7 @@ SECRET_VALUES = [
 ]
 
 
-def test_what_can_change_a_bit_is_told_and_nothing_else(monkeypatch):
+def test_what_can_change_a_bit_is_reported_and_nothing_else(monkeypatch):
     for name in ("OMP_TEST", "NCCL_TEST", "TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_BLAS_PREFER_CUBLASLT", "PYTHONHASHSEED"):
         monkeypatch.setenv(name, "1")
     for name in ("TORCHELASTIC_TEST", "SECRET_TEST", "TORCH_HOME", "TORCH_ANYTHING", "PYTORCH_BUILD_URL"):
@@ -45,7 +45,7 @@ def test_what_is_called_as_secrets_are_stands_nowhere(monkeypatch, name):
 
 
 @pytest.mark.parametrize("value", SECRET_VALUES)
-def test_of_a_value_that_looks_like_a_secret_a_digest_is_told(monkeypatch, value):
+def test_of_a_value_that_looks_like_a_secret_a_digest_is_reported(monkeypatch, value):
     monkeypatch.setenv("TORCHINDUCTOR_REMOTE_CACHE", value)
     first = environment_variables()["TORCHINDUCTOR_REMOTE_CACHE"]
     assert first.startswith("withheld, sha256 ") and environment_of_keys()["TORCHINDUCTOR_REMOTE_CACHE"] == first
@@ -57,7 +57,7 @@ def test_of_a_value_that_looks_like_a_secret_a_digest_is_told(monkeypatch, value
     "value",
     ["1", "expandable_segments:True,max_split_size_mb:128", "0-3,8-11", "/opt/libs/some/long/path/of/2.13.0/x.so"],
 )
-def test_settings_are_told_as_they_are(monkeypatch, value):
+def test_settings_are_reported_as_they_are(monkeypatch, value):
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", value)
     assert environment_variables()["PYTORCH_CUDA_ALLOC_CONF"] == value
 

@@ -60,7 +60,7 @@ def test_the_commit_says_when_a_file_changed_since(tmp_path, monkeypatch):
     assert commit() == f"{head}-dirty"
 
 
-def test_no_commit_is_told_outside_of_git_or_without_it(tmp_path, monkeypatch):
+def test_no_commit_is_reported_outside_of_git_or_without_it(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert commit() is None
@@ -78,14 +78,14 @@ def made_on(*gpus, environments=()):
     return build_manifest(CASE, "eager", "first", Placement(), gpus=gpus, gpu_environments=environments, **about)
 
 
-def test_what_ranks_say_of_cuda_is_told_and_of_a_cpu_nothing_new():
+def test_what_ranks_say_of_cuda_is_reported_and_of_a_cpu_nothing_new():
     plain = made_on(None, None, environments=({}, {}))
-    told = made_on(*[{"nccl": "2.27.5", "cudnn": 91002}] * 2, environments=[{"NVIDIA_TF32_OVERRIDE": "0"}] * 2)
-    assert told.machine == plain.machine | {"nccl": "2.27.5", "cudnn": 91002}
-    assert told.environment == plain.environment | {"NVIDIA_TF32_OVERRIDE": "0"}
+    reported = made_on(*[{"nccl": "2.27.5", "cudnn": 91002}] * 2, environments=[{"NVIDIA_TF32_OVERRIDE": "0"}] * 2)
+    assert reported.machine == plain.machine | {"nccl": "2.27.5", "cudnn": 91002}
+    assert reported.environment == plain.environment | {"NVIDIA_TF32_OVERRIDE": "0"}
     assert "nccl" not in plain.machine
 
 
-def test_ranks_with_other_variables_are_told_apart():
-    told = made_on(None, None, environments=[{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}])
-    assert told.environment["NCCL_ALGO"] == "['rank 0: Ring', 'rank 1: Tree']"
+def test_ranks_with_other_variables_are_distinguished():
+    reported = made_on(None, None, environments=[{"NCCL_ALGO": "Ring"}, {"NCCL_ALGO": "Tree"}])
+    assert reported.environment["NCCL_ALGO"] == "['rank 0: Ring', 'rank 1: Tree']"

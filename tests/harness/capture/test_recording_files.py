@@ -108,7 +108,7 @@ def files_of_at_most(num_bytes):
 
 
 @pytest.mark.parametrize("num_bytes", [0, 100, 6_000])  # within the digests or, as they are here, after them
-def test_a_recording_on_a_full_disk_is_told_and_leaves_the_old_one(folder, num_bytes):
+def test_a_recording_on_a_full_disk_is_reported_and_leaves_the_old_one(folder, num_bytes):
     manifest = replace(MANIFEST, case={"name": "toy " * 2_000})
     with files_of_at_most(num_bytes), pytest.raises(RecordingError, match="make room on its disk") as error:
         write_recording(folder, manifest, ROWS[:1])
@@ -117,7 +117,7 @@ def test_a_recording_on_a_full_disk_is_told_and_leaves_the_old_one(folder, num_b
     assert sorted(path.name for path in folder.parent.iterdir()) == ["recording"]
 
 
-def test_calls_on_a_full_disk_are_told(folder):
+def test_calls_on_a_full_disk_are_reported(folder):
     with files_of_at_most(100), pytest.raises(RecordingError, match="the recording cannot be written"):
         add_calls(folder, 0, [b"x" * 200])
 
@@ -414,7 +414,7 @@ def test_a_content_that_is_none_of_ours_is_refused(folder):
     assert "content absent, nan, inf or zero" in refusal(folder)
 
 
-def test_a_recording_from_before_contents_were_told_is_read(folder):
+def test_a_recording_from_before_contents_were_reported_is_read(folder):
     write_recording(folder, MANIFEST, ROWS)
     path = folder / "digests.parquet"
     table = pq.read_table(path).drop_columns("content")

@@ -55,11 +55,11 @@ def test_a_rank_is_read_again_from_the_file_that_was_checked(tmp_path):
 
 def test_another_manifest_reads_no_record_and_keeps_those_that_were_changed(tmp_path):
     side, other = joined(tmp_path / "here", rows_of(0), rows_of(1)), replace(MANIFEST, system="other")
-    told = side.told_as(other)
-    assert isinstance(told, StoredRecording) and not side.holds_records and not told.holds_records
-    assert (told.manifest, told.records_of(1)) == (other, dict(rows_of(1)))
+    reported = side.with_manifest(other)
+    assert isinstance(reported, StoredRecording) and not side.holds_records and not reported.holds_records
+    assert (reported.manifest, reported.records_of(1)) == (other, dict(rows_of(1)))
     side.records.clear()
-    assert side.told_as(other).records == {}
+    assert side.with_manifest(other).records == {}
 
 
 def test_a_rank_that_recorded_nothing_has_no_records(tmp_path):
@@ -114,9 +114,9 @@ def test_a_search_makes_records_of_one_rank_and_step_alone(tmp_path, monkeypatch
     made = []
     monkeypatch.setattr(stored_module, "read_records", lambda table: made.append(len(table)) or read_records(table))
     found = differing_digests(*sides, 1)
-    told = {rank: [(there[-2:], here[-2:]) for there, here in pairs] for rank, pairs in found.items()}
-    assert list(told) == [1, 0]
-    assert told == {1: [("10", "11"), ("40", "41")], 0: [("20", "21"), ("30", "31")]}
+    reported = {rank: [(there[-2:], here[-2:]) for there, here in pairs] for rank, pairs in found.items()}
+    assert list(reported) == [1, 0]
+    assert reported == {1: [("10", "11"), ("40", "41")], 0: [("20", "21"), ("30", "31")]}
     assert held_as(*sides, Key(1, "grad", "a", 0)) is None
     assert set(made) == {len(names)} and not any(side.holds_records for side in sides)
     whole = tuple(Recording(side.manifest, side.records) for side in sides)

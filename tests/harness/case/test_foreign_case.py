@@ -10,7 +10,7 @@ import pytest
 from bitproof.harness.capture.manifest import build_manifest
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.case.case_file import case_text, read_case
-from bitproof.harness.compare.same_case import in_todays_form
+from bitproof.harness.compare.same_case import in_current_form
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.report import json as report_json
 from bitproof.harness.report.html import document
@@ -46,7 +46,7 @@ def test_a_case_with_a_system_of_ours_keeps_our_defaults(tmp_path):
 def test_what_it_states_is_the_whole_case_when_read_again(tmp_path, values):
     case = read(tmp_path, **values)
     assert Case.from_dict(json.loads(json.dumps(case.stated()))) == case
-    assert in_todays_form(json.loads(json.dumps(case.stated()))) == case.to_dict()
+    assert in_current_form(json.loads(json.dumps(case.stated()))) == case.to_dict()
     (tmp_path / "again.json").write_text(case_text(case))
     assert read_case(tmp_path / "again.json") == case
 

@@ -30,7 +30,7 @@ def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reported"),
     [
         ({"schedule": None}, "has a pipeline and does not say what goes through it"),
         ({"model": Model(layers=1, dense_layers=0)}, "model.layers of at least 2, one for each stage"),
@@ -45,10 +45,10 @@ def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
         ({"grad_norm": True}, "found: grad_norm"),
     ],
 )
-def test_what_a_step_in_micro_batches_does_not_do_is_refused_by_name(changes, told):
+def test_what_a_step_in_micro_batches_does_not_do_is_refused_by_name(changes, reported):
     with pytest.raises(CaseError) as error:
         Case(**PIPELINE | changes)
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 def test_orders_that_are_unknown_and_pipelines_that_do_not_divide_the_ranks_are_refused():

@@ -61,7 +61,7 @@ def test_chunks_are_refused_on_either_side() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "reported"),
     [
         ("autoplace_llama3_fsdp2_tp2", {}, "is placed when the case runs"),
         ("moe_seq", {"observe": ("layers.*",)}, "shows activations"),
@@ -69,10 +69,10 @@ def test_chunks_are_refused_on_either_side() -> None:
         ("pipeline_1f1b", {}, "is cut into stages when the case runs"),
     ],
 )
-def test_what_is_not_written_down_is_not_precompiled(name: str, changes: Any, told: str) -> None:
+def test_what_is_not_written_down_is_not_precompiled(name: str, changes: Any, reported: str) -> None:
     for accepted in ("moe_seq", "inductor_moe"):
         refuse_unwritten(CASES[accepted])
-    with pytest.raises(CaseError, match=told):
+    with pytest.raises(CaseError, match=reported):
         refuse_unwritten(replace(CASES[name], **changes))
 
 

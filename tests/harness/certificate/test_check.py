@@ -107,7 +107,7 @@ def test_copies_that_are_not_waited_for_are_refused_by_the_checker_too(wrong):
         check(replace(found, answers=(("out 0", "PROVED"),)))
 
 
-def test_a_view_is_told_by_its_layout_and_has_no_other_name():
+def test_a_view_is_reported_by_its_layout_and_has_no_other_name():
     step = lambda w, x: w[1:3] * x[1:3]  # noqa: E731
     found = certificate_of("rows", compare(step, step, W, X))
     [place] = [i for i, call in enumerate(found.candidate.calls) if call.op == "view"][:1]
@@ -142,7 +142,7 @@ def test_a_part_of_several_results_is_taken_by_getitem_alone_though_nobody_reads
         check(replace(found, candidate=replace(found.candidate, calls=tuple(calls))))
 
 
-def test_a_size_that_depends_on_data_is_told_as_one():
+def test_a_size_that_depends_on_data_is_reported_as_one():
     count = torch.ones(4, dtype=torch.int64)
     step = lambda w, x: (w.index_select(0, x.nonzero().view(-1)) * 1.5).sum(0)  # noqa: E731
     found = certificate_of("open", compare(step, step, W, count))
@@ -333,16 +333,16 @@ def test_a_rule_that_says_nothing_of_a_term_rewrites_it_to_nothing():
     terms.put(plain)
 
 
-def test_every_assumption_must_be_told(certificate):
-    told = certificate.assumptions
-    assert len(told) == 9, "seven that every proof rests on, that of collectives, and that of buckets"
-    for place in range(len(told)):
+def test_every_assumption_must_be_reported(certificate):
+    reported = certificate.assumptions
+    assert len(reported) == 9, "seven that every proof rests on, that of collectives, and that of buckets"
+    for place in range(len(reported)):
         with pytest.raises(RejectedError, match="it does not list the assumption"):
-            check(replace(certificate, assumptions=told[:place] + told[place + 1 :]))
-        changed = told[place].replace(" ", " not ", 1)
+            check(replace(certificate, assumptions=reported[:place] + reported[place + 1 :]))
+        changed = reported[place].replace(" ", " not ", 1)
         with pytest.raises(RejectedError, match="it does not list the assumption"):
-            check(replace(certificate, assumptions=(*told[:place], changed, *told[place + 1 :])))
-    assert check(replace(certificate, assumptions=(*told, "and more"))) == {"PROVED": 5}
+            check(replace(certificate, assumptions=(*reported[:place], changed, *reported[place + 1 :])))
+    assert check(replace(certificate, assumptions=(*reported, "and more"))) == {"PROVED": 5}
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -9,7 +9,7 @@ import pytest
 
 from bitproof.harness.case import Case
 from bitproof.harness.commands import expected_time
-from bitproof.harness.commands.expected_time import tell_expected_time
+from bitproof.harness.commands.expected_time import describe_expected_time
 from bitproof.harness.compare.outcome import result_of_error
 from bitproof.harness.errors import RankError
 from bitproof.harness.records import CaseSeconds, Report
@@ -34,19 +34,19 @@ def reports(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_expected_to_take_what_its_cases_took_last(reports: Path) -> None:
-    assert tell_expected_time([FIRST], CPU, reports) == "expect about 10 minutes, as these cases took here before"
-    told = tell_expected_time([FIRST, SECOND], CPU, reports)
-    assert told == "expect more than 10 minutes: so long 1 of the 2 cases took here before"
+    assert describe_expected_time([FIRST], CPU, reports) == "expect about 10 minutes, as these cases took here before"
+    text = describe_expected_time([FIRST, SECOND], CPU, reports)
+    assert text == "expect more than 10 minutes: so long 1 of the 2 cases took here before"
 
 
 def test_nothing_is_guessed_where_nothing_like_it_ran(reports: Path, tmp_path: Path) -> None:
-    assert tell_expected_time([SECOND], CPU, reports) is None
-    assert tell_expected_time([FIRST], (), reports) is None, "it ran otherwise"
-    assert tell_expected_time([replace(FIRST, steps=2)], CPU, reports) is None, "it is another case"
-    assert tell_expected_time([FIRST], CPU, tmp_path / "none") is None
+    assert describe_expected_time([SECOND], CPU, reports) is None
+    assert describe_expected_time([FIRST], (), reports) is None, "it ran otherwise"
+    assert describe_expected_time([replace(FIRST, steps=2)], CPU, reports) is None, "it is another case"
+    assert describe_expected_time([FIRST], CPU, tmp_path / "none") is None
 
 
-def test_reports_of_runs_too_short_to_tell_of_are_not_read(
+def test_reports_of_runs_too_short_to_judge_are_not_read(
     reports: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
@@ -61,10 +61,10 @@ def test_reports_of_runs_too_short_to_tell_of_are_not_read(
         (folder / name).mkdir(parents=True)
         (folder / name / "report.json").write_text("{}")
         os.utime(folder / name / "report.json", (began + seconds, began + seconds))
-    assert tell_expected_time([FIRST, SECOND], CPU, folder) is None and read == []
+    assert describe_expected_time([FIRST, SECOND], CPU, folder) is None and read == []
     for seconds in (31, -1):  # long enough for two cases together; or written before it began, which says nothing
         os.utime(folder / "20260101T000000Z-bbbbbb" / "report.json", (began + seconds, began + seconds))
-        assert tell_expected_time([FIRST, SECOND], CPU, folder) is None
+        assert describe_expected_time([FIRST, SECOND], CPU, folder) is None
         assert len(read) == 2
         read.clear()
 
@@ -74,5 +74,5 @@ def test_the_newest_report_that_knows_every_case_is_the_last_that_is_read(
 ) -> None:
     read, own = [], expected_time.report_json.read
     monkeypatch.setattr(expected_time.report_json, "read", lambda path: read.append(path.parent.name) or own(path))
-    tell_expected_time([FIRST], CPU, reports)
+    describe_expected_time([FIRST], CPU, reports)
     assert read == ["20260103-000000", "20260102-000000"]

@@ -35,7 +35,7 @@ def localized(case: Case, folder: Path) -> tuple[int, dict[str, Any]]:
     return status, json.loads((folder / "latest" / LOCALIZE_FILE).read_text())
 
 
-def test_a_difference_is_told_with_the_call_to_blame(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_difference_is_reported_with_the_call_to_blame(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = replace(toy("one_bit_off"), expected="CLOSE", close_within=0.5)
     status, found = localized(case, tmp_path)
     out = capsys.readouterr().out.splitlines()

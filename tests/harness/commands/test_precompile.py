@@ -43,7 +43,7 @@ MADE = PrecompileAnswer(
 )
 
 
-def test_it_tells_what_it_made_and_how_to_run_it(
+def test_it_shows_what_it_made_and_how_to_run_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[tuple[Case, Path]] = []
@@ -109,13 +109,13 @@ def test_a_step_that_is_precompiled_runs_equal_to_eager_and_every_other_one_is_r
     tmp_path: Path, capsys: pytest.CaptureFixture[str], one_host: None
 ) -> None:
     _small(tmp_path, "moe_seq")
-    case, step, told = str(tmp_path / "case.json"), tmp_path / "step", tmp_path / "reports"
+    case, step, reported = str(tmp_path / "case.json"), tmp_path / "step", tmp_path / "reports"
     path = step / file.NAME
 
     def run(name: str, *options: str) -> tuple[int, Any]:
         command = ["run", "--case", case, "--precompiled", str(step), "--no-control"]
-        status = main([*command, "--report-dir", str(told / name), *options])
-        return status, _report(told / name)
+        status = main([*command, "--report-dir", str(reported / name), *options])
+        return status, _report(reported / name)
 
     assert main(["precompile", case, "--out", str(step)]) == 0
     fingerprint = capsys.readouterr().out.split("fingerprint ")[1].split()[0]
@@ -123,14 +123,14 @@ def test_a_step_that_is_precompiled_runs_equal_to_eager_and_every_other_one_is_r
     assert (status, result["verdict"]) == (0, "EQUAL")
     assert result["artifact"]["fingerprint"] == fingerprint and result["kept_graph"] is None
     assert any(fingerprint in remark for remark in result["remarks"])
-    assert list((told / "equal").rglob("rank*.log"))
+    assert list((reported / "equal").rglob("rank*.log"))
 
     def refused(name: str, what: str, *options: str) -> None:
         status, result = run(name, *options)
         assert (status, result["verdict"]) == (3, "ERROR"), name
         for part in ("ArtifactError: ", what, "came from: ", "fix: ", "replay: bitproof run -k moe_seq --precompiled"):
             assert part in result["error"], (name, part, result["error"])
-        assert not list((told / name).rglob("rank*.log")), "no rank of either system has started"
+        assert not list((reported / name).rglob("rank*.log")), "no rank of either system has started"
 
     whole = path.read_bytes()
     value = file.read(step).value
@@ -219,11 +219,11 @@ def test_a_compiled_step_is_run_and_compiles_nothing_and_other_code_is_refused(
 ) -> None:
     case = replace(small(CASES["inductor_dense"]), parallelism=Parallelism(world_size=2, ep=1), steps=1)
     (tmp_path / "case.json").write_text(json.dumps(case.to_dict()))
-    step, told = tmp_path / "step", tmp_path / "reports"
+    step, reported = tmp_path / "step", tmp_path / "reports"
 
     def run(name: str) -> tuple[int, Any]:
         named = ["--case", str(tmp_path / "case.json"), "--precompiled", str(step), "--trust-compiled", "--no-control"]
-        return main(["run", *named, "--report-dir", str(told / name)]), _report(told / name)
+        return main(["run", *named, "--report-dir", str(reported / name)]), _report(reported / name)
 
     assert main(["precompile", str(tmp_path / "case.json"), "--out", str(step)]) == 0
     printed = capsys.readouterr().out
@@ -246,7 +246,7 @@ def test_a_compiled_step_is_run_and_compiles_nothing_and_other_code_is_refused(
     status, result = run("other")
     assert status == 3 and "is not the step's own" in result["error"]
     assert "--trust-compiled" in result["error"].split("replay: ")[1]
-    assert not list((told / "other").rglob("rank*.log"))
+    assert not list((reported / "other").rglob("rank*.log"))
 
 
 @pytest.mark.slow

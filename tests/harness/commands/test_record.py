@@ -41,20 +41,20 @@ TOY = "tests.harness.toy_systems:steady"
 HANDMADE = replace(CASE, reference="a:b", candidate="c:d")
 
 
-def told(first, second):
+def described(first, second):
     lines: list[str] = []
     return diff(first, second, lines.append), lines
 
 
 def test_two_recordings_of_one_system_are_equal(folders):
-    status, lines = told(folders / "first", folders / "again")
+    status, lines = described(folders / "first", folders / "again")
     assert status == 0
     assert lines[0] == f"EQUAL: {folders / 'first'} against {folders / 'again'}"
     assert lines[-1] == "the manifests agree"
 
 
 def test_recordings_of_other_lengths_are_not_comparable_and_say_why(folders):
-    status, lines = told(folders / "first", folders / "longer")
+    status, lines = described(folders / "first", folders / "longer")
     assert status == 3
     assert lines[0].startswith("UNVERIFIED: ")
     assert "the second was recorded with case.steps=3, the case says 2" in "\n".join(lines)
@@ -68,7 +68,7 @@ def test_one_changed_digest_is_named_with_what_the_manifests_say(folders, tmp_pa
     recording.records[key] = recording.records[key]._replace(digest="0" * 32)
     manifest = replace(recording.manifest, machine=recording.manifest.machine | {"torch": "2.14.0"})
     write_recording(tmp_path / "changed", manifest, recording.records.items())
-    status, lines = told(folders / "first", tmp_path / "changed")
+    status, lines = described(folders / "first", tmp_path / "changed")
     assert status == 1
     assert f"first divergence: step 1, rank 1, grad {key.name}" in lines
     assert "  cause: backward of this step: its losses agree" in lines
@@ -84,7 +84,7 @@ def test_a_recording_with_another_kind_of_digests_is_not_comparable_and_says_why
     recording = read_recording(folders / "again")
     assert recording.manifest.digest == ALGORITHM
     write_recording(tmp_path / "other", replace(recording.manifest, digest="md5"), recording.records.items())
-    status, lines = told(folders / "first", tmp_path / "other")
+    status, lines = described(folders / "first", tmp_path / "other")
     assert status == 3
     assert lines[:2] == [
         f"UNVERIFIED: {folders / 'first'} against {tmp_path / 'other'}",
@@ -118,10 +118,10 @@ def test_a_damaged_recording_is_not_judged(folders, tmp_path, capsys):
     assert "RecordingError" in capsys.readouterr().err
 
 
-def test_two_recordings_that_keep_a_value_tell_how_far_apart_it_is(tmp_path):
+def test_two_recordings_that_keep_a_value_show_how_far_apart_it_is(tmp_path):
     first = make_recording(tmp_path / "first", HANDMADE)
     second = make_recording(tmp_path / "second", HANDMADE, at(Key(1, "grad", "w", 1), flip_lowest_bit))
-    status, lines = told(first, second)
+    status, lines = described(first, second)
     assert status == 1
     assert lines[6:8] == [
         "first divergence: step 1, rank 1, grad w",
@@ -133,7 +133,7 @@ def test_two_recordings_that_keep_a_value_tell_how_far_apart_it_is(tmp_path):
 def test_recordings_without_values_name_the_tensors_that_differ(tmp_path):
     first = make_recording(tmp_path / "first", HANDMADE)
     second = make_recording(tmp_path / "second", HANDMADE, at(Key(0, "grad", "w", 0), flip_lowest_bit), patterns=())
-    assert "  grad w: 1 record, first at step 0, rank 0; no values kept" in told(first, second)[1]
+    assert "  grad w: 1 record, first at step 0, rank 0; no values kept" in described(first, second)[1]
 
 
 def test_damaged_values_are_refused_where_they_are_needed(tmp_path):
@@ -141,21 +141,21 @@ def test_damaged_values_are_refused_where_they_are_needed(tmp_path):
     second = make_recording(tmp_path / "second", HANDMADE, at(Key(0, "grad", "w", 0), flip_lowest_bit))
     (second / "values" / "rank0.safetensors").write_bytes(b"")
     with pytest.raises(RecordingError, match=r"rank0.safetensors is damaged, or not the one"):
-        told(first, second)
+        described(first, second)
 
 
 def test_systems_that_read_other_data_are_not_comparable(tmp_path):
     ranks = [{"data_sha256": "a"}, {"data_sha256": "b"}], [{"data_sha256": "a"}, {"data_sha256": "c"}]
     change = at(Key(0, "grad", "w", 0), flip_lowest_bit)
     first = make_recording(tmp_path / "first", HANDMADE, ranks=ranks[0])
-    status, lines = told(first, make_recording(tmp_path / "second", HANDMADE, change, ranks=ranks[1]))
+    status, lines = described(first, make_recording(tmp_path / "second", HANDMADE, change, ranks=ranks[1]))
     assert status == 3
     assert lines[:2] == [
         f"UNVERIFIED: {first} against {tmp_path / 'second'}",
         "the recordings are not comparable\n"
         "  they read other data, first on rank 1: sha256 b in the first, c in the second",
     ]
-    assert told(first, make_recording(tmp_path / "third", HANDMADE, change, ranks=ranks[0]))[0] == 1
+    assert described(first, make_recording(tmp_path / "third", HANDMADE, change, ranks=ranks[0]))[0] == 1
 
 
 def test_systems_that_chunked_other_modules_are_not_comparable_whatever_their_bits(tmp_path):
@@ -163,15 +163,15 @@ def test_systems_that_chunked_other_modules_are_not_comparable_whatever_their_bi
         return make_recording(tmp_path / name, HANDMADE, system="eager_chunked", **about)
 
     first = recording("first", chunked={"layers.0": 1})
-    status, lines = told(first, recording("second", chunked={"layers.0": 1, "layers.1": 1}))
+    status, lines = described(first, recording("second", chunked={"layers.0": 1, "layers.1": 1}))
     assert status == 3
     assert lines[:2] == [
         f"UNVERIFIED: {first} against {tmp_path / 'second'}",
         "the recordings are not comparable\n"
         "  the first ran in chunks, in calls a step, layers.1 0, the second layers.1 1",
     ]
-    assert told(first, recording("third", chunked={"layers.0": 1}))[0] == 0
-    status, lines = told(first, recording("from_before"))
+    assert described(first, recording("third", chunked={"layers.0": 1}))[0] == 0
+    status, lines = described(first, recording("from_before"))
     assert (status, lines[1]) == (
         3,
         "the recordings are not comparable\n  the second does not say which modules ran in chunks: record it again",
@@ -275,14 +275,14 @@ def test_a_system_that_fails_leaves_nothing_where_its_recording_would_be(tmp_pat
 def test_differences_of_manifests_stand_in_the_order_of_their_files(tmp_path):
     first = make_recording(tmp_path / "first", HANDMADE, device="cuda", backend="nccl", arm="first")
     second = make_recording(tmp_path / "second", HANDMADE, device="cpu", backend="gloo", arm="control")
-    _, lines = told(first, second)
+    _, lines = described(first, second)
     assert lines[-3:] == ["the manifests differ:", '  backend: "nccl" against "gloo"', '  device: "cuda" against "cpu"']
 
 
 def test_long_values_of_manifests_are_cut_and_two_systems_get_the_command_that_runs_both(tmp_path):
     first = make_recording(tmp_path / "first", HANDMADE, commit="a" * 99)
     second = make_recording(tmp_path / "second", HANDMADE, commit=None)
-    _, lines = told(first, second)
+    _, lines = described(first, second)
     assert lines[-1] == '  commit: "' + "a" * 26 + "... against null" and len(lines[-1]) <= 80
     command = list(_about_the_cause("loss", ("a:b", "c d.py"), "case"))[-1]
     assert command == "    bitproof run case --reference a:b --candidate 'c d.py'"

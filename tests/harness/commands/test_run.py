@@ -86,10 +86,10 @@ def test_a_run_writes_its_report_and_returns_its_status(launch_with, tmp_path, c
 def test_where_rank_0_is_gone_one_rank_a_machine_reports_what_it_has_heard(
     beside, launch_with, tmp_path, monkeypatch, capsys
 ):
-    told = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": str(4 + beside), "LOCAL_RANK": str(int(beside))}
-    for name, value in told.items():
+    reported = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "RANK": str(4 + beside), "LOCAL_RANK": str(int(beside))}
+    for name, value in reported.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(launched, "reports_for_rank_0", launched.speaks_for_its_machine)
+    monkeypatch.setattr(launched, "reports_for_rank_0", launched.reports_for_its_machine)
 
     def run_cases(cases, options, run_dir, on_event) -> Iterator[CaseResult]:
         yield equal(cases[0])
@@ -115,11 +115,11 @@ def test_a_case_that_cannot_be_judged_here_says_so_before_it_runs(launch_with, t
     monkeypatch.setattr("bitproof.harness.machine.devices.gpu_models", list)
     run_and_report([replace(FIRST, requires="cuda"), SECOND], RunOptions(), tmp_path)
     lines = capsys.readouterr().out.splitlines()
-    told = (
+    text = (
         "first was asked for and cannot be judged here: it needs CUDA; its 8 ranks run on the CPU here (0 GPUs, "
         "--device auto); it runs all the same"
     )
-    assert lines[1] == told and lines.index("it runs") > 1 and not any("second was asked" in line for line in lines)
+    assert lines[1] == text and lines.index("it runs") > 1 and not any("second was asked" in line for line in lines)
 
 
 def test_what_reports_are_made_with_is_loaded_before_the_first_verdict(launch_with, tmp_path, monkeypatch):
@@ -169,7 +169,7 @@ def test_what_reports_are_made_with_is_loaded_before_the_first_verdict(launch_wi
         ),
     ],
 )
-def test_a_report_tells_how_often_systems_ran(launch_with, tmp_path, capsys, options, remarks):
+def test_a_report_shows_how_often_systems_ran(launch_with, tmp_path, capsys, options, remarks):
     launch_with(lambda cases, options, run_dir, on_event: iter([equal(cases[0])]))
     assert run_and_report([FIRST], options, tmp_path) == 0
     assert only_report(tmp_path).remarks == remarks

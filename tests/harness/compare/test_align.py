@@ -36,7 +36,7 @@ def test_a_missing_and_an_extra_record_are_named():
     assert gaps_of([(W, LEFT)], [(W, LEFT), (B, LEFT)]) == ["the reference lacks 1 record: step 0, rank 1, grad b"]
 
 
-def test_names_that_only_one_side_has_are_told_with_how_to_declare_them():
+def test_names_that_only_one_side_has_are_reported_with_how_to_declare_them():
     theirs = [Key(0, "grad", f"model.{name}", 1) for name in "abcdef"]
     candidate = [(key, LEFT) for key in (W, *theirs)]
     gaps = gaps_of([(W, LEFT), (B, LEFT)], candidate)
@@ -60,7 +60,7 @@ def test_an_empty_side_is_named_once():
     assert gaps_of([], []) == ["the reference recording is empty", "the candidate recording is empty"]
 
 
-def test_what_several_ranks_lack_is_told_in_one_sentence_for_all():
+def test_what_several_ranks_lack_is_reported_in_one_sentence_for_all():
     unpaired, other = Unpaired(), (B._replace(rank=0), LEFT)
     unpaired.add(align([(W, LEFT), (B, LEFT)], [(W, LEFT)]))
     unpaired.add(align([other], []))

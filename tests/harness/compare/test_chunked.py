@@ -16,8 +16,8 @@ COLUMN = {"code_hash": "0", "passes": [{"name": "clean_up"}, {"name": "chunk"}]}
 
 
 def chunked(recording: Any, chunked: Any, system: str = "eager_chunked", graph: Any = None) -> Any:
-    told = recording.manifest.to_dict() | {"system": system, "graph": graph, "chunked": chunked}
-    recording.manifest = Manifest.of(told)
+    reported = recording.manifest.to_dict() | {"system": system, "graph": graph, "chunked": chunked}
+    recording.manifest = Manifest.of(reported)
     return recording
 
 
@@ -27,7 +27,7 @@ def test_systems_that_chunked_the_same_modules_equally_often_are_equal(case, rec
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "reported"),
     [
         ({"layers.0": 1}, "layers.1 1, the candidate layers.1 0"),
         ({"layers.0": 2, "layers.1": 1}, "layers.0 1, the candidate layers.0 2"),
@@ -35,12 +35,12 @@ def test_systems_that_chunked_the_same_modules_equally_often_are_equal(case, rec
     ],
 )
 def test_the_same_bits_of_systems_that_chunked_otherwise_are_unverified_and_the_modules_named(
-    case, record, other, told
+    case, record, other, reported
 ):
     comparison = compare(chunked(record(), BOTH), chunked(record(), other, "graph", COLUMN), case)
     assert (comparison.verdict, comparison.reason) == (
         Verdict.UNVERIFIED,
-        f"the recordings are not comparable\n  the reference ran in chunks, in calls a step, {told}",
+        f"the recordings are not comparable\n  the reference ran in chunks, in calls a step, {reported}",
     )
 
 
@@ -54,7 +54,7 @@ def test_a_recording_of_a_system_that_chunks_must_say_what_it_chunked(case, reco
     )
 
 
-def test_a_recording_from_before_this_was_told_is_unverified_and_no_crash(case, record):
+def test_a_recording_from_before_this_was_reported_is_unverified_and_no_crash(case, record):
     old = chunked(record(), None)
     assert compare(old, chunked(record(), BOTH), case).reason == (
         "the recordings are not comparable\n  the reference does not say which modules ran in chunks: record it again"
@@ -71,8 +71,8 @@ def test_a_recording_from_before_this_was_told_is_unverified_and_no_crash(case, 
     ],
 )
 def test_a_system_that_does_not_chunk_or_says_nothing_of_it_has_nothing_to_agree_on(case, record, system, graph):
-    for told in (None, BOTH):
-        other = chunked(record(), told, "eager_chunked" if told else "eager")
+    for reported in (None, BOTH):
+        other = chunked(record(), reported, "eager_chunked" if reported else "eager")
         assert compare(other, chunked(record(), None, system, graph), case).verdict == Verdict.EQUAL
 
 

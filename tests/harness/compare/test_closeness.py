@@ -158,7 +158,7 @@ def test_a_scalar_and_an_empty_tensor_are_counted():
 # Two recordings.
 
 
-def test_the_largest_error_and_every_element_are_told(tmp_path):
+def test_the_largest_error_and_every_element_are_reported(tmp_path):
     grad = Key(1, "grad", "w", 1)
     reference = recorded(tmp_path / "a")
     candidate = recorded(tmp_path / "b", at(grad, lambda x: x * 1.0078125))

@@ -13,13 +13,13 @@ def ranks(*entries: dict) -> list[dict]:
 
 
 def group(number: int = 0, parameters: list[str] = NAMES, optimizer: str = "AdamW", **settings: str) -> dict:
-    told = {"lr": "0.1", "weight_decay": "0.0"} | settings
+    reported = {"lr": "0.1", "weight_decay": "0.0"} | settings
     return {
         "step": 0,
         "group": f"0.{number}",
         "optimizer": optimizer,
         "parameters": parameters,
-        "settings": told,
+        "settings": reported,
     }
 
 
@@ -28,19 +28,19 @@ def sentences(reference: list[dict], candidate: list[dict], step: int) -> list[s
 
 
 def test_each_of_two_betas_is_a_setting() -> None:
-    told = sentences(ranks(group(betas="(0.9, 0.999)")), ranks(group(betas="(0.9, 0.99)")), 0)
-    assert told == ["AdamW has beta2 0.99 where the reference has 0.999, for a and 2 more parameters"]
+    lines = sentences(ranks(group(betas="(0.9, 0.999)")), ranks(group(betas="(0.9, 0.99)")), 0)
+    assert lines == ["AdamW has beta2 0.99 where the reference has 0.999, for a and 2 more parameters"]
 
 
-def test_a_differing_number_is_told_with_the_parameters_that_have_it() -> None:
-    [told] = sentences(ranks(group()), ranks(group(weight_decay="0.1")), 0)
-    assert told == "AdamW has weight_decay 0.1 where the reference has 0.0, for a and 2 more parameters"
+def test_a_differing_number_is_reported_with_the_parameters_that_have_it() -> None:
+    [reported] = sentences(ranks(group()), ranks(group(weight_decay="0.1")), 0)
+    assert reported == "AdamW has weight_decay 0.1 where the reference has 0.0, for a and 2 more parameters"
 
 
-def test_a_parameter_in_another_group_is_told_alone() -> None:
+def test_a_parameter_in_another_group_is_reported_alone() -> None:
     candidate = ranks(group(0, ["a", "c"]), group(1, ["b"], weight_decay="0.1"))
-    [told] = sentences(ranks(group()), candidate, 0)
-    assert told == "AdamW has weight_decay 0.1 where the reference has 0.0, for b"
+    [reported] = sentences(ranks(group()), candidate, 0)
+    assert reported == "AdamW has weight_decay 0.1 where the reference has 0.0, for b"
 
 
 def test_groups_in_another_order_differ_in_nothing() -> None:
@@ -52,21 +52,21 @@ def test_groups_in_another_order_differ_in_nothing() -> None:
 def test_a_setting_counts_from_the_step_that_changes_it() -> None:
     later = {"step": 3, "group": "0.0", "settings": {"lr": "0.05"}}
     for step, expected in ((2, []), (3, ["lr 0.05"]), (9, ["lr 0.05"])):
-        told = [*sentences(ranks(group()), ranks(group(), later), step)]
-        assert [part for part in expected if part in " ".join(told)] == expected and len(told) == len(expected)
+        lines = [*sentences(ranks(group()), ranks(group(), later), step)]
+        assert [part for part in expected if part in " ".join(lines)] == expected and len(lines) == len(expected)
 
 
-def test_a_setting_of_one_side_alone_is_not_compared_and_another_class_is_told() -> None:
+def test_a_setting_of_one_side_alone_is_not_compared_and_another_class_is_reported() -> None:
     assert [*sentences(ranks(group()), ranks(group(decoupled="True")), 0)] == []
-    told = [*sentences(ranks(group()), ranks(group(optimizer="Adam")), 0)]
-    assert told == ["the optimizer of a and 2 more parameters is Adam, and AdamW in the reference"]
+    lines = [*sentences(ranks(group()), ranks(group(optimizer="Adam")), 0)]
+    assert lines == ["the optimizer of a and 2 more parameters is Adam, and AdamW in the reference"]
 
 
-def test_of_many_settings_the_first_are_told_and_the_others_counted() -> None:
+def test_of_many_settings_the_first_are_reported_and_the_others_counted() -> None:
     settings = {f"s{number}": "1" for number in range(5)}
     other = dict.fromkeys(settings, "2")
-    told = [*sentences(ranks(group(**settings)), ranks(group(**other)), 0)]
-    assert len(told) == 4 and told[-1] == "2 more settings of optimizers differ"
+    lines = [*sentences(ranks(group(**settings)), ranks(group(**other)), 0)]
+    assert len(lines) == 4 and lines[-1] == "2 more settings of optimizers differ"
 
 
 def test_every_rank_may_hold_other_parameters() -> None:

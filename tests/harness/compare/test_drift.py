@@ -24,7 +24,7 @@ def test_recordings_with_the_same_bits_have_no_drift(tmp_path):
     assert drift(tmp_path, lambda key, tensor: tensor) == []
 
 
-def test_a_flipped_bit_is_told_whole(tmp_path):
+def test_a_flipped_bit_is_reported_whole(tmp_path):
     assert drift(tmp_path, at(GRAD, flip_lowest_bit)) == [
         Drift(
             kind="grad",
@@ -88,7 +88,7 @@ def test_a_zero_of_another_sign_is_one_ulp_away(tmp_path):
     assert (entry.elements_differing, entry.max_ulp) == (4, 1)
 
 
-def test_another_shape_is_told_and_not_measured(tmp_path):
+def test_another_shape_is_reported_and_not_measured(tmp_path):
     [entry] = drift(tmp_path, at(Key(0, "param", "w", 1), lambda tensor: tensor.reshape(4)))
     assert (entry.reference_type, entry.candidate_type, entry.measured) == ("float32[2, 2]", "float32[4]", 0)
 

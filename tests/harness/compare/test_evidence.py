@@ -93,7 +93,7 @@ def damage(records, random):
 
 
 def test_rank_by_rank_says_what_all_records_at_once_say(tmp_path, monkeypatch, either):
-    found, told = set(), set()
+    found, reported = set(), set()
     for seed in range(40):
         choose = random.Random(seed)
         both = [damage(rows(), choose), damage(rows(), choose)]
@@ -107,8 +107,8 @@ def test_rank_by_rank_says_what_all_records_at_once_say(tmp_path, monkeypatch, e
             assert comparison == compare(*(Recording(MANIFEST, records) for records in both), CASE), (seed, most)
             assert not any(side.holds_records for side in sides), "nobody has asked for every record"
         found.add(comparison.verdict)
-        told.update(comparison.remarks)
-    assert found == {Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED} and told
+        reported.update(comparison.remarks)
+    assert found == {Verdict.EQUAL, Verdict.DIFFERENT, Verdict.UNVERIFIED} and reported
 
 
 def test_only_the_first_of_ranks_that_recorded_alike_is_looked_at_record_by_record(tmp_path, monkeypatch, either):

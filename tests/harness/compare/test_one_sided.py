@@ -64,8 +64,8 @@ def test_a_constant_that_one_side_registers_is_a_remark_and_all_else_decides(sid
         sides[side] = recorded(sides[side].manifest.system, loss=1 if side == "reference" else loss, p=constant)
         comparison = found(sides["reference"], sides["candidate"])
         assert (comparison.verdict, comparison.reason) == (verdict, None)
-        told = f"only the {side} has buffer `p`; it stays the same in all steps, and what it changes is compared"
-        assert told in comparison.remarks
+        text = f"only the {side} has buffer `p`; it stays the same in all steps, and what it changes is compared"
+        assert text in comparison.remarks
         assert comparison.compared["buffer"] == 0
 
 
@@ -141,7 +141,7 @@ def test_it_is_the_same_of_recordings_that_are_read_rank_by_rank(tmp_path):
 
 def test_a_manifest_without_the_field_counts_as_one_that_does_not_show_all():
     older = replace(recorded().manifest, shows_every_buffer=None)
-    assert compare(recorded().told_as(older), recorded("a:c", p=constant), CASE).verdict == Verdict.UNVERIFIED
+    assert compare(recorded().with_manifest(older), recorded("a:c", p=constant), CASE).verdict == Verdict.UNVERIFIED
 
 
 def with_setting(recording: Recording, steps: tuple[int, ...]) -> Recording:

@@ -83,7 +83,7 @@ def test_a_case_without_a_result_is_unverified_and_keeps_its_place(case, record)
 def test_whatever_somebody_elses_exception_holds_a_results_error_is_bounded(case):
     long = "x" * 10_000_000
     for error in (ValueError(long), RankError(long, found=long, traceback=long)):
-        told = result_of_error(case, error, device="cpu", backend="gloo").error
-        assert len(told) < MAX_ERROR + 100 and "characters left out" in told
+        reported = result_of_error(case, error, device="cpu", backend="gloo").error
+        assert len(reported) < MAX_ERROR + 100 and "characters left out" in reported
     [result] = complete([case], [], long)
     assert len(result.error) < MAX_ERROR + 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.harness.case import Case
-from bitproof.harness.compare.same_case import LABELS, in_todays_form, leaf_differences
+from bitproof.harness.compare.same_case import LABELS, in_current_form, leaf_differences
 
 
 def test_differences_are_named_by_their_paths() -> None:
@@ -31,12 +31,12 @@ def test_labels_move_no_bit_and_values_of_other_types_are_other_values() -> None
 def test_a_setting_that_a_recorded_case_lacks_has_its_default() -> None:
     case = Case(name="a", family="b", reference="eager").to_dict()
     older = case | {"pipeline": {name: x for name, x in case["pipeline"].items() if name != "isolate_gathers"}}
-    assert list(leaf_differences({"case": (in_todays_form(older), case)})) == []
+    assert list(leaf_differences({"case": (in_current_form(older), case)})) == []
     other = case | {"pipeline": case["pipeline"] | {"isolate_gathers": True}}
-    [(path, _)] = leaf_differences({"case": (in_todays_form(other), case)})
+    [(path, _)] = leaf_differences({"case": (in_current_form(other), case)})
     assert path == "case.pipeline.isolate_gathers"
 
 
 def test_what_is_no_case_today_stays_as_it_is() -> None:
     strange = {"name": "a", "no_such_field": 1}
-    assert in_todays_form(strange) is strange
+    assert in_current_form(strange) is strange

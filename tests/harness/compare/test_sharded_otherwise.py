@@ -65,7 +65,7 @@ def test_placements_are_read_again_and_recordings_without_any_are_as_they_were(m
     assert "placements" not in pyarrow.parquet.read_schema(tmp_path / "plain" / "digests.parquet").names
 
 
-def test_two_layouts_are_told_as_sharded_otherwise_and_never_held_against_a_bound(mesh):
+def test_two_layouts_are_reported_as_sharded_otherwise_and_never_held_against_a_bound(mesh):
     whole = recorded(torch.ones(8, 4))
     found = compare(whole, recorded(part(mesh, 4)), CASE)
     assert found.verdict == Verdict.DIFFERENT and found.is_sharded_otherwise

@@ -55,7 +55,7 @@ NO_EVIDENCE = "what agrees shows nothing, so it is no evidence\n  "
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (every("grad", torch.zeros_like), "on every rank each grad is all zeros at every step"),
         (every("grad", lambda x: -torch.zeros_like(x)), "on every rank each grad is all zeros at every step"),
@@ -70,9 +70,9 @@ NO_EVIDENCE = "what agrees shows nothing, so it is no evidence\n  "
         (every("optimizer", without_elements), "on every rank each optimizer is without elements at every step"),
     ],
 )
-def test_agreement_that_shows_nothing_is_no_evidence(tmp_path, change, told):
+def test_agreement_that_shows_nothing_is_no_evidence(tmp_path, change, reported):
     found = judged(tmp_path, change)
-    assert (found.verdict, found.error) == (Verdict.UNVERIFIED, NO_EVIDENCE + told)
+    assert (found.verdict, found.error) == (Verdict.UNVERIFIED, NO_EVIDENCE + reported)
     assert found.control == {"reference": "EQUAL", "candidate": "EQUAL"}
 
 

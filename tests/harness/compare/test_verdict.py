@@ -272,7 +272,7 @@ def test_missing_evidence_outweighs_a_difference_that_is_still_named(case, recor
     assert comparison.first_divergence.rank == 1
 
 
-def test_dtype_and_shape_mismatches_are_told_before_values(case, record, flip):
+def test_dtype_and_shape_mismatches_are_reported_before_values(case, record, flip):
     candidate = record()
     flip(candidate, 0, "loss", "loss", 0)
     key = flip(candidate, 1, "param", "layers.0.w", 1)
@@ -398,7 +398,7 @@ def test_a_system_that_differs_from_itself_is_neither_equal_nor_different(case, 
     assert (first.between, first.step, first.rank, first.name) == ("candidate against itself", 1, 1, "layers.0.b")
 
 
-def test_of_two_systems_that_differ_from_themselves_the_reference_is_told_first_and_plain_runs_before_stressed_ones(
+def test_of_two_systems_that_differ_from_themselves_the_reference_is_reported_first_and_plain_runs_before_stressed_ones(
     case, record, flip
 ):
     first, second, same = record(), record(), compare(record(), record(), case)

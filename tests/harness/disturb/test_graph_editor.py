@@ -13,7 +13,7 @@ from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.graph_editor import GraphEditor, NoPlaceError
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
-from bitproof.harness.graph.observation import observed, put_in, shown_to
+from bitproof.harness.graph.observation import insert_observers, observed, observed_by
 from bitproof.harness.graph.origin import META_KEY, Origin
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def test_chunk_1_is_found_where_no_chunk_is_asked_for():
     assert g.find("add", r"layers\.\d") is g.graph.output_node().args[0][0]
 
 
-def test_what_is_not_there_is_told():
+def test_what_is_not_there_is_reported():
     with pytest.raises(NoPlaceError) as error:
         editor(small()).find("mm", r".*experts", direction="backward")
     assert str(error.value) == (
@@ -122,7 +122,7 @@ def forget_the_sum(g: GraphEditor) -> list[Site]:
     return sites
 
 
-def test_a_struck_graph_is_a_copy_that_tells_where():
+def test_a_struck_graph_is_a_copy_that_shows_where():
     module = small()
     before = module(X)[0]
     found = mutate(Entry(name="forgotten", says="", source="", edit=forget_the_sum), module, CASE)
@@ -205,14 +205,16 @@ def test_tf32_keeps_ten_bits():
 
 def test_the_step_before_is_kept_by_key(monkeypatch):
     monkeypatch.setattr(kernels.NOW, "memory", {})
-    for step, value, told in ((0, 1.0, 1.0), (1, 2.0, 1.0), (2, 3.0, 2.0)):
+    for step, value, reported in ((0, 1.0, 1.0), (1, 2.0, 1.0), (2, 3.0, 2.0)):
         monkeypatch.setattr(kernels.NOW, "step", step)
-        assert kernels.of_step_before(torch.tensor(value), "a").item() == told
+        assert kernels.of_step_before(torch.tensor(value), "a").item() == reported
 
 
 def test_what_looks_at_a_node_is_no_reader_and_looks_at_what_stands_in_its_place():
     module = small()
-    put_in(module.graph, [("a@forward", [node], None, None) for node in module.graph.nodes if "silu" in node.name])
+    insert_observers(
+        module.graph, [("a@forward", [node], None, None) for node in module.graph.nodes if "silu" in node.name]
+    )
     module.graph.lint()
 
     def edit(g):
@@ -228,7 +230,7 @@ def test_what_looks_at_a_node_is_no_reader_and_looks_at_what_stands_in_its_place
     looking = struck.graph.find_nodes(op="call_function", target=observed)
     assert [node.args[1][0].name for node in looking] == ["relu_default", "neg_default"]
     seen = []
-    with shown_to(lambda kind, name, value: seen.append(value)):
+    with observed_by(lambda kind, name, value: seen.append(value)):
         struck(X)
     assert torch.equal(seen[0], X[:2].relu()) and torch.equal(seen[1], -torch.nn.functional.silu(X[2:]))
     lost = mutate(Entry(name="lost", says="", source="", edit=lose_a_half), module, CASE).module

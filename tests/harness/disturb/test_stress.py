@@ -47,7 +47,7 @@ def test_plain_runs_hide_what_stress_shows(results, name):
 
 
 @pytest.mark.ranks
-def test_a_race_is_told_as_seen_under_stress_alone(results):
+def test_a_race_is_reported_as_seen_under_stress_alone(results):
     assert results["race"].error == (
         f"control of candidate {TOYS}racing under stress: a plain and a stressed run of one system differ, "
         "first at step 2, rank 1, loss loss"

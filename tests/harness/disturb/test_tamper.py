@@ -41,11 +41,11 @@ def test_a_call_knows_its_turn_its_arguments_and_its_own_result():
 
 
 def test_what_observing_calls_is_not_the_systems():
-    told = []
+    lines = []
     row = entry(lambda call: call.with_(alpha=2), "add")
     with tampered(row, Clock(), lambda: None):
-        untampered(lambda x: told.append(torch.add(x, x).tolist()))(X)
-    assert told == [[2.0, 4.0]]
+        untampered(lambda x: lines.append(torch.add(x, x).tolist()))(X)
+    assert lines == [[2.0, 4.0]]
 
 
 def test_a_fault_of_calls_changes_an_optimizers_update_and_has_fired():

@@ -85,7 +85,7 @@ def test_a_second_run_that_raises_is_an_error_of_its_case(batch):
     )
 
 
-def test_a_difference_that_does_not_come_again_is_told_where_it_was_recorded(batch):
+def test_a_difference_that_does_not_come_again_is_reported_where_it_was_recorded(batch):
     result = batch.results["noisy_once"]
     assert (result.verdict, result.control["candidate"]) == (Verdict.NONDETERMINISTIC, "DIFFERENT")
     assert batch.error("noisy_once") == (
@@ -136,7 +136,7 @@ def watched(case, folder, *, logs_calls=False, **options):
     return found, arms
 
 
-def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_path, one_host):
+def test_second_runs_of_a_search_show_as_much_of_a_difference_as_replays_do(tmp_path, one_host):
     replayed, arms = watched(toy("one_bit_off"), tmp_path / "a", control="when_different", verify=False)
     assert arms == ["first"] * 2 + ["control"] * 2 + ["replay1"] * 2
     for control in ("up_to_difference", "logged"):
@@ -146,7 +146,7 @@ def test_second_runs_of_a_search_tell_as_much_of_a_difference_as_replays_do(tmp_
     assert (logged.first_divergence.call.operator, logged.first_divergence.tensor.max_ulp) == ("bitwise_xor_.Scalar", 1)
 
 
-def test_first_runs_that_log_their_step_tell_the_call_and_no_bits(tmp_path, one_host):
+def test_first_runs_that_log_their_step_show_the_call_and_no_bits(tmp_path, one_host):
     case, fault = replace(toy(), steps=1), "flip-bit:rank=1,step=0,grad=weight"
     replayed, arms = watched(case, tmp_path / "a", control="never", inject=fault, verify=False)
     assert arms == ["first"] * 2 + ["replay1"] * 2
@@ -167,8 +167,8 @@ def test_where_calls_cannot_be_logged_second_runs_are_made_without(tmp_path, one
         rf"rank \d of {TOYS}shy raised at step 2",
         found.remarks[-1],
     )
-    told = "a replay that looks for the cause failed; the verdict stands:"
-    assert told in found.error and "somebody is looking" in found.error
+    text = "a replay that looks for the cause failed; the verdict stands:"
+    assert text in found.error and "somebody is looking" in found.error
 
 
 def test_finding_the_cause_has_a_time_of_its_own_and_the_verdict_stands_where_that_is_short(tmp_path, one_host):

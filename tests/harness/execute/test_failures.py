@@ -42,7 +42,7 @@ def test_an_error_of_the_ranks_own_is_not_secondary(error):
     assert not failure_of_exception(0, error).secondary
 
 
-def test_a_failure_tells_class_and_all_lines_of_a_users_text_and_of_ours_the_first_as_facts_stand_below():
+def test_a_failure_shows_class_and_all_lines_of_a_users_text_and_of_ours_the_first_as_facts_stand_below():
     failure = failure_of_exception(3, ValueError("which\nwhy\n"))
     assert (failure.rank, failure.what, failure.found) == (3, "raised", "ValueError: which\nwhy")
     assert failure.details == "ValueError: which\nwhy"
@@ -60,7 +60,7 @@ def raise_far_down(depth, text):
     go_on(depth)
 
 
-def test_a_case_that_does_not_fit_is_told_in_full_and_without_a_traceback():
+def test_a_case_that_does_not_fit_is_reported_in_full_and_without_a_traceback():
     error = CaseError("too many heads", expected="2", fix="choose 2")
     failure = failure_of_exception(3, error)
     assert (failure.found, failure.details) == ("CaseError: too many heads", str(error))
@@ -69,15 +69,15 @@ def test_a_case_that_does_not_fit_is_told_in_full_and_without_a_traceback():
 def test_a_message_of_megabytes_is_shortened_and_every_frame_stays():
     with pytest.raises(ValueError, match="first") as caught:
         raise_far_down(50, "first" + "x" * 4_000_000 + "last")
-    told = traceback_of(caught.value)
-    assert told.count(", in raise_far_down") == told.count(", in go_on") == 51
-    assert "ValueError: first" in told and told.endswith("last") and "characters left out" in told
-    assert len(told) < MAX_TRACEBACK
+    text = traceback_of(caught.value)
+    assert text.count(", in raise_far_down") == text.count(", in go_on") == 51
+    assert "ValueError: first" in text and text.endswith("last") and "characters left out" in text
+    assert len(text) < MAX_TRACEBACK
     failure = failure_of_exception(0, caught.value)
-    assert (len(failure.found) < 600, failure.details) == (True, told)
+    assert (len(failure.found) < 600, failure.details) == (True, text)
 
 
-def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
+def test_an_exception_whose_text_cannot_be_made_is_reported_all_the_same():
     class Odd(Exception):  # noqa: N818 (a user's own)
         def __str__(self):
             raise ZeroDivisionError
@@ -95,7 +95,7 @@ def test_an_exception_whose_text_cannot_be_made_is_told_all_the_same():
         (7, "exited with status 7 before it finished"),
     ],
 )
-def test_an_exit_tells_how(status, what, tmp_path):
+def test_an_exit_shows_how(status, what, tmp_path):
     (tmp_path / "log").write_text("".join(f"line {i}\n" for i in range(30)))
     failure = failure_of_exit(0, status, tmp_path / "log")
     assert failure.what == what

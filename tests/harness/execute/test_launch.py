@@ -309,22 +309,22 @@ def graph_options(tmp_path, case, **options):
 
 def test_extra_passes_go_into_every_run_of_the_candidate_alone(tmp_path):
     case = replace(toy(), reference="graph", candidate="graph")
-    told = graph_options(tmp_path, case, extra_passes=("a:b", "c:d"))
-    assert {key: options.extra_passes for key, options in told.items()} == {
+    reported = graph_options(tmp_path, case, extra_passes=("a:b", "c:d"))
+    assert {key: options.extra_passes for key, options in reported.items()} == {
         ("reference", "first"): (),
         ("reference", "control"): (),
         ("candidate", "first"): ("a:b", "c:d"),
         ("candidate", "control"): ("a:b", "c:d"),
     }
-    assert {options.dump_dir for options in told.values()} == {None}
+    assert {options.dump_dir for options in reported.values()} == {None}
 
 
 def test_graphs_are_dumped_once_a_side_and_two_graphs_into_two_folders(tmp_path):
     def folders(reference):
         case = replace(toy(), reference=reference, candidate="graph")
-        told = graph_options(tmp_path, case, dump_graphs=True)
-        assert {told[role, "control"].dump_dir for role in ("reference", "candidate")} == {None}
-        return [told[role, "first"].dump_dir.name for role in ("reference", "candidate")]
+        reported = graph_options(tmp_path, case, dump_graphs=True)
+        assert {reported[role, "control"].dump_dir for role in ("reference", "candidate")} == {None}
+        return [reported[role, "first"].dump_dir.name for role in ("reference", "candidate")]
 
     assert folders("eager") == ["toy", "toy"]
     assert folders("graph") == folders("joint") == ["toy.reference", "toy"]
@@ -407,7 +407,7 @@ def met(folder, name, result):
     return result.verdict, result.backend, result.collectives
 
 
-def test_ranks_meet_where_they_are_told_to_and_the_report_says_where(batch, tmp_path, one_host):
+def test_ranks_meet_where_they_are_configured_to_and_the_report_says_where(batch, tmp_path, one_host):
     assert met(batch.folder, "meeting", batch["meeting"]) == (Verdict.EQUAL, "gloo", "shared")
     gloo = run(tmp_path, toy("meeting", reference="meeting"), collectives="gloo")
     assert met(tmp_path, "toy", gloo) == (Verdict.EQUAL, "gloo", "gloo")
@@ -551,7 +551,7 @@ def test_children_that_a_rank_leaves_behind_are_ended(batch):
 def test_a_run_ends_with_its_last_rank_and_not_with_the_next_look_at_it(tmp_path, monkeypatch):
     monkeypatch.setattr(ranks, "POLL_SECONDS", 30.0)
     monkeypatch.setattr(ranks, "open_store", lambda job: None)
-    monkeypatch.setattr(ranks, "run_rank", lambda job, rank, store, tell, *shared: tell(Done()))
+    monkeypatch.setattr(ranks, "run_rank", lambda job, rank, store, send, *shared: send(Done()))
     rank_slots = RankSlots(ranks=(0, 1), part="part{rank}", store=str(tmp_path / "store"))
     began = time.monotonic()
     for _ in range(5):

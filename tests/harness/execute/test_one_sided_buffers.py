@@ -65,16 +65,16 @@ def test_a_buffer_that_nobody_wrote_is_named(runs):
     result = runs["unwritten"]
     assert result.verdict == Verdict.DIFFERENT
     assert "broadcast" not in result.first_divergence.call.operator
-    told = "the call to blame reads buffer `scale`, which differed before the step's first forward"
-    assert told in result.remarks
+    text = "the call to blame reads buffer `scale`, which differed before the step's first forward"
+    assert text in result.remarks
 
 
 def test_a_buffer_of_both_sides_that_differs_from_the_start_is_not_blamed_on_the_broadcast(runs):
     result = runs["both_shifted"]
     assert result.verdict == Verdict.DIFFERENT
     assert "broadcast" not in result.first_divergence.call.operator
-    told = "the call to blame reads buffer `positions`, which differed before the step's first forward"
-    assert told in result.remarks
+    text = "the call to blame reads buffer `positions`, which differed before the step's first forward"
+    assert text in result.remarks
 
 
 def test_state_that_only_one_side_keeps_leaves_nothing_said_but_what_differs(runs):

@@ -33,7 +33,7 @@ def test_a_module_is_imported_once(site: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("import no_such_framework", "the preloaded module bad_framework imports no_such_framework, which is not"),
         (
@@ -46,11 +46,11 @@ def test_a_module_is_imported_once(site: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_imported_or_forked_is_refused(site: Path, text: str, told: str) -> None:
+def test_what_cannot_be_imported_or_forked_is_refused(site: Path, text: str, reported: str) -> None:
     name = write(site, "bad_framework", text)
     with pytest.raises(UsageError) as refused:
         preload([name])
-    assert told in str(refused.value)
+    assert reported in str(refused.value)
     sys.modules.pop(name, None)
 
 

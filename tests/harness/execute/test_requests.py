@@ -21,8 +21,8 @@ from bitproof.harness.execute.requests import (
     StepFolder,
     StepRequest,
 )
+from bitproof.harness.execute.save_and_resume import Resume
 from bitproof.harness.execute.status_messages import End
-from bitproof.harness.execute.two_halves import Resume
 from bitproof.harness.localize.logs.replay import Replay
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions, Stress

@@ -144,7 +144,7 @@ def test_shrink_is_refused_on_one_rank_and_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "command", [["record", "unchunked", "--system", f"{TOYS}steady", "--out"], ["bisect", "moe_seq", "--report-dir"]]
 )
-def test_another_world_size_than_torchruns_is_told_by_rank_0_alone(
+def test_another_world_size_than_torchruns_is_reported_by_rank_0_alone(
     command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -195,11 +195,11 @@ def test_srun_without_torchrun_is_refused_once_with_the_line_that_works(
 def test_only_a_rank_that_follows_waits_for_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(launched.interrupts, "wait", waited.append)
-    launched.let_rank_0_tell()
+    launched.wait_for_rank_0()
     for rank in (0, 1):
         become_rank(monkeypatch, rank)
-        launched.let_rank_0_tell()
+        launched.wait_for_rank_0()
     assert waited == [20.0]
     monkeypatch.setenv("GROUP_RANK", "1")
-    launched.let_rank_0_tell()
+    launched.wait_for_rank_0()
     assert waited == [20.0], "another torchrun does not end rank 0"

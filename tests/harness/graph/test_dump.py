@@ -180,7 +180,7 @@ def test_a_graph_without_metadata_can_be_read_too(tmp_path: Path) -> None:
     assert "neg = aten.neg.default(x)  # no module (forward)" in (tmp_path / "00-traced.txt").read_text()
 
 
-def test_a_device_is_told_where_it_is_not_the_cpu(tmp_path: Path) -> None:
+def test_a_device_is_reported_where_it_is_not_the_cpu(tmp_path: Path) -> None:
     sketch = Sketch()
     x = sketch.placeholder("x", 4)
     x.meta["val"] = torch.empty(4, device="meta")

@@ -9,19 +9,19 @@ from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.case import Boundary, Chunking
 from bitproof.harness.errors import CaseError, PassError
+from bitproof.harness.graph.graph_json import graph_from_json, graph_to_json
 from bitproof.harness.graph.observation import (
     MARKS_KEY,
     Mark,
     activation,
+    copy_marks,
     hand_on_lost_marks,
-    hand_on_marks,
     marked_nodes,
+    observe_activations,
     observed,
-    show_activations,
-    shown_to,
+    observed_by,
 )
 from bitproof.harness.graph.pipeline import build_pipeline, run_pipeline
-from bitproof.harness.graph.plain import graph_of, plain_of
 from bitproof.harness.graph.tracing.trace import trace_joint_step
 from bitproof.harness.graph.writer import CHUNK_KEY
 from bitproof.reference.chunking import chunk_modules
@@ -62,7 +62,7 @@ def finished(model: nn.Module, patterns: list[str], modules: str | None, dim: st
 
 def shown_by_graph(model: nn.Module, module: GraphModule) -> dict[str, Tensor]:
     seen: dict[str, Tensor] = {}
-    with torch.no_grad(), shown_to(lambda kind, name, value: seen.update({name: value.clone()})):
+    with torch.no_grad(), observed_by(lambda kind, name, value: seen.update({name: value.clone()})):
         module(*(x.detach() for x in model.parameters()), batch())
     return seen
 
@@ -85,7 +85,7 @@ def test_a_graph_shows_the_bits_that_eager_shows_under_the_same_names(modules: s
     model, patterns = model_of(), ["layers.**"]
     module = finished(model, patterns, modules, dim)
     chunking = Chunking(dim=dim, modules=modules) if modules else None  # type: ignore[arg-type]
-    show_activations(module, chunking)
+    observe_activations(module, chunking)
     graph, eager = shown_by_graph(model, module), shown_by_eager(model, patterns, chunking)
     assert graph.keys() == eager.keys() and len(graph) == (12 if modules == "layers.*" else 8)
     assert all(torch.equal(graph[name], eager[name]) for name in eager)
@@ -94,8 +94,8 @@ def test_a_graph_shows_the_bits_that_eager_shows_under_the_same_names(modules: s
 def test_beside_what_looks_the_graph_is_the_one_that_nobody_observes() -> None:
     plain, looked_at = (finished(model_of(), patterns, "layers.*") for patterns in ([], ["layers.**"]))
     assert plain.code == looked_at.code, "marks change nothing that a pass does"
-    assert show_activations(plain, None) == 0
-    assert show_activations(looked_at, Chunking(dim="batch", modules="layers.*")) == 12
+    assert observe_activations(plain, None) == 0
+    assert observe_activations(looked_at, Chunking(dim="batch", modules="layers.*")) == 12
     for node in looked_at.graph.find_nodes(op="call_function", target=observed):
         looked_at.graph.erase_node(node)
     looked_at.recompile()
@@ -104,8 +104,8 @@ def test_beside_what_looks_the_graph_is_the_one_that_nobody_observes() -> None:
 
 def test_a_graph_that_looks_goes_to_disk_and_back() -> None:
     module = finished(model_of(), ["layers.*"], None)
-    show_activations(module, None)
-    assert graph_of(plain_of(module)).code == module.code
+    observe_activations(module, None)
+    assert graph_from_json(graph_to_json(module)).code == module.code
 
 
 def test_a_pattern_that_fits_no_module_is_refused_as_it_is() -> None:
@@ -116,8 +116,8 @@ def test_a_pattern_that_fits_no_module_is_refused_as_it_is() -> None:
 def test_without_an_observer_nothing_is_shown_and_the_innermost_is_the_one() -> None:
     seen: list[str] = []
     observed("a", [torch.ones(1)])
-    with shown_to(lambda kind, name, value: seen.append(f"outer {name}")):
-        with shown_to(lambda kind, name, value: seen.append(f"inner {name}")):
+    with observed_by(lambda kind, name, value: seen.append(f"outer {name}")):
+        with observed_by(lambda kind, name, value: seen.append(f"inner {name}")):
             observed("b", [torch.ones(1)])
         observed("c", [torch.ones(1)])
     assert seen == ["inner b", "outer c"]
@@ -141,7 +141,7 @@ def marked(mark: Mark, *chunks: int | None) -> GraphModule:
     return GraphModule({}, graph)
 
 
-def told(module: GraphModule) -> list[str]:
+def described(module: GraphModule) -> list[str]:
     return [
         f"{node.args[0]} {[part.name for part in node.args[1]]} {node.args[2]} {node.args[3]}"
         for node in module.graph.find_nodes(op="call_function", target=observed)
@@ -157,42 +157,42 @@ def test_outside_of_chunked_modules_a_whole_is_shown_or_what_is_joined() -> None
         (0, 1, None): "layers.0@forward ['neg_default_2'] None None",
     }.items():
         module = marked(mark, *chunks)
-        assert show_activations(module, chunking) == 1
-        assert told(module) == [expected]
+        assert observe_activations(module, chunking) == 1
+        assert described(module) == [expected]
     lost = marked(mark, 0)
-    assert show_activations(lost, chunking) == 0, "its record will be missing"
+    assert observe_activations(lost, chunking) == 0, "its record will be missing"
 
 
 def test_in_a_chunked_module_each_chunk_is_shown_or_a_half_of_the_whole() -> None:
     chunking = Chunking(dim="seq", modules="layers.*.moe")
     mark = Mark(Boundary("layers.0.moe.router", "forward"), 1, True)
     module = marked(mark, 0, 1)
-    show_activations(module, chunking)
+    observe_activations(module, chunking)
     name = "layers.0.moe.router@forward.chunk"
-    assert sorted(told(module)) == [f"{name}0 ['neg_default'] None None", f"{name}1 ['neg_default_1'] None None"]
+    assert sorted(described(module)) == [f"{name}0 ['neg_default'] None None", f"{name}1 ['neg_default_1'] None None"]
     module = marked(mark, None)
-    show_activations(module, chunking)
-    assert sorted(told(module)) == [f"{name}0 ['neg_default'] 1 0", f"{name}1 ['neg_default'] 1 1"]
+    observe_activations(module, chunking)
+    assert sorted(described(module)) == [f"{name}0 ['neg_default'] 1 0", f"{name}1 ['neg_default'] 1 1"]
     module = marked(mark._replace(dim=None, carries=False), None)
-    show_activations(module, chunking)
-    assert sorted(told(module)) == [f"{name}0 ['neg_default'] None None", f"{name}1 ['neg_default'] None None"]
+    observe_activations(module, chunking)
+    assert sorted(described(module)) == [f"{name}0 ['neg_default'] None None", f"{name}1 ['neg_default'] None None"]
 
 
 @pytest.mark.parametrize(("module", "chunks"), [("layers.0", (0, 1)), ("layers.0.moe.router", (None,))])
 def test_what_cannot_be_joined_or_cut_is_refused(module: str, chunks: tuple[int | None, ...]) -> None:
     mark = Mark(Boundary(module, "forward"), None, True)
     with pytest.raises(PassError, match=f"cannot observe {module}@forward"):
-        show_activations(marked(mark, *chunks), Chunking(dim="batch", modules="layers.*.moe"))
+        observe_activations(marked(mark, *chunks), Chunking(dim="batch", modules="layers.*.moe"))
 
 
 def test_marks_are_handed_to_what_stands_for_a_node() -> None:
     one, other = (Mark(Boundary(name, "forward"), None, False) for name in "ab")
     graph = Graph()
     first, second = graph.placeholder("x"), graph.placeholder("y")
-    hand_on_marks(first, second)
+    copy_marks(first, second)
     assert MARKS_KEY not in second.meta
     first.meta[MARKS_KEY], second.meta[MARKS_KEY] = (one,), (other,)
-    hand_on_marks(first, second)
+    copy_marks(first, second)
     assert second.meta[MARKS_KEY] == (other, one)
 
 

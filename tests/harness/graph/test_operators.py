@@ -40,7 +40,7 @@ def test_a_collective_that_is_not_functional_is_one_too(sketch: Sketch) -> None:
     assert operators.is_collective(node)
 
 
-def test_written_arguments_are_told_from_the_schema_in_lists_too(sketch: Sketch) -> None:
+def test_written_arguments_are_derived_from_the_schema_in_lists_too(sketch: Sketch) -> None:
     x, y = sketch.placeholder("x", 8), sketch.placeholder("y", 8)
     assert operators.written_arguments(sketch.call(aten.add_.Tensor, x, y)) == [x]
     assert operators.written_arguments(sketch.call(aten.add.Tensor, x, y)) == []

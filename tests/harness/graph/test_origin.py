@@ -70,7 +70,7 @@ def test_forward_nodes_know_the_calls_they_lie_in_and_how_many_calls_of_each_mod
     assert not any(calls_of(n) for n in joint.module.graph.nodes if origin_of(n).direction == "backward")
 
 
-def test_every_module_of_the_model_is_told_with_its_calls_those_that_did_not_run_too() -> None:
+def test_every_module_of_the_model_is_reported_with_its_calls_those_that_did_not_run_too() -> None:
     model = Layers(nn.Sequential(Applied(scale, w=parameter(D))))
     model.idle = nn.Identity()
     assert trace(model).module_calls == {"layers": 0, "layers.0": 1, "layers.0.0": 1, "idle": 0}

@@ -57,7 +57,7 @@ class Trainer:
 
 def __getattr__(name: str) -> Any:
     """A trainer by its name."""
-    way, _, told = name.partition("__")
-    if way not in ("works", "functions") or told not in ("", "waits"):
+    way, _, reported = name.partition("__")
+    if way not in ("works", "functions") or reported not in ("", "waits"):
         raise AttributeError(name)
-    return partial(Trainer, way=way, waits=told == "waits")
+    return partial(Trainer, way=way, waits=reported == "waits")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.records import Role
 
 Site = tuple[int, int]
@@ -48,7 +48,7 @@ class Op:
     name: str
     reads: tuple[int, ...]
     gives: tuple[int, ...]
-    place: Place
+    place: CallSite
     sizes: tuple[int, ...] = ()
     kind: str = "mix"
     scalar: int = 0
@@ -73,7 +73,7 @@ class Program:
 
     ranks: int
     ops: list[Op]
-    given: dict[int, tuple[int, bool]]
+    input_producers: dict[int, tuple[int, bool]]
     shown: list[Shown]
 
 
@@ -137,7 +137,7 @@ class Machine:
         self.over: list[dict[int, list[int]]] = [{} for _ in ranks]
         self.left: list[dict[tuple[int, str], int]] = [{} for _ in ranks]
         self.fresh = 0
-        for variable, (size, is_own) in program.given.items():
+        for variable, (size, is_own) in program.input_producers.items():
             for rank in ranks:
                 tokens = [mixed(variable, i, rank if is_own else -1) for i in range(size)]
                 self.make(rank, variable, tokens, size, None)
@@ -380,9 +380,9 @@ class Writer:
         self.ranks = rng.choice((2, 2, 3, 4))
         self.ops: list[Op] = []
         self.sizes: dict[int, int] = {}
-        self.given: dict[int, tuple[int, bool]] = {}
+        self.input_producers: dict[int, tuple[int, bool]] = {}
         self.shown: list[Shown] = []
-        self.place = Place("layers.0", "forward")
+        self.place = CallSite("layers.0", "forward")
         self.spent: set[int] = set()
         self.storage: dict[int, int] = {}
         self.micro_batch: int | None = None
@@ -397,7 +397,7 @@ class Writer:
 
     def give(self, size: int, *, is_own: bool) -> int:
         variable = self.new(size)
-        self.given[variable] = (size, is_own)
+        self.input_producers[variable] = (size, is_own)
         return variable
 
     def add(self, name: str, reads: Sequence[int], sizes: Sequence[int], kind: str, **more: object) -> tuple[int, ...]:
@@ -417,14 +417,14 @@ class Writer:
         for number in range(micro_batches):
             self.micro_batch = number + 1 if micro_batches > 1 else None
             x = self.give(size, is_own=True)
-            self.place = Place("layers.0", "forward")
+            self.place = CallSite("layers.0", "forward")
             pool = [x, *weights]
             for chunk in range(num_chunks):
-                self.place = Place("layers.0", "forward", chunk if num_chunks > 1 else None)
+                self.place = CallSite("layers.0", "forward", chunk if num_chunks > 1 else None)
                 self.stretch(pool, rng.randint(2, 5))
             [loss] = self.add("mm", self.some(pool, 2), [size], "mix")
             self.show("loss", loss)
-            self.place = Place("layers.0", "backward")
+            self.place = CallSite("layers.0", "backward")
             pool += [loss, self.give(size, is_own=False)]
             self.stretch(pool, rng.randint(2, 5))
             mine = [self.add("mm_backward", [loss, *self.some(pool, 2), w], [size], "mix")[0] for w in weights]
@@ -441,7 +441,7 @@ class Writer:
         shown_late = is_bucketed and rng.random() < 0.7
         for gradient in gradients if not shown_late else ():
             self.show("grad", gradient)
-        self.place = Place("layers.0", "update")
+        self.place = CallSite("layers.0", "update")
         if shown_late or rng.random() < 0.3:  # clipping: one norm of all gradients
             [norm] = self.add("norm", gradients, [self.sizes[gradients[0]]], "norm" if self.has_detours else "mix")
             for by in [norm, *(self.give(size, is_own=False) for _ in range(rng.randrange(3) if shown_late else 0))]:
@@ -451,7 +451,7 @@ class Writer:
         for weight, gradient in zip(weights, gradients, strict=True):
             [update] = self.add("adamw", [weight, gradient], [size], "mix", scalar=rng.randint(1, 3))
             self.show("param", update)
-        return Program(self.ranks, self.ops, self.given, self.shown)
+        return Program(self.ranks, self.ops, self.input_producers, self.shown)
 
     def show(self, kind: str, variable: int) -> None:
         self.shown.append(Shown(f"{kind} {len(self.shown)}", variable))
@@ -500,7 +500,7 @@ class Writer:
             elif kind == "view":
                 [shown] = self.add("view", [x], [size], kind)
                 pool += self.add(rng.choice(ELEMENTWISE), [shown], [size], "elementwise", scalar=rng.randrange(2))
-            elif kind == "in_place" and x not in self.given:
+            elif kind == "in_place" and x not in self.input_producers:
                 [copied] = self.add("clone", [x], [size], "copy")
                 views = self.add("slice", [copied], [size - 1], "slice", scalar=1) if rng.random() < 0.3 else ()
                 pool += self.add("mul_", [copied], [size], "in_place", scalar=rng.randint(1, 2))
@@ -551,8 +551,8 @@ class Noise:
         self, rng: random.Random, program: Program, *, is_widest: bool = False, has_detours: bool = False
     ) -> None:
         self.rng, self.program, self.is_widest, self.has_detours = rng, program, is_widest, has_detours
-        self.count = 1 + max((*program.given, *(v for op in program.ops for v in op.gives)))
-        self.sizes = {v: size for v, (size, _) in program.given.items()}
+        self.count = 1 + max((*program.input_producers, *(v for op in program.ops for v in op.gives)))
+        self.sizes = {v: size for v, (size, _) in program.input_producers.items()}
         self.sizes |= {v: size for op in program.ops for v, size in zip(op.gives, op.sizes, strict=True)}
 
     def new(self) -> int:
@@ -753,7 +753,7 @@ def wrong_of(rng: random.Random, program: Program) -> Wrong:
         return Wrong(number, ranks)
     if op.kind == "send":
         ranks = everywhere[:1]
-    sizes = {v: size for v, (size, _) in program.given.items()}
+    sizes = {v: size for v, (size, _) in program.input_producers.items()}
     sizes |= {
         v: size for each in ops[:number] if each.only is None for v, size in zip(each.gives, each.sizes, strict=True)
     }
@@ -784,7 +784,7 @@ def generate(seed: int) -> Scene | None:
     program = Writer(rng, kinds, has_detours=has_detours).program()
     candidate = Noise(rng, program, is_widest=seed >= WIDEST, has_detours=has_detours).rewritten()
     if seed >= WIDEST and rng.random() < 0.1:
-        candidate = replace(candidate, ops=[replace(op, place=Place(None, None)) for op in candidate.ops])
+        candidate = replace(candidate, ops=[replace(op, place=CallSite(None, None)) for op in candidate.ops])
     planted = packed_wrong(rng, candidate) if has_detours else None
     planted = planted or wrong_of(rng, candidate)
     origins = rng.random() < 0.8

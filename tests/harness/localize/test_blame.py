@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import Culprit, call_of
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Recording
 
-FORWARD = Place("layers.0", "forward")
-BACKWARD = Place("layers.0", "backward")
+FORWARD = CallSite("layers.0", "forward")
+BACKWARD = CallSite("layers.0", "backward")
 
 
-def call(text: str, place: Place = FORWARD, *, collective: bool = False) -> Call:
+def call(text: str, place: CallSite = FORWARD, *, collective: bool = False) -> Call:
     """`mm a b -> c`."""
     left, right = text.split(" -> ")
     operator, *inputs = left.split()
@@ -58,7 +58,7 @@ def test_a_call_that_was_given_another_good_value_is_blamed_with_its_turn_s_part
 
 
 def test_a_call_that_reads_another_good_value_says_what_gave_it_and_what_gave_its_partner_s() -> None:
-    near = Place("layers.0.w1", "forward")
+    near = CallSite("layers.0.w1", "forward")
     reference = [call("mm x w -> a", near), call("t a -> v")._replace(view=True, producers=(0,))]
     reference += [call("neg x -> b"), call("silu v -> c")._replace(producers=(1,)), call("sum c -> l")]
     candidate = [*reference[:3], call("silu b -> C")._replace(producers=(2,)), call("sum C -> L")]
@@ -74,7 +74,7 @@ def test_a_call_that_reads_another_good_value_says_what_gave_it_and_what_gave_it
 
 
 def test_summands_that_are_grouped_otherwise_are_read_otherwise() -> None:
-    near, layer = Place("layers.0.wo", "forward"), Place("layers.0", "forward")
+    near, layer = CallSite("layers.0.wo", "forward"), CallSite("layers.0", "forward")
     reference = [call("mm x w -> a", near), call("add x a -> h", layer), call("mm h w -> f", near)]
     reference += [call("add h f -> y", layer), call("sum y -> l")]
     candidate = [*reference[:3], call("add a f -> S", near), call("add x S -> Y", near), call("sum Y -> L")]
@@ -201,8 +201,8 @@ def test_a_call_that_a_pass_added_is_blamed_when_what_it_read_is_right() -> None
     assert (culprit.how, culprit.candidate, culprit.reference) == ("adds", 1, None)
 
 
-def test_a_call_that_stands_for_another_is_told_at_that_ones_place_and_one_that_was_put_between_is_not() -> None:
-    there, near = Place("layers.0.mlp", "forward", 1), Place("layers.0.mlp.w1", "forward", 1)
+def test_a_call_that_stands_for_another_is_reported_at_that_ones_place_and_one_that_was_put_between_is_not() -> None:
+    there, near = CallSite("layers.0.mlp", "forward", 1), CallSite("layers.0.mlp.w1", "forward", 1)
     reference = [call("mm x w -> a", near), call("silu a -> b", there), call("sum b -> l")]
     replaced = [reference[0], call("relu a -> B", near), call("sum B -> L")]
     culprit = blamed(reference, replaced, "L")
@@ -305,18 +305,18 @@ def test_a_call_that_only_hands_a_value_on_did_not_make_it() -> None:
     assert (culprit.how, culprit.call) == ("lacks", reference[2])
 
 
-UNTOLD = Place(None, None)
+UNKNOWN_DIRECTION = CallSite(None, None)
 
 
-def untold(calls: list[Call]) -> list[Call]:
+def without_directions(calls: list[Call]) -> list[Call]:
     """The same calls, made by a graph that does not say where they belong."""
-    return [call._replace(place=UNTOLD) for call in calls]
+    return [call._replace(place=UNKNOWN_DIRECTION) for call in calls]
 
 
 def test_calls_whose_direction_is_not_known_are_paired_by_their_values() -> None:
     reference = [call("mm x w -> a"), call("mm g y -> d", BACKWARD), call("neg d -> e", BACKWARD)]
-    assert blamed(reference, untold(reference), "e") is None
-    candidate = untold([reference[0], call("mm g y -> D"), call("neg D -> E")])
+    assert blamed(reference, without_directions(reference), "e") is None
+    candidate = without_directions([reference[0], call("mm g y -> D"), call("neg D -> E")])
     culprit = blamed(reference, candidate, "E")
     assert culprit is not None
     assert (culprit.how, culprit.candidate, culprit.reference) == ("computes", 1, 1)
@@ -328,7 +328,7 @@ def test_calls_of_two_known_directions_do_not_stand_for_each_other() -> None:
     assert culprit is not None and culprit.candidate == 0
 
 
-def view(text: str, place: Place = FORWARD) -> Call:
+def view(text: str, place: CallSite = FORWARD) -> Call:
     return call(text, place)._replace(view=True)
 
 
@@ -384,14 +384,14 @@ def recording(**digests: str) -> Recording:
     return Recording(manifest, keys)
 
 
-def test_a_gradient_that_was_exchanged_with_another_is_told_by_the_others_name() -> None:
+def test_a_gradient_that_was_exchanged_with_another_is_reported_by_the_others_name() -> None:
     reference, candidate = recording(a="1", b="2", c="3"), recording(a="2", b="1", c="4")
     assert held_as(reference, candidate, Key(0, "grad", "a", 0)) == "grad b"
     assert held_as(reference, candidate, Key(0, "grad", "c", 0)) is None
     assert held_as(recording(a="1", b="2", c="2"), candidate, Key(0, "grad", "a", 0)) is None, "two hold the same"
 
 
-def test_numbers_and_words_that_the_partner_was_given_otherwise_are_told() -> None:
+def test_numbers_and_words_that_the_partner_was_given_otherwise_are_reported() -> None:
     reference = [call("add a -> b")._replace(scalars=(("alpha", "1"), ("dim", "0")))]
     candidate = [call("add a -> B")._replace(scalars=(("alpha", "2"), ("dim", "0")))]
     culprit = blamed(reference, candidate, "B")
@@ -401,7 +401,7 @@ def test_numbers_and_words_that_the_partner_was_given_otherwise_are_told() -> No
     assert same is not None and call_of(same).how == "has the same inputs and a different output"
 
 
-def test_a_collective_that_nobody_waits_for_is_told_as_such() -> None:
+def test_a_collective_that_nobody_waits_for_is_reported_as_such() -> None:
     reference = [call("all_gather a -> b", collective=True), call("mm b -> c")]
     launched = call("all_gather a -> b", collective=True)._replace(outputs=())
     culprit = blamed(reference, [launched, call("mm x -> C")._replace(producers=(0,))], "C")
@@ -500,7 +500,7 @@ def test_a_join_before_a_value_that_is_made_of_nothing_is_blamed_for_its_length(
 
 
 def test_of_two_gradients_that_were_exchanged_the_call_that_gave_the_right_one_is_named_and_not_the_update() -> None:
-    update = Place(None, "update")
+    update = CallSite(None, "update")
     grads = [call("mm x g -> a", BACKWARD), call("mm y g -> b", BACKWARD)]
     reference = [*grads, call("adamw p a -> q a", update), call("adamw r b -> s b", update)]
     candidate = [*grads, call("adamw p b -> Q b", update), call("adamw r a -> S a", update)]
@@ -622,7 +622,7 @@ def test_what_is_computed_again_from_another_value_reads_that_and_is_no_call_of_
 
 def test_an_exchange_in_a_bucket_is_found_behind_what_follows_though_that_agrees_call_by_call() -> None:
     """Clipping scales each part by a norm of all, which does not know their order."""
-    update = Place(None, "update")
+    update = CallSite(None, "update")
     made = [call("mul x -> a", BACKWARD), call("mul y -> b", BACKWARD)]
 
     def log(packed: str, bucket: str, summed: str, parts: str, clipped: list[str]) -> list[Call]:
@@ -703,7 +703,7 @@ def test_what_came_in_another_ones_turn_is_blamed_on_the_rank_that_sent_it_so() 
     assert culprit is not None and (culprit.rank, culprit.candidate) == (0, 2), "which is wired otherwise"
 
 
-def test_a_call_that_gives_less_of_the_same_inputs_is_told_by_its_numbers_and_not_to_read_others() -> None:
+def test_a_call_that_gives_less_of_the_same_inputs_is_reported_by_its_numbers_and_not_to_read_others() -> None:
     masked = call("norm_backward g x -> q", BACKWARD)._replace(scalars=(("output_mask", "[False, True]"),))
     whole = masked._replace(outputs=("p", "q"), scalars=(("output_mask", "[True, True]"),))
     reference = [whole, call("add p r -> d", BACKWARD), call("cat d q -> l", BACKWARD)]
@@ -712,21 +712,21 @@ def test_a_call_that_gives_less_of_the_same_inputs_is_told_by_its_numbers_and_no
     assert culprit.arguments == "output_mask=[False, True] where the reference has [True, True]"
 
 
-def test_what_takes_no_tensor_is_not_told_to_read_others() -> None:
+def test_what_takes_no_tensor_is_not_said_to_read_others() -> None:
     reference = [call("rand -> r"), call("mul r x -> l")]
     culprit = blamed(reference, [call("rand -> R"), call("mul R x -> L")], "L")
     assert culprit is not None and call_of(culprit).how == "has no tensor input, and a different output"
 
 
 def test_an_update_that_leaves_out_a_parameter_lacks_that_call_though_nothing_else_reads_the_parameter() -> None:
-    update = Place(None, "update")
+    update = CallSite(None, "update")
     reference = [call("mm x g -> a", BACKWARD), call("adamw p a -> q", update), call("adamw r a -> s", update)]
     culprit = find_culprit([reference], [[reference[0], reference[2]]], {0: [("q", "p")]})
     assert culprit is not None and (culprit.how, culprit.call, culprit.reference) == ("lacks", reference[1], 1)
 
 
 def test_a_number_that_is_read_out_of_a_wrong_tensor_leads_on_to_what_computed_that() -> None:
-    update = Place(None, "update")
+    update = CallSite(None, "update")
 
     def step(count: str, number: str, quotient: str) -> list[Call]:
         return [
@@ -745,7 +745,7 @@ def test_a_number_that_is_read_out_of_a_wrong_tensor_leads_on_to_what_computed_t
 
 def test_a_draw_stands_for_none_of_another_module() -> None:
     """A recomputation that goes on drawing, where the reference goes back to the state that forward read."""
-    places = {way + layer: Place(f"layers.{layer}", way) for way in ("forward", "backward") for layer in "01"}
+    places = {way + layer: CallSite(f"layers.{layer}", way) for way in ("forward", "backward") for layer in "01"}
 
     def draw(text: str, at: str, *producers: int | None) -> Call:
         return call(f"bernoulli {text}", places[at])._replace(draws=True, producers=producers or (None,))
@@ -804,7 +804,7 @@ def test_of_two_calls_that_read_right_values_in_another_order_the_first_made_the
     assert culprit is not None and (culprit.how, culprit.candidate) == ("exchanges", 0)
 
 
-def test_a_blamed_bucket_that_the_reference_does_not_have_is_told_with_what_fills_it() -> None:
+def test_a_blamed_bucket_that_the_reference_does_not_have_is_reported_with_what_fills_it() -> None:
     packed = [*APART[:2], call("cat a b -> P", BACKWARD), reduce_scatter("P -> Q")]
     candidate = logged([(None,), (None,), (0, 1), (2,), (3,)], [*packed, call("split Q -> R S", BACKWARD)])
     culprit = blamed(APART, candidate, "R", "S")
@@ -815,12 +815,12 @@ def test_a_blamed_bucket_that_the_reference_does_not_have_is_told_with_what_fill
 
 
 def test_a_call_that_gives_what_it_reads_is_wrong_where_it_stands_for_one_of_the_reference_s() -> None:
-    update = Place(None, "update")
+    update = CallSite(None, "update")
     zeroed = [call("add_ c -> d"), call("zero_ d -> z", update), call("zeros -> z", update)]
     kept = [zeroed[0], call("zero_ d -> d", update), zeroed[2]]
     culprit = find_culprit([zeroed], [kept], {0: [("z", "d")]})
     assert culprit is not None and (culprit.how, culprit.candidate) == ("computes", 1), "it does nothing"
-    halves = [Place("layers.0", "backward", chunk) for chunk in (0, 1)]
+    halves = [CallSite("layers.0", "backward", chunk) for chunk in (0, 1)]
     reference = [call("clone a -> a", halves[0]), call("clone b -> b", halves[1])]
     exchanged = [call("clone b -> b", halves[0]), call("clone a -> a", halves[1])]
     sums = [call("mm a x -> l", halves[0]), call("mm b x -> L", halves[0])]
@@ -853,7 +853,7 @@ def test_a_value_that_reaches_its_reader_by_a_product_with_one_is_made_once_thou
 
 def test_what_is_summed_outside_of_modules_as_one_sums_in_place_is_right_and_what_divides_it_again_is_not() -> None:
     reference = [call("mm x w -> a", BACKWARD), call("add_ a b -> c c", BACKWARD)]
-    engine = Place(None, "backward")
+    engine = CallSite(None, "backward")
     divided = [reference[0], call("add a b -> c", engine), call("div c -> C", engine)]
     culprit = blamed(reference, logged([(None, None), (0, None), (1,)], divided), "C")
     assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 2)
@@ -862,7 +862,7 @@ def test_what_is_summed_outside_of_modules_as_one_sums_in_place_is_right_and_wha
 def test_what_a_new_call_sends_in_place_of_a_right_value_is_blamed_and_not_the_receiver() -> None:
     """What arrives as zeros stays right on the way, as a product of zeros is a value that others have."""
 
-    def ranks(sent: str, got: str, *before: Call, place: Place = BACKWARD) -> list[list[Call]]:
+    def ranks(sent: str, got: str, *before: Call, place: CallSite = BACKWARD) -> list[list[Call]]:
         peers = {"collective": True, "peers": (1, 0), "place": place}
         send = call(f"send {sent} -> {sent}")._replace(outputs=(), producers=(len(before),), **peers)
         received = [call(f"recv_ e -> {got}")._replace(producers=(None,), **peers)]
@@ -894,7 +894,7 @@ def test_of_what_was_left_wrong_the_first_call_that_computes_of_it_is_blamed_and
 
 def test_a_copy_that_is_missing_is_blamed_though_its_value_exists_elsewhere() -> None:
     """A target network keeps its older weight `t`; the trained weight `p` is right on both sides."""
-    update = Place(None, "update")
+    update = CallSite(None, "update")
     trained = [call("mul p g -> w", update), call("mul q g -> v", update)]
     copies = [call("copy_ t w -> w", update), call("copy_ s v -> v", update)]
     culprit = find_culprit([[*trained, *copies]], [[*trained, copies[1]]], {0: [("w", "t")]})
@@ -926,7 +926,7 @@ def test_of_two_extra_calls_the_one_whose_value_a_call_of_the_reference_reads_co
 
 
 def test_an_extra_call_in_a_chain_of_extra_calls_without_a_place_has_the_place_of_their_reader() -> None:
-    nowhere = Place(None, None)
+    nowhere = CallSite(None, None)
     low, high = call("_to_copy b -> B1", nowhere), call("_to_copy B1 -> B2", nowhere)
     candidate = logged([(None, None), (0,), (1,), (2,)], [STEP[0], STEP[1], low, high])
     candidate[2] = candidate[2]._replace(producers=(1,))
@@ -945,7 +945,7 @@ def test_a_path_of_very_many_calls_is_walked_to_its_end() -> None:
 
 
 def test_a_slice_of_the_wrong_half_is_blamed_at_the_place_of_the_split_that_it_replaces() -> None:
-    near = Place("layers.0.norm", "forward")
+    near = CallSite("layers.0.norm", "forward")
     reference = [call("split a -> b c")._replace(view=True), call("exp c -> d", near)._replace(producers=(0,))]
     candidate = [call("slice a -> b", near)._replace(view=True), call("exp b -> D", near)._replace(producers=(0,))]
     reference, candidate = (

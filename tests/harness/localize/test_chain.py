@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.chain import MAX_LINKS, links_of, way_between
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from tests.harness.localize.test_blame import blamed, call
 
@@ -61,15 +61,15 @@ def test_the_chain_crosses_to_another_rank_at_a_collective_alone() -> None:
 
 def test_a_long_chain_keeps_its_ends_and_what_changes_module() -> None:
     log = [call(f"op{i} v{i} -> v{i + 1}") for i in range(40)]
-    log[20] = log[20]._replace(place=Place("layers.7", "forward"))
+    log[20] = log[20]._replace(place=CallSite("layers.7", "forward"))
     links = links_of([(0, i) for i in range(40)], [log], lambda site: (None, site[1]))
-    told = [link.call.operator for link in links]
-    assert len(links) == MAX_LINKS and (told[0], told[-1]) == ("op0", "op39") and {"op20", "op21"} <= set(told)
+    lines = [link.call.operator for link in links]
+    assert len(links) == MAX_LINKS and (lines[0], lines[-1]) == ("op0", "op39") and {"op20", "op21"} <= set(lines)
     assert sum(link.left_out for link in links) + MAX_LINKS == 40
 
 
 def test_what_backward_still_reads_is_of_backward_and_not_of_the_update() -> None:
-    update, backward = Place(None, "update"), Place("layers.0", "backward")
+    update, backward = CallSite(None, "update"), CallSite("layers.0", "backward")
     reference = [call("mm x g -> a", backward), call("mm y g -> b", backward), call("add a b -> s", backward)]
     scaled = [reference[0], call("mul a -> A", update), reference[1], call("add A b -> S", backward)]
     culprit = blamed(reference, scaled, "S")

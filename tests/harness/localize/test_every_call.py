@@ -8,8 +8,8 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Pipeline
 from bitproof.harness.compare.verdict import Judgement
 from bitproof.harness.errors import RankError
-from bitproof.harness.localize.every_call import EveryCall, told_uncompared, why_not
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.every_call import EveryCall, describe_uncompared, why_not
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.replay import StepTrace, archive_of, write_archive
 from bitproof.harness.records import Key, Record, Verdict
 from tests.harness.localize.test_unmatched_calls import STEP, call
@@ -101,7 +101,7 @@ def test_a_call_of_another_kind_is_one_that_the_reference_does_not_make(tmp_path
 
 
 def test_what_only_packs_is_left_aside_and_named(tmp_path):
-    packs = Call(Place("layers.0", "forward"), "cat", ("a", "b"), ("P",), node="cat_7")
+    packs = Call(CallSite("layers.0", "forward"), "cat", ("a", "b"), ("P",), node="cat_7")
     found, looked = judged(tmp_path, {key: [*STEP, packs] for key in LOSSES})
     assert found.verdict == Verdict.EQUAL and looked.packing == {"cat_7"}
     assert "16 calls of 2 steps, except 4 that only pack right values, returned" in found.remarks[0]
@@ -134,11 +134,13 @@ def test_replays_that_do_not_repeat_the_recording_or_fail_show_nothing(tmp_path)
 
 
 def test_an_equal_with_a_users_pass_says_how_many_calls_were_not_compared():
-    told = "--extra-pass: no comparison covers the values of 1,230 of the 1,254 calls in the candidate's graph, "
-    told += "and a wrong one may be rounded away before a record; "
-    assert told_uncompared(CASE, 1230, 1254) == told + "--every-call compares them"
+    text = "--extra-pass: no comparison covers the values of 1,230 of the 1,254 calls in the candidate's graph, "
+    text += "and a wrong one may be rounded away before a record; "
+    assert describe_uncompared(CASE, 1230, 1254) == text + "--every-call compares them"
     compiled = replace(CASE, pipeline=Pipeline(backend="inductor"))
-    assert told_uncompared(compiled, 1230, 1254).startswith(told + "they cannot be: backend inductor compiles calls")
+    assert describe_uncompared(compiled, 1230, 1254).startswith(
+        text + "they cannot be: backend inductor compiles calls"
+    )
 
 
 def test_compiled_calls_have_no_partners(tmp_path):

@@ -123,8 +123,8 @@ def reads(kind: str) -> Mapping[str, Tensor]:
 def test_memory_that_no_call_wrote_is_named(tmp_path: Path, kind: str, how: str, found: str) -> None:
     sides = Sides(tmp_path, lambda: reads("right"), lambda: reads(kind))
     culprit, verification = sides.verified()
-    told = expected_and_found(culprit, sides.verifier().ready)
-    assert (culprit.how, told[1]) == (how, found), culprit
+    reported = expected_and_found(culprit, sides.verifier().ready)
+    assert (culprit.how, reported[1]) == (how, found), culprit
     assert verification.status == "verified", verification
 
 

@@ -87,7 +87,7 @@ def test_a_parameter_without_state_is_led_to_the_list_that_lacks_it(tmp_path, on
     assert result.verdict == verdict and first is not None and (first.kind, first.name) == ("param", "2.weight")
     assert first.call is not None and (first.call.operator, first.call.rank) == ("_foreach_mul_.Scalar", rank)
     assert first.call.how == ("is missing from the candidate, with 6 of the reference's 8 tensors in its lists")
-    assert not any(told.startswith("no call is blamed") for told in result.remarks)
+    assert not any(reported.startswith("no call is blamed") for reported in result.remarks)
 
 
 @pytest.mark.ranks

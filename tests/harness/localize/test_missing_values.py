@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from tests.harness.localize.test_blame import blamed, call, logged
 
 
@@ -43,12 +43,12 @@ def test_where_a_view_is_missing_for_a_call_that_is_missing_that_call_is_blamed(
 
 def test_what_another_ranks_stage_computes_is_given_to_this_one_and_not_missed() -> None:
     """The reference has no stages: each of its ranks runs both layers."""
-    first = [call("sin t -> a", Place("layers.0", "forward"))]
-    second = [call("cos a -> b", Place("layers.1", "forward")), call("sum b -> l", Place("layers.1", "forward"))]
+    first = [call("sin t -> a", CallSite("layers.0", "forward"))]
+    second = [call("cos a -> b", CallSite("layers.1", "forward")), call("sum b -> l", CallSite("layers.1", "forward"))]
     reference = logged([(None,), (0,), (1,)], [*first, *second])
     of_first, of_second = (
         logged([(None,)], first),
-        logged([(None,)], [call("sum B -> L", Place("layers.1", "forward"))]),
+        logged([(None,)], [call("sum B -> L", CallSite("layers.1", "forward"))]),
     )
     culprits = [
         find_culprit([reference, reference], candidate, {1: [("l", "L")]})

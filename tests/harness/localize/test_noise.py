@@ -53,7 +53,7 @@ def test_the_noisy_call_is_blamed_on_its_rank_though_its_rows_reach_all(first: D
     assert first.call.source is not None and "localize/noisy.py:" in first.call.source
 
 
-def test_two_more_replays_tell_how_far_the_outputs_of_the_noisy_call_lie_apart(first: Divergence) -> None:
+def test_two_more_replays_show_how_far_the_outputs_of_the_noisy_call_lie_apart(first: Divergence) -> None:
     assert first.call.output.elements is not None and first.call.output.elements_differing is not None
     assert 0 < first.call.output.elements_differing < first.call.output.elements, "one expert's rows alone"
     assert first.call.output.max_ulp is not None and 0 < first.call.output.max_ulp < 100

@@ -9,14 +9,14 @@ from tests.harness.localize.verified_programs import verified
 
 
 @pytest.mark.parametrize("first", [10_000, WIDE, WIDEST, WITH_DETOURS + 20_000, WITH_DETOURS + 1_001_480])
-def test_a_cause_is_verified_and_right_where_values_tell_which_call_is_wrong(first: int) -> None:
+def test_a_cause_is_verified_and_right_where_values_show_which_call_is_wrong(first: int) -> None:
     scenes = [scene for seed in range(first, first + 60) if (scene := generate(seed)) is not None]
     found = {scene.seed: verified(scene) for scene in scenes}
-    told = {seed: each.verification.status for seed, each in found.items() if each.verification is not None}
+    reported = {seed: each.verification.status for seed, each in found.items() if each.verification is not None}
     wrong = [scene.seed for scene in scenes if scene.is_determined() and not found[scene.seed].is_right]
-    assert [seed for seed in wrong if told.get(seed) == "verified"] == []
+    assert [seed for seed in wrong if reported.get(seed) == "verified"] == []
     assert len(wrong) <= len(scenes) * 0.03
-    assert sum(status == "verified" for status in told.values()) >= len(scenes) * 0.9
+    assert sum(status == "verified" for status in reported.values()) >= len(scenes) * 0.9
     assert sum(each.place for each in found.values()) >= len(scenes) * 0.93
 
 

@@ -11,7 +11,7 @@ import torch
 
 from bitproof.harness.compare.bits import BitDifference, ComparedBits
 from bitproof.harness.errors import RankError
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.replay import (
     RECORD,
     Replay,
@@ -19,7 +19,7 @@ from bitproof.harness.localize.logs.replay import (
     ValueSite,
     archive_of,
     archives_of,
-    hand_on,
+    copy_spare_values,
     name_of_spare,
     name_of_value,
     read_value,
@@ -28,7 +28,7 @@ from bitproof.harness.localize.logs.replay import (
 from bitproof.harness.localize.search import Search
 from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
 
-FORWARD = Place("layers.0", "forward")
+FORWARD = CallSite("layers.0", "forward")
 KEY = Key(0, "loss", "loss", 0)
 
 
@@ -139,10 +139,12 @@ def test_a_replay_s_values_are_read_one_by_one_and_damaged_spare_ones_are_not_ha
     )
     assert {*asked, "spare"} <= {*zipfile.ZipFile(archive_of(source, 0)).namelist()}
     assert read_value(archive_of(source, 0), name_of_value(1)).tolist() == [1.0, 1.0]
-    assert hand_on(source, target, [ValueSite(0, 3, 0)]) and not hand_on(source, target, [ValueSite(0, 4, 0)])
+    assert copy_spare_values(source, target, [ValueSite(0, 3, 0)]) and not copy_spare_values(
+        source, target, [ValueSite(0, 4, 0)]
+    )
     assert read_value(archive_of(target, 0), name_of_value(0)).tolist() == [1.0] * 4
     sizes = ("", "no sizes", "[]", *(f'{{"call3.output0": {size}}}' for size in ('"many"', "-1", "3", "10000")))
     for damaged in (f"{line}\n1234".encode() for line in sizes):
         with zipfile.ZipFile(archive_of(source, 0), "w") as archive:
             archive.writestr("spare", damaged)
-        assert not hand_on(source, target, [ValueSite(0, 3, 0)])
+        assert not copy_spare_values(source, target, [ValueSite(0, 3, 0)])

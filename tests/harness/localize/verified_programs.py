@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.exchange_plan import Swap
 from bitproof.harness.localize.exchange.verifier import ExchangedRun, Verifier
-from bitproof.harness.localize.logs.calls import gives_what_it_reads
+from bitproof.harness.localize.logs.calls import returns_only_inputs
 from bitproof.harness.localize.logs.exchanges import OTHER_INPUTS, OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.replay import Exchanged, ValueSite
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
@@ -180,10 +180,10 @@ def verified(scene: Scene) -> Verified:
         each
         for rank, index in scene.planted
         for each in scene.candidate.calls[rank]
-        if gives_what_it_reads(scene.candidate.calls[rank][index]) and index in each.producers
+        if returns_only_inputs(scene.candidate.calls[rank][index]) and index in each.producers
     ]
-    told = culprit.call.place[:2] if culprit.candidate is None else None
-    own = told or verifier.ready[culprit.rank].log[culprit.candidate or 0].place[:2]
+    reported = culprit.call.place[:2] if culprit.candidate is None else None
+    own = reported or verifier.ready[culprit.rank].log[culprit.candidate or 0].place[:2]
     return Verified(
         culprit,
         verification,

@@ -33,12 +33,12 @@ def test_a_compiler_that_compiles_is_no_problem(program):
     assert compiler_problem() is None
 
 
-def test_a_compiler_that_fails_is_told_with_its_first_words(program):
+def test_a_compiler_that_fails_is_reported_with_its_first_words(program):
     path = program("echo no such header >&2; exit 4")
     assert compiler_problem() == f"{path} ends with status 4 on a one-line program: no such header"
 
 
-def test_a_missing_compiler_is_told(monkeypatch, tmp_path):
+def test_a_missing_compiler_is_reported(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "/nonexistent")
     assert compiler_problem() == "no program /nonexistent is found"
     monkeypatch.delenv("CXX")

@@ -18,7 +18,7 @@ def test_torch_has_the_version_that_it_gives_itself():
     assert machine_of_manifest()["torch"] == str(torch.__version__)
 
 
-def test_a_build_that_the_package_metadata_leave_out_is_told(monkeypatch, tmp_path):
+def test_a_build_that_the_package_metadata_leave_out_is_reported(monkeypatch, tmp_path):
     (tmp_path / "version.py").write_text("__all__ = ['__version__']\n__version__ = '2.15.0+cu132'\ncuda = '13.2'\n")
     spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
     monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: spec)
@@ -34,7 +34,7 @@ def test_without_that_file_the_metadata_count(monkeypatch, tmp_path):
 
 
 @pytest.mark.ranks
-def test_telling_loads_no_torch():
+def test_reporting_loads_no_torch():
     code = "from bitproof.harness.machine.describe import describe_machine as tell; tell()"
     code += "; import sys; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"False\n"

@@ -23,12 +23,12 @@ from bitproof.harness.cli import main
 from bitproof.harness.errors import PassError
 from bitproof.harness.machine.determinism import (
     Switches,
+    describe_changes,
     first_changed,
     keeping_switches,
     read_switches,
     set_determinism,
     settle_attention,
-    tell_changes,
 )
 from tests.harness.execute.test_launch import toy
 
@@ -40,13 +40,13 @@ def readings(*found: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return dict(zip(("set", "after_factory", "after_steps"), found, strict=True))
 
 
-def test_a_switch_that_stays_as_it_was_set_is_not_told() -> None:
-    assert list(tell_changes(readings(SET, SET, SET))) == []
+def test_a_switch_that_stays_as_it_was_set_is_not_reported() -> None:
+    assert list(describe_changes(readings(SET, SET, SET))) == []
 
 
-def test_a_switch_is_told_with_what_it_was_what_it_is_and_where_it_was_changed() -> None:
-    assert list(tell_changes(readings(SET, OFF, OFF))) == ["mkldnn_enabled True -> False by its factory"]
-    assert list(tell_changes(readings(SET, SET, OFF))) == ["mkldnn_enabled True -> False in its steps"]
+def test_a_switch_is_reported_with_what_it_was_what_it_is_and_where_it_was_changed() -> None:
+    assert list(describe_changes(readings(SET, OFF, OFF))) == ["mkldnn_enabled True -> False by its factory"]
+    assert list(describe_changes(readings(SET, SET, OFF))) == ["mkldnn_enabled True -> False in its steps"]
 
 
 def test_what_torchs_first_attention_call_on_a_gpu_changes_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +88,12 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("told", CHANGES)
-def test_a_pass_that_changes_the_process_is_named_with_what_it_changed_and_that_is_set_back(told: str) -> None:
+@pytest.mark.parametrize("reported", CHANGES)
+def test_a_pass_that_changes_the_process_is_named_with_what_it_changed_and_that_is_set_back(reported: str) -> None:
     set_determinism(0)
     was = Switches.now()
-    with pytest.raises(PassError, match=re.escape(told)) as caught, keeping_switches("pass mine"):
-        CHANGES[told]()
+    with pytest.raises(PassError, match=re.escape(reported)) as caught, keeping_switches("pass mine"):
+        CHANGES[reported]()
     assert caught.value.what.startswith("pass mine changes")
     assert set(was.changes()) <= {"mkldnn_matmul_precision none -> ieee"}  # `highest` says so from then on
     with keeping_switches("pass other"):
@@ -144,15 +144,15 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], one_host: None) -> A
 
 
 @pytest.mark.ranks
-def test_a_system_that_changes_switches_is_told_and_every_reading_stands_in_its_manifest(run: Any) -> None:
+def test_a_system_that_changes_switches_is_reported_and_every_reading_stands_in_its_manifest(run: Any) -> None:
     lines, folder = run("Loose")
-    told = (
+    text = (
         "candidate tests.harness.toy_systems:Loose changed switches that bitproof had set: "
         "deterministic_algorithms True -> False by its factory, mkldnn_enabled True -> False in its steps"
     )
-    assert f"toy: {told}" in lines
+    assert f"toy: {text}" in lines
     [result] = json.loads((folder / "report.json").read_text())["cases"]
-    assert (result["verdict"], result["remarks"]) == ("EQUAL", [told])
+    assert (result["verdict"], result["remarks"]) == ("EQUAL", [text])
     for page in ("report.md", "report.html"):
         assert "changed switches that bitproof had set" in (folder / page).read_text()
     [loose, steady] = sorted((folder / "recordings" / "toy").iterdir())
@@ -168,7 +168,7 @@ def test_a_system_that_changes_switches_is_told_and_every_reading_stands_in_its_
 
 
 @pytest.mark.ranks
-def test_a_call_that_asks_for_graphs_of_systems_that_have_none_is_told_that_there_are_none(run: Any) -> None:
+def test_a_call_that_asks_for_graphs_of_systems_that_have_none_learns_that_there_are_none(run: Any) -> None:
     lines, folder = run("steady", "--dump-graphs")
     system = "tests.harness.toy_systems:steady"
     assert (

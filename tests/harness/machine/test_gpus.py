@@ -46,7 +46,7 @@ def test_the_driver_counts_without_starting_cuda(cuda_build, elsewhere):
     assert (num_gpus(), ran) == (8, [])
 
 
-def test_where_the_driver_does_not_tell_another_process_counts(cuda_build, elsewhere):
+def test_where_the_driver_does_not_report_another_process_counts(cuda_build, elsewhere):
     ran = elsewhere("a warning\n3\n")
     cuda_build.setattr(torch.cuda, "_device_count_nvml", lambda: -1)
     assert num_gpus() == 3
@@ -60,7 +60,7 @@ def test_another_process_that_fails_counts_no_gpu(cuda_build, elsewhere, output,
     assert num_gpus() == 0
 
 
-def test_a_driver_library_that_raises_does_not_tell(monkeypatch):
+def test_a_driver_library_that_raises_does_not_report(monkeypatch):
     def fail():
         raise RuntimeError("NVML")
 
@@ -78,7 +78,7 @@ def test_a_cpu_has_no_facts_of_cuda():
     assert agreed_facts([None, None]) == agreed_facts([]) == {}
 
 
-def test_a_rank_tells_the_versions_of_what_it_has_loaded(monkeypatch):
+def test_a_rank_shows_the_versions_of_what_it_has_loaded(monkeypatch):
     card = SimpleNamespace(name="H200", multi_processor_count=132, major=9, minor=0)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True)
@@ -93,7 +93,7 @@ def test_a_rank_tells_the_versions_of_what_it_has_loaded(monkeypatch):
     assert gpus.read_gpu_facts(torch.device("cuda", 3))["gpu_topology"] is None
 
 
-def test_ranks_that_say_one_thing_say_it_once_and_others_are_told_apart():
+def test_ranks_that_say_one_thing_say_it_once_and_others_are_distinguished():
     ranks = [{"nccl": "2.27.5", "gpu_topology": ["X"]}, {"nccl": "2.27.5", "gpu_topology": None}]
     assert agreed_facts(ranks) == {"nccl": "2.27.5", "gpu_topology": ["X"]}
     ranks[1]["nccl"] = "2.27.6"
@@ -122,7 +122,7 @@ def test_settings_of_nccl_are_read_from_its_files_in_its_order(tmp_path):
     ]
 
 
-def test_variables_that_cudas_libraries_alone_read_are_told():
+def test_variables_that_cudas_libraries_alone_read_are_reported():
     read = {"CUBLASLT_X": "1", "CUDNN_X": "1", "NCCL_ALGO": "Ring", "NVIDIA_TF32_OVERRIDE": "0"}
     assert read_gpu_environment(read | {"NVIDIA_VISIBLE_DEVICES": "all", "NCCL_HOSTID": "rank0"}) == read
 
@@ -149,7 +149,7 @@ def test_visible_gpus_have_their_uuids_as_names(cuda_build, variable, names):
 @pytest.mark.parametrize(
     ("variable", "names"), [(None, ("0", "1")), ("5,3", ("5", "3")), ("MIG-x,MIG-y", ("MIG-x", "MIG-y"))]
 )
-def test_where_the_driver_does_not_tell_gpus_are_called_as_the_variable_calls_them(
+def test_where_the_driver_does_not_report_gpus_are_called_as_the_variable_calls_them(
     cuda_build, elsewhere, variable, names
 ):
     elsewhere("2")

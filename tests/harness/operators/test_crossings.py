@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bitproof.harness.operators.crossings import RankTurn, crossed
+from bitproof.harness.operators.crossings import QueueEntry, find_deadlocks
 from tests.harness.graph.hazards.test_messages import between
 
 
@@ -44,9 +44,9 @@ CROSSED = {
 
 @pytest.mark.parametrize("name", CROSSED)
 def test_launches_of_one_group_in_two_orders_are_named_with_both_calls(name: str) -> None:
-    text, *told = CROSSED[name]
+    text, *reported = CROSSED[name]
     lines = between(*graphs(text))
-    assert any(all(part in line for part in told) for line in lines), lines
+    assert any(all(part in line for part in reported) for line in lines), lines
     assert all("ranks may wait for each other for ever" in line for line in lines)
 
 
@@ -69,14 +69,14 @@ def test_launches_of_one_group_in_an_order_that_all_ranks_share_are_right(name: 
 
 
 def test_launches_that_nobody_waits_for_are_held_up_too() -> None:
-    def turns(rank: int, *groups: str) -> list[RankTurn]:
-        return [RankTurn("sum", "g", (0, 1), "`sum`") if x == "g" else message(rank) for x in groups]
+    def turns(rank: int, *groups: str) -> list[QueueEntry]:
+        return [QueueEntry("sum", "g", (0, 1), "`sum`") if x == "g" else message(rank) for x in groups]
 
-    def message(rank: int) -> RankTurn:
-        return RankTurn("message", "g, from rank 0 to rank 1", (0, 1), f"`m{rank}`", communicator="g")
+    def message(rank: int) -> QueueEntry:
+        return QueueEntry("message", "g, from rank 0 to rank 1", (0, 1), f"`m{rank}`", communicator="g")
 
-    assert crossed({0: turns(0, "m", "g"), 1: turns(1, "m", "g")}) == []
-    first, second = map(str, crossed({0: turns(0, "m", "g"), 1: turns(1, "g", "m")}))
+    assert find_deadlocks({0: turns(0, "m", "g"), 1: turns(1, "m", "g")}) == []
+    first, second = map(str, find_deadlocks({0: turns(0, "m", "g"), 1: turns(1, "g", "m")}))
     why = "ranks may wait for each other for ever: rank 0 is in `m0`, which rank 1 launches as `m1` behind `sum`; "
     assert first == f"{why}on NCCL group g runs its launches one after the other"
     assert "rank 1 is in `sum`, which rank 0 launches as `sum` behind `m0`" in second

@@ -8,8 +8,8 @@ WAIT_OFFLOAD, WAIT_RELOAD = known("bitproof.wait_offload").wait, known("bitproof
 WAIT_TENSOR = known("_c10d_functional.wait_tensor").wait
 
 
-def told(order: Order, reads: str = "", writes: str = "") -> list[str]:
-    return [race.told("it") for race in order.races(reads, writes)]
+def described(order: Order, reads: str = "", writes: str = "") -> list[str]:
+    return [race.describe("it") for race in order.races(reads, writes)]
 
 
 def flying(rule, results=("h",), takes="x", last_use=None) -> Order:
@@ -21,11 +21,11 @@ def flying(rule, results=("h",), takes="x", last_use=None) -> Order:
 def test_what_is_filled_may_be_neither_read_nor_written_and_what_is_taken_may_be_read() -> None:
     late = "before anything waits for it"
     order = flying(OFFLOAD.launch)
-    assert told(order, reads="x") == told(order, reads="y", writes="z") == []
-    assert told(order, reads="h") == [f"it reads what `launch` brings, {late}"]
-    assert told(order, reads="h", writes="h") == [f"it writes what `launch` brings, {late}"]
-    assert told(order, reads="x", writes="x") == [f"it writes what `launch` copies, {late}"]
-    assert told(flying(GATHER.launch), writes="x") == [f"it writes what `launch` sends, {late}"]
+    assert described(order, reads="x") == described(order, reads="y", writes="z") == []
+    assert described(order, reads="h") == [f"it reads what `launch` brings, {late}"]
+    assert described(order, reads="h", writes="h") == [f"it writes what `launch` brings, {late}"]
+    assert described(order, reads="x", writes="x") == [f"it writes what `launch` copies, {late}"]
+    assert described(flying(GATHER.launch), writes="x") == [f"it writes what `launch` sends, {late}"]
 
 
 def test_a_wait_ends_what_fills_the_memory_that_it_is_handed_if_it_is_of_its_kind() -> None:
@@ -38,21 +38,21 @@ def test_a_wait_ends_what_fills_the_memory_that_it_is_handed_if_it_is_of_its_kin
         assert order.touching("x") == order.touching("h") == [0]
         assert order.wait(wait, "h", 1) == []
         assert not order.is_filling("h")
-        assert told(order, reads="h", writes="x") == []
+        assert described(order, reads="h", writes="x") == []
 
 
 def test_one_wait_frees_what_is_taken_and_each_result_has_a_wait_of_its_own() -> None:
     order = flying(GATHER.launch, results=("a", "b"))
     order.wait(WAIT_TENSOR, "a", 1)
-    assert told(order, reads="a", writes="x") == []
-    assert told(order, reads="b") == ["it reads what `launch` brings, before anything waits for it"]
+    assert described(order, reads="a", writes="x") == []
+    assert described(order, reads="b") == ["it reads what `launch` brings, before anything waits for it"]
 
 
 def test_of_two_launches_of_one_name_a_wait_ends_one() -> None:
     order = flying(OFFLOAD.launch)
     order.launch("launch", 1, OFFLOAD.launch, ["i"], "x")
     order.wait(WAIT_OFFLOAD, "h", 2)
-    assert told(order, writes="x") == ["it writes what `launch` copies, before anything waits for it"]
+    assert described(order, writes="x") == ["it writes what `launch` copies, before anything waits for it"]
 
 
 def test_only_what_must_be_kept_is_missed_when_it_is_gone_at_the_wait() -> None:
@@ -65,4 +65,4 @@ def test_only_what_must_be_kept_is_missed_when_it_is_gone_at_the_wait() -> None:
         (GATHER, WAIT_TENSOR, {"x": 0}, []),
     ):
         found = flying(rule.launch, last_use=last_use).wait(wait, "h", 3)
-        assert [race.told("it") for race in found] == expected
+        assert [race.describe("it") for race in found] == expected

@@ -70,7 +70,7 @@ def test_of_choices_that_cost_the_same_the_one_listed_first_is_taken() -> None:
     assert solve(program).taken.choices == {"a": 0, "b": 1, "c": 0}
 
 
-def test_a_machine_without_scipy_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_scipy_learns_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy", None)
     with pytest.raises(
         MachineError, match=r"which is not installed\n.*\n.*\n  fix: pip install 'bitproof\[placement\]'"

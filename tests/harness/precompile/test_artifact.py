@@ -91,13 +91,13 @@ def rewrite(folder: Path, change: Callable[[Any], object]) -> None:
 
 
 def test_a_step_is_read_as_the_program_that_was_made(made: Made, tmp_path: Path) -> None:
-    told = precompile(CASE, "graph", CPU, tmp_path)
-    assert made.ranks == [7, 0] and told.trace_seconds == (0.5, 0.5)
+    reported = precompile(CASE, "graph", CPU, tmp_path)
+    assert made.ranks == [7, 0] and reported.trace_seconds == (0.5, 0.5)
     found, program = read_program(tmp_path, CASE, "graph", CPU), program_of(step_of())
     assert found.module.code == program.module.code and found.run is found.module
     for name in ("parameter_names", "buffer_names", "groups", "code_hash", "layout", "is_kept"):
         assert getattr(found, name) == getattr(program, name)
-    assert found.artifact == told.artifact
+    assert found.artifact == reported.artifact
     assert (found.artifact.ranks, found.artifact.nodes, found.artifact.groups) == (8, 5, 1)
     assert [entry.seconds for entry in found.passes] == [0.0], "no pass ran now"
 
@@ -235,9 +235,9 @@ def test_each_field_of_a_file_is_held_against_the_run(name: str, made: Made, tmp
 
 
 def test_fields_in_another_order_are_the_same_fields(made: Made, tmp_path: Path) -> None:
-    told = precompile(CASE, "graph", CPU, tmp_path).artifact
+    reported = precompile(CASE, "graph", CPU, tmp_path).artifact
     rewrite(tmp_path, lambda value: value.update(fingerprint=dict(reversed(value["fingerprint"].items()))))
-    assert read_program(tmp_path, CASE, "graph", CPU).artifact.fingerprint == told.fingerprint
+    assert read_program(tmp_path, CASE, "graph", CPU).artifact.fingerprint == reported.fingerprint
 
 
 def test_regions_that_a_backend_compiles_are_refused_by_name(made: Made, tmp_path: Path) -> None:
@@ -255,10 +255,10 @@ def test_compiled_code_is_run_for_who_says_so_and_is_held_against_its_hash(
     asked: list[object] = []
     monkeypatch.setattr(artifact.compiled, "write", lambda run, folder: "c" * 64)
     monkeypatch.setattr(artifact.compiled, "read", lambda *given: asked.append(given[1:]) or "what was compiled")
-    told = precompile(case, "graph", CPU, tmp_path)
-    assert told.artifact.compiled == "c" * 64
+    reported = precompile(case, "graph", CPU, tmp_path)
+    assert reported.artifact.compiled == "c" * 64
     found = read_program(tmp_path, case, "graph", CPU, trust_compiled=True)
-    assert found.run == "what was compiled" and found.artifact == told.artifact
+    assert found.run == "what was compiled" and found.artifact == reported.artifact
     assert asked == [("c" * 64, found.passes, True)]
     rewrite(tmp_path, lambda value: value.update(compiled=None))
     with pytest.raises(ArtifactError, match="it has no compiled code"):
@@ -280,9 +280,9 @@ def test_a_fault_that_no_rank_has_for_itself_is_no_trial_of_the_comparison(made:
 @pytest.mark.slow
 def test_real_steps_of_all_ranks_are_one_code_until_a_coordinate_is_baked_in(tmp_path: Path) -> None:
     case = replace(small(CASES["precompiled_dp4_tp2_ep4"]), parallelism=Parallelism(world_size=4, tp=2, ep=2))
-    told = precompile(case, "graph", CPU, tmp_path)
+    reported = precompile(case, "graph", CPU, tmp_path)
     found = read_program(tmp_path, case, "graph", CPU)
-    assert found.artifact == told.artifact
+    assert found.artifact == reported.artifact
     struck = mutate(CATALOGUE["baked-coordinate"], found.module, case)
     assert struck.module.code.count("full_like.default") > found.module.code.count("full_like.default") > 0
     with pytest.raises(ArtifactError, match=r"rank 3 has full_like\S* = torch.ops.aten.full_like.default\(\S+, 1\)"):

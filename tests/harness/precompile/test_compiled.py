@@ -47,7 +47,7 @@ def made(folder: Path, text: str = "x = 1\n", **besides: Any) -> Compiled:
     return Compiled(step, folder, facts)
 
 
-def told(facts: Any) -> list[PassReport]:
+def described(facts: Any) -> list[PassReport]:
     return [PassReport("backend", 1.0, 1, 1, facts=facts)]
 
 
@@ -60,7 +60,7 @@ def refused(folder: Path, content: str, passes: list[PassReport], trust: bool = 
 def test_the_code_and_its_kernels_are_what_was_written_and_go_with_the_step(tmp_path: Path) -> None:
     step = made(tmp_path / "made")
     content = write(step, tmp_path)
-    found = read(tmp_path, content, told(step.facts), trust_compiled=True)
+    found = read(tmp_path, content, described(step.facts), trust_compiled=True)
     assert isinstance(found, Compiled) and found(1, 2) == ["x = 1\n", b"\x7fELF", 1, 2]
     assert found.facts == step.facts and found.folder != step.folder
     assert sorted(path.name for path in found.folder.rglob("*.*")) == ["cab.py", "ccd.main.so"]
@@ -72,7 +72,7 @@ def test_the_code_and_its_kernels_are_what_was_written_and_go_with_the_step(tmp_
 def test_halves_come_back_as_halves(tmp_path: Path) -> None:
     forward, backward = made(tmp_path / "f", "x = 1\n"), made(tmp_path / "b", "x = 2\n")
     halves = CompiledHalves(forward, backward, (0, 2))
-    found = read(tmp_path, write(halves, tmp_path), told(halves.facts), trust_compiled=True)
+    found = read(tmp_path, write(halves, tmp_path), described(halves.facts), trust_compiled=True)
     assert isinstance(found, CompiledHalves) and found.read_again == (0, 2) and found.facts == halves.facts
     assert (found.forward.step([])[0], found.backward.step([])[0]) == ("x = 1\n", "x = 2\n")
 
@@ -81,21 +81,21 @@ def test_nothing_is_read_without_leave(tmp_path: Path) -> None:
     step = made(tmp_path / "made")
     content = write(step, tmp_path)
     (tmp_path / file.COMPILED).unlink()
-    error = refused(tmp_path, content, told(step.facts), trust=False)
+    error = refused(tmp_path, content, described(step.facts), trust=False)
     assert error.what == "the precompiled step is compiled code, and nothing says that it may run"
     assert error.fix == "add --trust-compiled, if you trust everyone who can write the folder"
-    assert refused(tmp_path, content, told(step.facts)).what == "there is no precompiled step's compiled code"
+    assert refused(tmp_path, content, described(step.facts)).what == "there is no precompiled step's compiled code"
 
 
 def test_code_of_another_step_is_refused_however_whole_it_is(tmp_path: Path) -> None:
     step = made(tmp_path / "made")
     content = write(step, tmp_path)
     write(made(tmp_path / "other", "x = 2\n"), tmp_path)
-    error = refused(tmp_path, content, told(step.facts))
+    error = refused(tmp_path, content, described(step.facts))
     assert error.what == "the compiled code beside the precompiled step is not the step's own"
     assert error.expected == f"sha256 {content}"
     assert "code of another hash than was compiled" in str(
-        refused(tmp_path, file.read(tmp_path, file.COMPILED).content, told(step.facts))
+        refused(tmp_path, file.read(tmp_path, file.COMPILED).content, described(step.facts))
     )
 
 
@@ -115,7 +115,7 @@ def test_a_forged_file_writes_nothing_outside_of_its_folder(change: Any, found: 
     value = json.loads(json.dumps(file.read(tmp_path, file.COMPILED).value))
     change(value["parts"][0])
     content = file.write(tmp_path, value, file.COMPILED).content
-    error = refused(tmp_path, content, told(step.facts))
+    error = refused(tmp_path, content, described(step.facts))
     assert error.what == "the precompiled step's compiled code does not load" and found in str(error.found)
 
 
@@ -127,7 +127,7 @@ def test_a_kernel_that_would_have_to_be_compiled_is_refused_by_name(
 
     monkeypatch.setattr(backends, "load_generated", ask)
     step = made(tmp_path / "made")
-    error = refused(tmp_path, write(step, tmp_path), told(step.facts))
+    error = refused(tmp_path, write(step, tmp_path), described(step.facts))
     assert "a kernel would have to be compiled" in error.what and error.found == "cxyz.main.so"
 
 

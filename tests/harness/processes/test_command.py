@@ -14,7 +14,7 @@ def python(code: str) -> list[str]:
 
 
 @pytest.mark.ranks
-def test_a_status_and_both_outputs_are_told_and_input_is_empty():
+def test_a_status_and_both_outputs_are_reported_and_input_is_empty():
     code = "import sys; print(repr(sys.stdin.read())); print('bad', file=sys.stderr); sys.exit(3)"
     assert run_command(python(code), 20) == Ran(3, "''\n", "bad\n")
 

@@ -72,7 +72,7 @@ def test_one_that_raises_shows_where_and_fails_and_never_returns_into_its_parent
 def test_a_signal_is_a_negative_status_and_killing_twice_does_no_harm():
     child = fork(lambda send: time.sleep(60))
     assert not child.has_ended()
-    child.begin_to_end()
+    child.kill_without_waiting()
     child.kill()
     child.kill()
     assert child.status == -signal.SIGKILL
@@ -87,11 +87,11 @@ def test_one_that_is_asked_hears_requests_until_its_parent_hangs_up():
 
     child = fork_asked(body)
     for word in ("one", "two"):
-        child.tell(Said(word))
+        child.send(Said(word))
         line = child.inlet.wait(20)
         assert line is not None
         assert framing.read(line, Said) == Said(word.upper())
-    child.hang_up()
+    child.close_requests()
     assert ended(child) == 0
 
 

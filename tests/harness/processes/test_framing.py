@@ -104,7 +104,7 @@ def test_seats_keep_who_serves_the_store(tmp_path: Path) -> None:
         assert framing.read(framing.write(asked), LocalRunRequest) == asked
 
 
-def test_a_result_arrives_as_it_was_told(tmp_path: Path) -> None:
+def test_a_result_arrives_as_it_was_reported(tmp_path: Path) -> None:
     case = all_cases()[0]
     result = CaseResult(
         case=case, verdict=Verdict.DIFFERENT, steps=1, world_size=2, device="cpu", backend="gloo", error="why"

@@ -36,8 +36,8 @@ def test_every_form_of_a_report_shows_the_row() -> None:
     row, report = row_of(found), report_of(found)
     assert (row.compared, row.mismatched, row.seconds) == (7654, 4321, 12.5)
     assert row.where == "step 3, rank 1, grad layers.0.moe.w1"
-    told = "\n".join(terminal.tell_case(report, found))
-    for form in (document.render(report), junit.render(report), markdown.render(report), told):
+    text = "\n".join(terminal.case_lines(report, found))
+    for form in (document.render(report), junit.render(report), markdown.render(report), text):
         plain = re.sub(r"<[^>]*>", "", form) if form.startswith("<!") else form
         assert row.name in plain and row.outcome in plain and row.where in plain
     assert all(re.search(r"\b7,?654\b", form) for form in (document.render(report), markdown.render(report)))

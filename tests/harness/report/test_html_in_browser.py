@@ -106,8 +106,8 @@ def run(program, tmp_path_factory) -> Run:
 
 def complaints(browser: Chromium) -> list[object]:
     """Everything that went wrong on the page, in the browser's words."""
-    thrown = browser.told("Runtime.exceptionThrown")
-    return [*browser.told("Log.entryAdded"), *browser.told("Runtime.consoleAPICalled"), *thrown]
+    thrown = browser.events("Runtime.exceptionThrown")
+    return [*browser.events("Log.entryAdded"), *browser.events("Runtime.consoleAPICalled"), *thrown]
 
 
 @pytest.mark.ranks
@@ -119,7 +119,7 @@ def test_the_page_loads_alone_and_fits_phone_and_desk_in_light_and_dark(browser,
     assert browser.evaluate(WIDE) == []
     contrast = browser.evaluate(FAINT)
     assert contrast["seen"] > 200 and contrast["faint"] == []
-    requests = [request["request"]["url"] for request in browser.told("Network.requestWillBeSent")]
+    requests = [request["request"]["url"] for request in browser.events("Network.requestWillBeSent")]
     assert requests == [run.url]
     assert complaints(browser) == []
     assert browser.evaluate("document.scripts.length") == 0
@@ -216,12 +216,12 @@ def test_the_checks_see_what_they_look_for(browser, tmp_path):
     assert browser.evaluate("document.documentElement.scrollWidth") > 360
     assert len(browser.evaluate(WIDE)) == 1
     assert len(browser.evaluate(FAINT)["faint"]) == 1
-    assert len(browser.told("Network.requestWillBeSent")) == 2
+    assert len(browser.events("Network.requestWillBeSent")) == 2
     assert len(complaints(browser)) >= 2
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), ("", pytest.skip.Exception)])
-def test_a_missing_browser_is_told_and_in_ci_it_is_a_failure(monkeypatch, ci, outcome):
+def test_a_missing_browser_is_reported_and_in_ci_it_is_a_failure(monkeypatch, ci, outcome):
     monkeypatch.setenv("CI", ci)
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(outcome, match="Debian's package is `chromium`"):

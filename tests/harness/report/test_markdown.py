@@ -28,7 +28,7 @@ def test_the_verdict_table_comes_first_and_details_are_folded(report):
     assert text.count("<details>") == text.count("<summary>") == 6
 
 
-def test_the_headline_tells_the_exit_status_in_words(make_report, make_result):
+def test_the_headline_shows_the_exit_status_in_words(make_report, make_result):
     assert "Exit status 0: every case got its expected verdict." in markdown.render(make_report(make_result()))
     bad = make_report(make_result(verdict="DIFFERENT"))
     assert "Exit status 1: some case did not get its expected verdict." in markdown.render(bad)
@@ -52,12 +52,12 @@ def test_details_hold_losses_divergence_times_passes_environment_and_replay(make
         assert part in squeezed
 
 
-def test_a_loss_that_one_side_lacks_is_told(make_report, make_result):
+def test_a_loss_that_one_side_lacks_is_reported(make_report, make_result):
     result = make_result(verdict="UNVERIFIED", losses={"reference": ["0x1p+0", "0x1p+1"], "candidate": ["0x1p+0"]})
     assert "| 1 | 2.000000 | 0x1p+1 | missing | **no** |" in " ".join(markdown.render(make_report(result)).split())
 
 
-def test_cases_that_are_not_as_expected_are_told_first(report):
+def test_cases_that_are_not_as_expected_are_reported_first(report):
     text = markdown.render(report)
     assert text.index("<summary>bad: ") < text.index("<summary>good: ")
 
@@ -96,7 +96,7 @@ def test_results_outside_a_run_are_summarized_too(make_result):
     assert "Exit status 1" in markdown.summarize([make_result(verdict="DIFFERENT")])
 
 
-def test_what_a_pass_was_told_found_and_changed_is_folded_below_the_table(make_report, make_result):
+def test_what_a_pass_was_reported_found_and_changed_is_folded_below_the_table(make_report, make_result):
     entry = PassReport(
         "bucket",
         seconds=0.25,
@@ -120,7 +120,7 @@ def test_what_a_pass_was_told_found_and_changed_is_folded_below_the_table(make_r
         assert part in details, details
 
 
-def test_a_pass_with_a_great_deal_to_tell_is_cut(make_report, make_result):
+def test_a_pass_with_a_great_deal_to_report_is_cut(make_report, make_result):
     facts = {"moved": [{"node": index} for index in range(1000)], "long": ["x" * 100] * 1000}
     entry = PassReport("overlap", 0, 1, 1, facts=facts)
     text = markdown.render(make_report(make_result(passes=[entry])))
@@ -129,7 +129,7 @@ def test_a_pass_with_a_great_deal_to_tell_is_cut(make_report, make_result):
     assert "901 more, in report.json" in text
 
 
-def test_the_evidence_of_a_cause_is_told(make_report, localized):
+def test_the_evidence_of_a_cause_is_reported(make_report, localized):
     text = " ".join(markdown.render(make_report(localized)).split())
     for part in (
         "Elements of the tensor by ULPs: | ULPs | elements | |:-------|:-----------| | 0 | 998 | | 1 | 1 | | 3-4 | 1 |",
@@ -175,18 +175,18 @@ def test_a_monstrous_report_stays_below_the_limit_in_bytes_and_points_at_the_res
 
 def test_a_run_that_was_given_faults_says_what_came_of_them(make_report, make_result):
     score = Score(faults=3, killed=2, equivalents=1, places=(1, 2), seconds=4.2)
-    told = markdown.render(make_report(make_result(), faults=score))
-    assert "Exit status 1: a fault was not caught, or a rewrite that keeps every bit was flagged." in told
-    assert "**bitproof faults: 2 of 3 faults killed, 0 of 1 equivalents flagged, " in told
-    told = markdown.render(make_report(make_result(verdict="DIFFERENT"), faults=score))
-    assert "Exit status 1: some case did not get its expected verdict." in told
+    text = markdown.render(make_report(make_result(), faults=score))
+    assert "Exit status 1: a fault was not caught, or a rewrite that keeps every bit was flagged." in text
+    assert "**bitproof faults: 2 of 3 faults killed, 0 of 1 equivalents flagged, " in text
+    text = markdown.render(make_report(make_result(verdict="DIFFERENT"), faults=score))
+    assert "Exit status 1: some case did not get its expected verdict." in text
 
 
 ORDER, NATIVE = "in rank order by one Triton kernel", "in NCCL's own order"
 
 
 @pytest.mark.parametrize(
-    ("sums", "told"),
+    ("sums", "reported"),
     [
         ({"reference": ORDER, "candidate": ORDER}, f", sums over ranks {ORDER}"),
         (
@@ -197,6 +197,6 @@ ORDER, NATIVE = "in rank order by one Triton kernel", "in NCCL's own order"
         ({}, ""),
     ],
 )
-def test_how_ranks_added_stands_beside_what_carried_their_collectives(make_report, make_result, sums, told):
+def test_how_ranks_added_stands_beside_what_carried_their_collectives(make_report, make_result, sums, reported):
     text = markdown.render(make_report(make_result(sums_over_ranks=sums)))
-    assert f"8 ranks, 20 steps, cpu, gloo{told}\n" in text
+    assert f"8 ranks, 20 steps, cpu, gloo{reported}\n" in text

@@ -24,10 +24,10 @@ FOUND = Partition(
 )
 
 
-def test_a_partition_is_what_a_pass_told_of_it_and_of_no_other():
-    told = asdict(FOUND)
-    assert Partition.of([{}, {"save": 3}, told]) == FOUND
-    assert Partition.of([{}, told | {"more": 1}, {"by": "min_cut"}]) is None
+def test_a_partition_is_what_a_pass_reported_and_of_no_other():
+    reported = asdict(FOUND)
+    assert Partition.of([{}, {"save": 3}, reported]) == FOUND
+    assert Partition.of([{}, reported | {"more": 1}, {"by": "min_cut"}]) is None
     assert Partition.of([]) is None
 
 
@@ -38,7 +38,7 @@ def test_a_partition_goes_through_report_json_and_fits_the_schema(make_report, m
     assert [result.partition for result in report_json.parse(text).cases] == [FOUND, None]
 
 
-def test_the_report_for_people_tells_both_graphs_and_the_bytes_between_them(make_report, make_result):
+def test_the_report_for_people_shows_both_graphs_and_the_bytes_between_them(make_report, make_result):
     text = markdown.render(make_report(make_result("divided", partition=FOUND), make_result("whole")))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert ["nodes of forward", "332"] in lines and ["nodes of backward", "479"] in lines

@@ -37,7 +37,7 @@ def test_placements_go_through_report_json_and_fit_the_schema(make_report, make_
     assert [result.placed for result in report_json.parse(text).cases] == [FOUND, None]
 
 
-def test_the_report_for_people_tells_cost_bound_gap_and_each_parameter(make_report, make_result):
+def test_the_report_for_people_shows_cost_bound_gap_and_each_parameter(make_report, make_result):
     text = markdown.render(make_report(make_result("placed", placed=FOUND), make_result("whole")))
     lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()]
     assert ["cost", "434.3 us a step"] in lines

@@ -26,7 +26,7 @@ def test_a_pipe_gets_one_line_an_event_with_steps_throttled(make_result):
     ]
 
 
-def test_an_event_is_told_as_a_phrase():
+def test_an_event_is_reported_as_a_phrase():
     control = Event(event="start", case="moe_seq", system="graph", arm="control")
     assert describe_event(control) == "moe_seq graph (control): start ranks"
     assert describe_event(Event(event="compare", case="moe_seq")) == "moe_seq: compare"

@@ -79,9 +79,9 @@ def test_the_system_that_parted_from_itself_is_named(make_report, noisy):
     assert "\na remark [red]\n" in stream.getvalue()
 
 
-def test_the_summary_tells_stress_where_there_was_any_and_remarks_before_the_details(make_report, make_result, noisy):
-    told = markdown.render(make_report(noisy, remarks=("a remark <b>",)))
-    assert "| candidate | DIFFERENT" in " ".join(told[told.index("### Stress") :].split())
-    assert "step 2, rank 1, grad w (graph against itself under stress)" in told
-    assert told.index("**a remark &lt;b&gt;**") < told.index("<details>")
+def test_the_summary_shows_stress_where_there_was_any_and_remarks_before_the_details(make_report, make_result, noisy):
+    message = markdown.render(make_report(noisy, remarks=("a remark <b>",)))
+    assert "| candidate | DIFFERENT" in " ".join(message[message.index("### Stress") :].split())
+    assert "step 2, rank 1, grad w (graph against itself under stress)" in message
+    assert message.index("**a remark &lt;b&gt;**") < message.index("<details>")
     assert "### Stress" not in markdown.render(make_report(make_result()))

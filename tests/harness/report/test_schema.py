@@ -34,8 +34,8 @@ def test_the_schema_is_what_the_types_say() -> None:
 def test_reports_fit_the_schema(validator, report, make_report, localized, make_result, make_baseline) -> None:
     sides = {"reference": make_baseline(), "candidate": make_baseline("DRIFTED")}
     stress = {"reference": None, "candidate": "DIFFERENT"}
-    told = make_report(localized, make_result("held", baseline=sides), make_result("noisy", stress=stress))
-    for found in (report, told, make_report(make_result("near", "CLOSE", expected="CLOSE"))):
+    reported = make_report(localized, make_result("held", baseline=sides), make_result("noisy", stress=stress))
+    for found in (report, reported, make_report(make_result("near", "CLOSE", expected="CLOSE"))):
         validator.validate(json.loads(report_json.render(found)))
 
 

@@ -23,7 +23,7 @@ def test_every_case_has_a_row_and_only_unexpected_ones_a_paragraph(report):
     assert "meant: " not in text
 
 
-def test_an_error_is_told_in_full(report):
+def test_an_error_is_reported_in_full(report):
     assert "lost: UNVERIFIED, expected EQUAL\n  the candidate recording is empty\n" in printed(report)
 
 
@@ -32,7 +32,7 @@ def test_brackets_in_an_error_are_not_taken_for_markup(make_report, make_result)
     assert "expected float32[4, 8] [red]not[/red]" in printed(make_report(result))
 
 
-def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result):
+def test_a_blamed_call_is_reported_with_its_place_and_line(make_report, make_result):
     first = Divergence(
         step=0,
         rank=3,
@@ -54,7 +54,7 @@ def test_a_blamed_call_is_told_with_its_place_and_line(make_report, make_result)
     ) in printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))
 
 
-def test_a_call_that_no_module_owns_and_that_runs_once_is_told_too(make_report, make_result):
+def test_a_call_that_no_module_owns_and_that_runs_once_is_reported_too(make_report, make_result):
     call = BlamedCall(operator="add", how="is odd", direction="update", rank=0)
     first = Divergence(step=0, rank=0, kind="loss", name="loss", call=call)
     text = printed(make_report(make_result("bad", "DIFFERENT", first_divergence=first)))

@@ -26,12 +26,12 @@ def test_bits_are_shown_as_numbers_where_the_dtype_has_them(bits, dtype, value):
     assert text.value_of(bits, dtype) == value
 
 
-def test_ranks_are_told_as_ranges():
-    assert text.tell_ranks([3, 0, 1, 2, 6, 8, 9]) == "0-3, 6, 8-9"
-    assert text.tell_ranks([]) == ""
+def test_ranks_are_reported_as_ranges():
+    assert text.rank_ranges([3, 0, 1, 2, 6, 8, 9]) == "0-3, 6, 8-9"
+    assert text.rank_ranges([]) == ""
 
 
-def test_how_much_differs_is_told_as_far_as_it_is_known():
+def test_how_much_differs_is_reported_as_far_as_it_is_known():
     found = TensorDifference(elements_differing=2, elements=1000, max_ulp=1)
     assert text.extent(found) == "2 of 1,000 elements differ, by 1 ULP at most"
     assert text.extent(replace(found, max_ulp=None)) == "2 of 1,000 elements differ"
@@ -59,7 +59,7 @@ def test_differing_tensors_are_listed_with_their_first_step_and_ranks_up_to_a_li
     assert (rows, left_out) == ([("grad", "layers.1.moe.gate|w", "2", "0", "0-7")], 1)
 
 
-def test_an_expected_difference_is_told_with_its_bound_and_held_to_it(make_result):
+def test_an_expected_difference_is_reported_with_its_bound_and_held_to_it(make_result):
     result = make_result(verdict="DIFFERENT", expected="DIFFERENT")
     assert (text.expectation(result), result.as_expected) == ("DIFFERENT (grad, param), no bound stated", True)
     result.case = replace(result.case, differs_within=0.01)
@@ -79,11 +79,11 @@ def test_an_expected_difference_is_told_with_its_bound_and_held_to_it(make_resul
         assert not result.as_expected
 
 
-def test_a_tensor_that_is_another_one_of_the_references_is_told_with_and_without_a_call_to_blame(localized):
+def test_a_tensor_that_is_another_one_of_the_references_is_reported_with_and_without_a_call_to_blame(localized):
     first = replace(localized.first_divergence, holds="grad b")
-    told = "the tensor holds what the reference has as grad b"
-    assert text.blame(first) == f"{text.blame(localized.first_divergence)}; {told}"
-    assert text.blame(replace(first, call=None)) == told
+    message = "the tensor holds what the reference has as grad b"
+    assert text.blame(first) == f"{text.blame(localized.first_divergence)}; {message}"
+    assert text.blame(replace(first, call=None)) == message
     assert text.blame(replace(first, call=None, holds=None)) == ""
 
 

@@ -139,7 +139,7 @@ def test_latest_is_left_as_it_was_where_no_link_can_be_made(report, tmp_path, mo
     assert report_json.read(run_dir / "report.json") == report
 
 
-def test_finishing_tells_where_the_report_is_or_why_it_is_not(report, tmp_path, monkeypatch, capsys):
+def test_finishing_shows_where_the_report_is_or_why_it_is_not(report, tmp_path, monkeypatch, capsys):
     run_dir = write.prepare_run_dir(tmp_path)
     assert write.finish_run(report, run_dir, 1) == 1
     assert capsys.readouterr() == (f"report: {run_dir / 'report.md'}\n", "")

@@ -101,8 +101,8 @@ def host_log(tmp_path: Path) -> Path:
 def ended(process) -> tuple[int, str]:
     """Exit status and what stands on standard error."""
     process.stdout.read()
-    told = process.stderr.read()
-    return process.wait(), told
+    text = process.stderr.read()
+    return process.wait(), text
 
 
 def check_what_is_left(command: str, tmp_path: Path) -> None:
@@ -149,9 +149,9 @@ def test_an_interrupt_before_ranks_start_ends_with_3_a_report_and_nothing_left_b
     wait_for(process, "bitproof: ")
     host_log(tmp_path)
     process.send_signal(number)
-    status, told = ended(process)
-    assert (status, "Traceback" in told) == (3, False), told
-    assert "interrupted" in told or command == "bisect"
+    status, reported = ended(process)
+    assert (status, "Traceback" in reported) == (3, False), reported
+    assert "interrupted" in reported or command == "bisect"
     check_what_is_left(command, tmp_path)
 
 
@@ -169,8 +169,8 @@ def test_an_interrupt_while_ranks_hang_ends_with_3_a_report_and_nothing_left_beh
     time.sleep(0.5)
     process.send_signal(number)
     process.send_signal(number)  # an impatient user's second Ctrl-C changes nothing
-    status, told = ended(process)
-    assert (status, "Traceback" in told) == (3, False), told
+    status, reported = ended(process)
+    assert (status, "Traceback" in reported) == (3, False), reported
     left = list((tmp_path / "reports").iterdir())
     if command == "record":
         assert not (tmp_path / "out").exists()
@@ -205,8 +205,8 @@ def test_a_second_signal_while_the_report_of_an_interrupted_run_is_written_is_to
     wait_for(process, "writing")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    status, told = ended(process)
-    assert (status, told) == (3, "bitproof: interrupted; the cases that were not finished are UNVERIFIED\n")
+    status, reported = ended(process)
+    assert (status, reported) == (3, "bitproof: interrupted; the cases that were not finished are UNVERIFIED\n")
     check_what_is_left("run", tmp_path)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bitproof.harness.runtime.launched import FORKED, copies, is_first, is_rank, speaks_for_its_machine
+from bitproof.harness.runtime.launched import FORKED, is_first, is_rank, reports_for_its_machine, unconnected_copies
 
 ENV = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "h", "MASTER_PORT": "1"}
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
@@ -21,7 +21,7 @@ TORCHRUN = {"TORCHELASTIC_RUN_ID": "x", "RANK": "0", "WORLD_SIZE": "2"}
         (TORCHRUN | ENV | {FORKED: "1"}, False, True),
     ],
 )
-def test_ranks_are_told_by_what_every_launcher_of_ranks_sets(environment, rank, first):
+def test_ranks_are_reported_by_what_every_launcher_of_ranks_sets(environment, rank, first):
     assert (is_rank(environment), is_first(environment)) == (rank, first)
 
 
@@ -48,7 +48,7 @@ def test_ranks_are_told_by_what_every_launcher_of_ranks_sets(environment, rank, 
     ],
 )
 def test_copies_that_do_not_know_of_each_other_are_seen(environment, found, first):
-    seen = copies(environment)
+    seen = unconnected_copies(environment)
     if found is not None and found[1] == 1:
         found = None
     assert (seen and (seen[0], seen[3])) == found
@@ -60,5 +60,5 @@ def test_copies_that_do_not_know_of_each_other_are_seen(environment, found, firs
     [("1", "0", True), ("1", "1", True), ("2", "2", False), ("3", "1", False), ("2", "0", True), ("3", None, True)],
 )
 def test_one_rank_a_machine_speaks_where_rank_0_cannot(rank, local_rank, speaks):
-    told = {"RANK": rank} | ({"LOCAL_RANK": local_rank} if local_rank else {})
-    assert speaks_for_its_machine(told) == speaks
+    reported = {"RANK": rank} | ({"LOCAL_RANK": local_rank} if local_rank else {})
+    assert reports_for_its_machine(reported) == speaks

@@ -63,7 +63,7 @@ def written(tmp_path):
 
 
 @pytest.mark.parametrize(("as_expected", "status"), [(True, 0), (False, 1)])
-def test_a_reader_that_leaves_changes_neither_report_nor_status_and_is_not_told_of(
+def test_a_reader_that_leaves_changes_neither_report_nor_status_and_is_not_reported(
     bitproof, tmp_path, as_expected, status
 ):
     reader, writer = os.pipe()
@@ -105,8 +105,8 @@ def test_a_run_whose_errors_nobody_can_read_keeps_its_status(bitproof, tmp_path)
 def test_a_command_that_only_prints_and_cannot_ends_with_3(bitproof):
     with open("/dev/full", "w") as full:
         done = bitproof("list", stdout=full)
-    told = "bitproof: standard output cannot be written: No space left on device\n"
-    assert (done.returncode, done.stderr) == (3, told)
+    text = "bitproof: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (3, text)
 
 
 def test_a_command_that_only_prints_to_a_reader_that_leaves_ends_with_0(bitproof):

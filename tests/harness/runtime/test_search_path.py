@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.ranks
-def test_ranks_look_in_the_working_directory_first_unless_python_was_told_not_to(tmp_path, monkeypatch):
+def test_ranks_look_in_the_working_directory_first_unless_python_was_configured_not_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert search_path()[0] == str(tmp_path) and set(filter(None, sys.path)) <= set(search_path())
     code = (

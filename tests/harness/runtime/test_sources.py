@@ -157,7 +157,10 @@ def test_what_is_loaded_later_is_named_with_its_compiled_code_and_must_be_the_sa
     later = began.later()
     assert later is not None
     cached = importlib.util.cache_from_source(str(file))
-    assert {told[0] for told in later.files} - {told[0] for told in nothing.files} == {str(file), cached}
+    assert {reported[0] for reported in later.files} - {reported[0] for reported in nothing.files} == {
+        str(file),
+        cached,
+    }
     assert Later.of(json.loads(json.dumps(asdict(later)))) == later
     assert later.would_load_again()
     for changed in (Path(cached), file):

@@ -52,7 +52,7 @@ def test_in_a_folder_with_another_bitproof_ours_is_imported_also_where_spawned(f
     assert json.loads(done.stdout) == [["--verbose"], ours, ours, True]
 
 
-def test_the_working_directory_is_left_out_where_python_was_told_so(folder):
+def test_the_working_directory_is_left_out_where_python_was_configured_so(folder):
     done = start(folder, PYTHONSAFEPATH="1")
     assert done.returncode == 1 and "No module named 'mine'" in done.stderr
 

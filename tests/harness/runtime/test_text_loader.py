@@ -88,14 +88,14 @@ def test_in_a_process_of_ours_a_users_module_and_what_it_imports_run_their_text(
     plain = [sys.executable, "-c", "import show; show.main()"]
     ours = [sys.executable, "-P", str(ROOT / "harness" / "runtime" / "start.py"), "show"]
 
-    def told(command: list[str]) -> str:
+    def described(command: list[str]) -> str:
         return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
 
-    assert told(plain) == "1 1 SourceFileLoader\n"
+    assert described(plain) == "1 1 SourceFileLoader\n"
     edit_unseen(tmp_path / "helper.py")
     edit_unseen(tmp_path / "mine" / "deep.py")
-    assert told(plain) == "1 1 SourceFileLoader\n", "Python itself does not see the edit"
-    assert told(ours) == "2 2 TextLoader\n"
+    assert described(plain) == "1 1 SourceFileLoader\n", "Python itself does not see the edit"
+    assert described(ours) == "2 2 TextLoader\n"
 
 
 def test_a_place_is_searched_for_once_and_what_is_installed_keeps_pythons_loader(

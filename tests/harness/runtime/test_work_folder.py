@@ -142,7 +142,7 @@ def test_a_copy_a_renamed_folder_and_a_linked_marker_stay(temporary):
     assert all((folder / MARKER).exists() for folder in (copy, moved, linked))
 
 
-def test_a_machine_that_tells_no_boot_removes_nothing_and_marks_nothing(temporary, monkeypatch):
+def test_a_machine_that_shows_no_boot_removes_nothing_and_marks_nothing(temporary, monkeypatch):
     made = left(temporary)
     monkeypatch.setattr(work_folder, "BOOT", temporary / "absent")
     own = make_work_folder()

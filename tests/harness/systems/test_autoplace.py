@@ -56,9 +56,9 @@ def test_a_layer_of_each_kind_is_traced_and_stands_for_all() -> None:
 
 
 def test_with_room_enough_nothing_is_split_and_with_little_every_layer_is() -> None:
-    roomy, told = bounded(LLAMA, 64.0)
-    assert roomy.split == () and told.bytes <= told.bound == 64 * MIB
-    tight, _ = bounded(LLAMA, told.least / MIB + 0.001)
+    roomy, reported = bounded(LLAMA, 64.0)
+    assert roomy.split == () and reported.bytes <= reported.bound == 64 * MIB
+    tight, _ = bounded(LLAMA, reported.least / MIB + 0.001)
     assert tight.split == tuple(f"layers.{n}.{name}" for n in range(2) for name in ("attention", "feed_forward"))
     assert len(tight.replicated) < len(roomy.replicated)
 
@@ -66,10 +66,10 @@ def test_with_room_enough_nothing_is_split_and_with_little_every_layer_is() -> N
 @pytest.mark.slow
 def test_what_was_solved_for_costs_no_more_than_plans_by_hand_that_keep_the_bound() -> None:
     for mib in (4.2, 6.0, 64.0):
-        _, told = bounded(LLAMA, mib)
-        keep = [cost for cost, held in told.beside.values() if held <= told.bound]
-        assert keep and all(told.cost <= cost + 1e-6 for cost in keep)
-        assert told.least <= told.bytes <= told.bound and told.gap <= 1e-6
+        _, reported = bounded(LLAMA, mib)
+        keep = [cost for cost, held in reported.beside.values() if held <= reported.bound]
+        assert keep and all(reported.cost <= cost + 1e-6 for cost in keep)
+        assert reported.least <= reported.bytes <= reported.bound and reported.gap <= 1e-6
 
 
 def test_a_bound_that_nothing_keeps_is_refused_with_the_least_that_would_do() -> None:
@@ -108,23 +108,23 @@ def test_plans_by_hand_are_dearer_where_they_split_a_small_model_and_hold_less()
 
 
 def test_a_mixture_of_experts_is_split_whatever_the_bound() -> None:
-    plan, told = bounded(autoplace_deepseek_fsdp2_tp2_ep2, 64.0)
+    plan, reported = bounded(autoplace_deepseek_fsdp2_tp2_ep2, 64.0)
     assert plan.split == ("layers.1.moe", "layers.2.moe")
-    assert {row.name.split(" ")[0] for row in told.parameters if ".experts." in row.name} == {
+    assert {row.name.split(" ")[0] for row in reported.parameters if ".experts." in row.name} == {
         f"layers.1.moe.experts.{name}" for name in ("w1", "w2", "w3")
     }
 
 
-def test_every_parameter_of_the_model_is_told_once_with_its_copies() -> None:
-    _, told = bounded(autoplace_deepseek_fsdp2_tp2_ep2, 64.0)
+def test_every_parameter_of_the_model_is_reported_once_with_its_copies() -> None:
+    _, reported = bounded(autoplace_deepseek_fsdp2_tp2_ep2, 64.0)
     model = build_model(autoplace_deepseek_fsdp2_tp2_ep2.model)
-    assert sum(row.copies for row in told.parameters) == len(list(model.parameters()))
+    assert sum(row.copies for row in reported.parameters) == len(list(model.parameters()))
 
 
 def test_without_tensor_ranks_only_the_axis_of_data_is_left() -> None:
     case = replace(LLAMA, model=Model(family="llama3", layers=1), parallelism=Parallelism(world_size=2, ep=1))
-    plan, told = bounded(case, 64.0)
-    assert plan.split == () and {row.tensor for row in told.parameters} == {"R"}
+    plan, reported = bounded(case, 64.0)
+    assert plan.split == () and {row.tensor for row in reported.parameters} == {"R"}
 
 
 def test_heads_that_ranks_cannot_share_leave_a_layer_whole_and_experts_that_cannot_refuse() -> None:
@@ -147,13 +147,13 @@ def test_a_case_keeps_the_plan_that_it_states() -> None:
 @pytest.mark.parametrize("mib", [3.6, 4.2, 64.0])
 def test_what_the_finished_graph_holds_beside_the_state_is_within_what_was_counted(mib: float) -> None:
     """The bytes that a pass measures of the graph that ranks run, and those of every parameter's state, float32."""
-    plan, told = bounded(LLAMA, mib)
+    plan, reported = bounded(LLAMA, mib)
     case = with_plan(LLAMA, plan)
     program = prepare(case, torch.device("cpu"), system="autoplace")
     measured = next(entry.facts["peak_mib"] for entry in program.passes if entry.name == "measure_memory")
     parameters = build_sharded_model(case, Mesh(0, case.parallelism), torch.device("meta")).parameters()
     state = sum(STATE_BYTES * parameter.numel() for parameter in parameters)
-    assert measured > 0 and measured * MIB + state <= told.bytes <= mib * MIB
+    assert measured > 0 and measured * MIB + state <= reported.bytes <= mib * MIB
 
 
 @pytest.mark.slow

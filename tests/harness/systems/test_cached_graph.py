@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bitproof.builtin_cases import chunking
-from bitproof.harness.localize.logs.node_places import place_of
+from bitproof.harness.localize.logs.node_call_sites import place_of
 from bitproof.harness.runtime import sources
 from bitproof.harness.runtime.sources import Installation, read_sources
 from bitproof.harness.systems.cached_graph import keep_program, read_program
@@ -64,14 +64,14 @@ def test_a_kept_program_is_the_traced_one_but_for_times(graph_cache: GraphCache)
     assert found.run is found.module
     for name in ("parameter_names", "buffer_names", "groups", "chunked"):
         assert getattr(found, name) == getattr(program, name)
-    told = [json.dumps(vars(replace(entry, seconds=0.0)), sort_keys=True) for entry in program.passes]
-    assert [json.dumps(vars(entry), sort_keys=True) for entry in found.passes] == told
+    lines = [json.dumps(vars(replace(entry, seconds=0.0)), sort_keys=True) for entry in program.passes]
+    assert [json.dumps(vars(entry), sort_keys=True) for entry in found.passes] == lines
     assert [place_of(node) for node in found.module.graph.nodes] == [place_of(n) for n in program.module.graph.nodes]
 
 
 def test_hazards_of_a_kept_program_are_those_that_were_found_when_it_was_made(graph_cache: GraphCache) -> None:
     wrong = replace(traced())
-    wrong.remember_hazards(["a hazard that no kept graph shows"])
+    wrong.set_hazards(["a hazard that no kept graph shows"])
     keep_program(graph_cache, wrong, CASE)
     found = read_program(graph_cache)
     assert found is not None and found.hazards(CASE) == ["a hazard that no kept graph shows"]

@@ -57,7 +57,7 @@ def program() -> GraphProgram:
     return prepared(transformer_batch)
 
 
-def test_a_program_tells_which_modules_a_step_runs_in_chunks_and_how_often(program: GraphProgram) -> None:
+def test_a_program_shows_which_modules_a_step_runs_in_chunks_and_how_often(program: GraphProgram) -> None:
     assert program.chunked == {f"layers.{layer}": 1 for layer in range(NUM_LAYERS)}
     assert prepared(moe_batch).chunked == {"layers.0.moe": 1}
     assert prepared(unchunked).chunked is None
@@ -141,15 +141,15 @@ def test_the_collector_rests_while_a_step_is_prepared(monkeypatch: pytest.Monkey
 
 
 def test_a_backend_compiles_the_finished_graph_and_has_a_line_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = []
+    lines = []
 
     def compile_for(module, backend, group_sizes, regions):
-        told.append((backend, group_sizes, [node.target for node in module.graph.nodes]))
+        lines.append((backend, group_sizes, [node.target for node in module.graph.nodes]))
         return Compiled(lambda inputs: len(inputs), Path("none"), {"backend": backend, "nodes_compiled": 7})
 
     monkeypatch.setattr(graph_step, "compile_for", compile_for)
     program = prepare_traced(replace(unchunked, pipeline=Pipeline(backend="inductor")))
-    [(backend, group_sizes, targets)] = told
+    [(backend, group_sizes, targets)] = lines
     assert (backend, group_sizes) == ("inductor", {"fsdp": 8, "efsdp": 4, "ep": 2, "tp": 1})
     assert targets == [node.target for node in program.module.graph.nodes]
     assert program.run(1, 2, 3) == 3

@@ -148,9 +148,9 @@ def test_another_torch_machine_switch_or_variable_changes_the_key(
 
 
 def test_the_key_is_text_that_says_what_it_is_of() -> None:
-    told = json.loads(key())
-    assert told["case"]["parallelism"]["world_size"] == 8 and told["device"] == "cpu"
-    assert told["torch"][0] == torch.__version__ and told["sources"] == "files"
+    reported = json.loads(key())
+    assert reported["case"]["parallelism"]["world_size"] == 8 and reported["device"] == "cpu"
+    assert reported["torch"][0] == torch.__version__ and reported["sources"] == "files"
 
 
 @pytest.mark.parametrize(

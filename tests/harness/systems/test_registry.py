@@ -114,7 +114,7 @@ def test_a_preloaded_module_that_is_not_there_is_refused_without_importing_those
 
 
 @pytest.mark.parametrize("code", ["from os import *", "def __getattr__(name): ...", "globals().update(make=1)"])
-def test_a_file_whose_names_only_running_it_can_tell_is_accepted(site, code):
+def test_a_file_whose_names_only_running_it_can_show_is_accepted(site, code):
     (site / "dynamic.py").write_text(code)
     check_system(f"{site}/dynamic.py:make")
 
@@ -225,7 +225,7 @@ KERNEL = "by one Triton kernel"
 
 
 @pytest.mark.parametrize(
-    ("facts", "told"),
+    ("facts", "reported"),
     [
         ({"collectives": "shared"}, "in rank order by additions"),
         ({"collectives": "gloo"}, "in rank order by additions"),
@@ -241,6 +241,6 @@ KERNEL = "by one Triton kernel"
         ({"collectives": "gloo", "system": "loop.py:make"}, None),
     ],
 )
-def test_how_the_ranks_of_a_system_of_ours_added_is_said_from_its_manifest(facts, told):
+def test_how_the_ranks_of_a_system_of_ours_added_is_said_from_its_manifest(facts, reported):
     manifest = Manifest(**{"case": {}, "system": "graph", "world_size": 2, "steps": 1} | facts)
-    assert sums_over_ranks({"candidate": manifest}) == ({} if told is None else {"candidate": told})
+    assert sums_over_ranks({"candidate": manifest}) == ({} if reported is None else {"candidate": reported})

@@ -82,7 +82,7 @@ def test_a_loop_shows_what_single_steps_show():
         assert all(row[key].equal(expected[key]) for key in row)
 
 
-def test_nothing_of_a_step_is_lost_or_told_of_another():
+def test_nothing_of_a_step_is_lost_or_reported_of_another():
     model = nn.Linear(3, 2)
     optimizer = SGD(model.parameters(), lr=0.5, foreach=False)
     logs = []

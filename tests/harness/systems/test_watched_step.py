@@ -115,7 +115,7 @@ def test_a_sparse_gradient_is_shown_by_its_indices_and_values():
     assert ("grad", "weight") not in rows
 
 
-def test_two_models_with_a_name_in_common_are_told_apart_by_their_place_in_the_list():
+def test_two_models_with_a_name_in_common_are_distinguished_by_their_place_in_the_list():
     models = [nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)) for _ in range(2)]
     optimizers = [SGD(model.parameters(), lr=0.5) for model in models]
 

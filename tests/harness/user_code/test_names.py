@@ -73,7 +73,7 @@ def test_a_file_of_names_is_one_json_object(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[]", "names are declared as a mapping\n"),
         ("{", "the file of names is not JSON\n"),
@@ -82,11 +82,11 @@ def test_a_file_of_names_is_one_json_object(tmp_path):
         ('{"a": {"b": "c"}}', "the rule for name 'a' is no rule\n"),
     ],
 )
-def test_a_file_that_holds_no_mapping_is_refused_by_its_path(tmp_path, text, told):
+def test_a_file_that_holds_no_mapping_is_refused_by_its_path(tmp_path, text, reported):
     file = tmp_path / "names.json"
     file.write_bytes(text.encode("latin-1"))
     text = refusal(read_names, file)
-    assert text.startswith(f"UsageError: {told}")
+    assert text.startswith(f"UsageError: {reported}")
     assert text.endswith(f"came from: {file}")
 
 

@@ -14,7 +14,7 @@ def test_a_source_names_a_file_by_its_suffix_or_a_slash() -> None:
     assert [str(file_of(source)) for source in ("a.py", "b/c", "b.c")] == ["a.py", "b/c", "None"]
 
 
-def test_a_file_runs_as_a_module_and_tells_the_digest_of_what_ran(tmp_path, monkeypatch) -> None:
+def test_a_file_runs_as_a_module_and_shows_the_digest_of_what_ran(tmp_path, monkeypatch) -> None:
     file = tmp_path / "mine.py"
     file.write_text("value = 7\n")
     module, sha256 = run_file(file)
@@ -43,7 +43,7 @@ def test_names_are_read_without_running_the_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("code", ["from os import *", "def __getattr__(name): ...", "globals()['x'] = 1"])
-def test_what_only_running_can_tell_is_not_guessed(tmp_path, code) -> None:
+def test_what_only_running_can_show_is_not_guessed(tmp_path, code) -> None:
     file = tmp_path / "mine.py"
     file.write_text(code)
     assert names_in(file, "a pass") is None

@@ -31,7 +31,7 @@ def factory(case, mesh):
     return None
 
 
-def test_a_function_and_a_class_are_told_by_file_and_name_relative_to_the_working_directory(monkeypatch, tmp_path):
+def test_a_function_and_a_class_are_reported_by_file_and_name_relative_to_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(Path(__file__).parent)
     assert source_of(factory) == "test_user_object.py:factory"
     assert source_of(Holder.Inner) == "test_user_object.py:Holder.Inner"

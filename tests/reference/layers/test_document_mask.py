@@ -102,7 +102,7 @@ def test_an_offset_is_the_index_of_a_documents_first_token() -> None:
     assert document_offsets(torch.tensor([0, 1, 2, 0, 1, 0])).tolist() == [0, 0, 0, 3, 3, 5]
 
 
-def test_any_number_of_its_own_tells_a_document_apart() -> None:
+def test_any_number_of_its_own_distinguishes_a_document() -> None:
     starts_T, offsets_T = torch.tensor([1, 0, 0, 1, 0, 1]).bool(), torch.tensor([0, 0, 0, 3, 3, 5])
     expected = document_mask(starts_T.unsqueeze(0), 4).to_dense()
     for documents_T in (offsets_T, offsets_T + 7, -offsets_T):

@@ -164,14 +164,14 @@ def test_a_replicated_parameter_is_whole_on_every_rank_and_its_gradient_is_summe
     assert answers[0][:2] == [initial_values("part.weight", (5, 3), 7).tolist(), [[3.0] * 3] * 5]
 
 
-def test_the_hash_of_placements_tells_a_replicated_parameter_from_a_sharded_one_and_no_rank_from_another():
-    def told(rank, replicated):
+def test_the_hash_of_placements_shows_a_replicated_parameter_from_a_sharded_one_and_no_rank_from_another():
+    def described(rank, replicated):
         model = nn.ModuleDict({"part": nn.Linear(3, 5, bias=False)})
         mesh = Mesh(rank, Parallelism(world_size=2, ep=1))
         fully_shard(model, mesh, Precision(), 7, torch.device("meta"), replicated=replicated)
         return placement_hash(model)
 
-    assert told(0, []) == told(1, []) != told(0, ["part.weight"]) == told(1, ["part.weight"])
+    assert described(0, []) == described(1, []) != described(0, ["part.weight"]) == described(1, ["part.weight"])
 
 
 def test_a_plan_for_a_parameter_that_is_not_there_is_refused():

@@ -52,8 +52,8 @@ def test_an_order_that_there_is_not_is_refused():
 @pytest.mark.ranks
 def test_sums_of_floats_are_in_the_other_order_while_it_is_on_and_what_moves_bits_moves_the_same():
     def body(mesh):
-        told, on = [], [True]
-        group = OtherOrderGroup(dist.group.WORLD, "descending", lambda: on[0], lambda: told.append(2))
+        lines, on = [], [True]
+        group = OtherOrderGroup(dist.group.WORLD, "descending", lambda: on[0], lambda: lines.append(2))
         register_group(OWN, group)
         values = torch.randn(4 * 50, generator=torch.Generator().manual_seed(mesh.rank))
         other = [reduce_scatter(values, 4, OWN), all_reduce(values, OWN)]
@@ -65,6 +65,6 @@ def test_sums_of_floats_are_in_the_other_order_while_it_is_on_and_what_moves_bit
         counts = all_reduce(torch.arange(4), OWN).tolist()
         on[0] = False
         off = torch.equal(all_reduce(values, OWN), plain[1])
-        return [differ, exact, reverse, counts, off, told.count(2), torch.equal(all_gather(values, 4, OWN), gathered)]
+        return [differ, exact, reverse, counts, off, lines.count(2), torch.equal(all_gather(values, 4, OWN), gathered)]
 
     assert on_ranks(FOUR, body) == [[[True, True], True, True, [0, 4, 8, 12], True, 2, True]] * 4

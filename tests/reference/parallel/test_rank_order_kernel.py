@@ -118,9 +118,9 @@ def test_the_manifest_has_how_sums_are_taken_and_why_not_by_the_kernel(monkeypat
     def found(kernel: object) -> str:
         monkeypatch.setattr(device_order_group, "sum_in_one_kernel", kernel)
         why_no_kernel.cache_clear()
-        told = sums_of(torch.device("cpu"))
+        text = sums_of(torch.device("cpu"))
         why_no_kernel.cache_clear()
-        return told
+        return text
 
     assert found(sum_in_rank_order) == "by one Triton kernel"
     assert found(fail) == "by additions (ModuleNotFoundError: No module named 'triton')"

@@ -18,12 +18,12 @@ TWO = Parallelism(world_size=2, ep=2)
 
 
 @pytest.mark.parametrize("of", [DeviceOrderGroup, lambda group: group], ids=["in rank order", "torch's own"])
-def test_a_told_group_moves_and_adds_what_the_group_within_does_and_tells_of_each_collective(of):
+def test_a_reported_group_moves_and_adds_what_the_group_within_does_and_reports_each_collective(of):
     """The second is what NCCL's own sums go through, with gloo in NCCL's place."""
 
     def body(mesh):
-        told = []
-        group = ReportingGroup(of(dist.group.WORLD), "own", told.append)
+        lines = []
+        group = ReportingGroup(of(dist.group.WORLD), "own", lines.append)
         register_group("own", group)
         x = torch.arange(4.0) + mesh.rank
         found = [
@@ -32,19 +32,19 @@ def test_a_told_group_moves_and_adds_what_the_group_within_does_and_tells_of_eac
             all_reduce(x, "own").tolist(),
             all_to_all(x, [2, 2], [2, 2], "own").tolist(),
         ]
-        return [found, told]
+        return [found, lines]
 
-    (first, told), (second, _) = on_ranks(TWO, body)
+    (first, lines), (second, _) = on_ranks(TWO, body)
     assert first == [[0, 1, 2, 3, 1, 2, 3, 4], [1, 3], [1, 3, 5, 7], [0, 1, 1, 2]]
     assert second == [[0, 1, 2, 3, 1, 2, 3, 4], [5, 7], [1, 3, 5, 7], [2, 3, 3, 4]]
     kinds = ["all_gather 1", "reduce_scatter 2", "all_reduce 3", "all_to_all 4"]
     about = [f"{kind} of group own, 16 bytes of float32" for kind in kinds]
-    assert told == [
+    assert lines == [
         f"{said} {what}" for what in about for said in ("launches", "launched", "waits for", "has waited for")
     ]
 
 
-def test_a_mesh_that_is_given_a_board_tells_there_and_one_that_is_not_is_as_it_was(monkeypatch):
+def test_a_mesh_that_is_given_a_board_shows_there_and_one_that_is_not_is_as_it_was(monkeypatch):
     from bitproof.reference.parallel import mesh as meshes
 
     join, board = meshes.join_groups, Board(2)

@@ -209,8 +209,8 @@ DISAGREEING = {
 
 
 @pytest.mark.parametrize("name", DISAGREEING)
-def test_ranks_whose_calls_differ_are_both_told_and_never_given_each_others_bytes(name):
-    *calls, told = DISAGREEING[name]
+def test_ranks_whose_calls_differ_are_both_reported_and_never_given_each_others_bytes(name):
+    *calls, reported = DISAGREEING[name]
 
     def body(mesh):
         with pytest.raises(RuntimeError) as raised:
@@ -220,10 +220,10 @@ def test_ranks_whose_calls_differ_are_both_told_and_never_given_each_others_byte
     first, second = on_ranks(Parallelism(world_size=2, ep=2), body, collectives="shared")
     opening = "ranks disagree on collective 0 of ranks [0, 1]: "
     if "longer" in name:
-        assert first.startswith(opening) and all(part in first for part in told)
+        assert first.startswith(opening) and all(part in first for part in reported)
         return
-    assert first == f"{opening}rank 0 calls {told[0]}, rank 1 calls {told[1]}"
-    assert second == f"{opening}rank 1 calls {told[1]}, rank 0 calls {told[0]}"
+    assert first == f"{opening}rank 0 calls {reported[0]}, rank 1 calls {reported[1]}"
+    assert second == f"{opening}rank 1 calls {reported[1]}, rank 0 calls {reported[0]}"
 
 
 def test_a_rank_that_swaps_two_collectives_is_named_by_its_number_in_the_run_and_not_in_the_group():
@@ -239,14 +239,14 @@ def test_a_rank_that_swaps_two_collectives_is_named_by_its_number_in_the_run_and
         return None
 
     found = on_ranks(Parallelism(world_size=4, ep=2), body, collectives="shared")
-    told = (
+    text = (
         "ranks disagree on collective 0 of ranks [1, 3]: rank 3 calls all_reduce of float32[2], rank 1 calls all_gather"
     )
     assert found[0] == found[2] == [1.0] * 4
-    assert found[3] == f"{told} of float32[2]"
+    assert found[3] == f"{text} of float32[2]"
 
 
-def test_ranks_that_count_rows_differently_are_told():
+def test_ranks_that_count_rows_differently_are_reported():
     def body(mesh):
         if mesh.rank == 0:
             return all_to_all(torch.ones(4), [2, 2], [2, 2], FSDP).tolist()

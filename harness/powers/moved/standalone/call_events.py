@@ -96,7 +96,7 @@ def settings() -> dict[str, Any]:
     }
 
 
-def name_unread(operator: Any, args: Any) -> str:
+def name_unreplayed(operator: Any, args: Any) -> str:
     """Describe an operator that cannot be replayed.
 
     Returns "" for a profiler's marks, which compute nothing and are not counted.
@@ -132,7 +132,7 @@ class Events(TorchDispatchMode):
         self.log: list[dict[str, Any]] = []
         self.uncollected: Counter[str] = Counter()
         self.errors: list[Exception] = []
-        self.name_unread = name_unread
+        self.name_unreplayed = name_unreplayed
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
@@ -145,7 +145,7 @@ class Events(TorchDispatchMode):
     def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if not isinstance(operator, torch._ops.OpOverload) or not is_allowed(operator):
-            if name := self.name_unread(operator, args):
+            if name := self.name_unreplayed(operator, args):
                 self.uncollected[name] += 1
             return operator(*args, **kwargs)
         # Views and allocations have no values of their own; the calls that read them are compared.

@@ -71,7 +71,7 @@ class Canonicalizer:
         unknown.
         """
         self._refuse_unreadable(index, self.graph.calls[index])
-        if self.memory.is_flying(index):
+        if self.memory.is_in_flight(index):
             raise refuse(self.graph.calls[index], "an output that is never waited for")
         return int(self.values[index])
 
@@ -127,7 +127,7 @@ class Canonicalizer:
         # Refusals first: a call with unknown inputs must not become a term.
         for read in call.reads:
             self._refuse_unreadable(read, call)
-        self.memory.refuse_flying(call)
+        self.memory.refuse_read_in_flight(call)
         is_higher_order = call.op.startswith("higher_order.")
         if call.op in known_operators.REFUSED or (is_higher_order and call.op not in known_operators.HIGHER_ORDER):
             raise refuse(call, f"{call.op} is not understood")

@@ -92,7 +92,7 @@ def run_graph(
 
 def _copied(x: Any) -> Any:
     # A copy with the same layout: a kernel may choose its code path by strides.
-    return laid_out(x.detach(), x.shape, x.stride(), 0) if isinstance(x, Tensor) else x
+    return with_layout(x.detach(), x.shape, x.stride(), 0) if isinstance(x, Tensor) else x
 
 
 @contextlib.contextmanager
@@ -215,7 +215,7 @@ class Evaluator:
                 return self._known[place][rank].item()
             case ("tensor", place, _, _, shape, strides, alignment):
                 sizes = [[self._size(n, rank) for n in numbers] for numbers in (shape, strides, [alignment])]
-                return laid_out(self._known[place][rank], sizes[0], sizes[1], sizes[2][0])
+                return with_layout(self._known[place][rank], sizes[0], sizes[1], sizes[2][0])
             case ("value", place):
                 return self._known[place][rank]
             case ("list", *items):
@@ -250,7 +250,7 @@ class Evaluator:
         return sum(math.prod(product) for product in products)
 
 
-def laid_out(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
+def with_layout(values: Tensor, shape: Sequence[int], strides: Sequence[int], alignment: int) -> Tensor:
     """Return a copy of `values` with this shape and these strides.
 
     The first element of the copy is `alignment` bytes after the start of newly allocated memory.

@@ -34,19 +34,21 @@ class Induction:
     reason: str | None = None
 
 
-def induction(proof: Proof, graphs: tuple[Graph, Graph], verdict: str, keeps_less: Sequence[str | None]) -> Induction:
+def induction(
+    proof: Proof, graphs: tuple[Graph, Graph], verdict: str, single_step_reason: Sequence[str | None]
+) -> Induction:
     """Return whether a proof of a single step extends to any number of steps, and if not, why.
 
     - `verdict`: the verdict on the step.
-    - `keeps_less`: other reasons why the proof does not extend, such as a changed optimizer setting. None entries are
-      skipped.
+    - `single_step_reason`: other reasons why the proof does not extend, such as a changed optimizer setting. None
+      entries are skipped.
     """
     state = tuple(x.output.removeprefix(WRITTEN) for x in proof.answers if x.output.startswith(WRITTEN))
     # ("seed",) is the generator's state at the start: no call drew random numbers.
     state += (GENERATOR,) if proof.sides[0].generator != ("seed",) else ()
     reasons = [
         None if verdict == PROVED else "one step is not proved",
-        *keeps_less,
+        *single_step_reason,
         *(_layout_change(graph) for graph in graphs),
         None if len({side.generator for side in proof.sides}) == 1 else "the two leave the generator in other states",
     ]

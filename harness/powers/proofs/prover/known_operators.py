@@ -277,7 +277,7 @@ REFUSED = _by_default(lambda row: row.reads_memory)
 A call whose elements follow from layouts is recorded as VIEW, and so not refused.
 """
 
-SHARES_UNTOLD = _by_default(lambda row: row.returns and row.name.startswith("aten."))
+SHARES_UNSTATED = _by_default(lambda row: row.returns and row.name.startswith("aten."))
 """Operators whose results share the memory of the input, although their fake results have their own.
 
 `export` corrects it.
@@ -310,7 +310,7 @@ SAME_BATCH = {
 All tensors must have equal shapes except in these last dims, but the operator does not check this.
 """
 
-LIES_BY_SHAPE = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
+MIXES_FLOATS_IN_ANY_LAYOUT = {"aten._scaled_dot_product_flash_attention_for_cpu_backward.default"}
 """Operators whose tensors may have several floating-point dtypes and different layouts.
 
 A scan tried each pair of layouts. In this operator, only `logsumexp` has another dtype, and it is row-major.
@@ -394,7 +394,7 @@ Any other function may return another value in another step, as a clock does.
 """
 
 
-DRAWS = _by_default(lambda row: row.draws_untold)
+DRAWS = _by_default(lambda row: row.draws_untagged)
 """Operators that draw random numbers although torch does not tag them as random."""
 
 UNINITIALIZED = names_of_uninitialized(Uninitialized.WHOLE)

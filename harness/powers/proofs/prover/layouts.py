@@ -85,7 +85,7 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
     return all({x.dtype, y.dtype} in ({"complex64", "float32"}, {"complex128", "float64"}) for y in results)
 
 
-def told_once(call: Call, calls: Sequence[Call]) -> Call:
+def without_redundant_arguments(call: Call, calls: Sequence[Call]) -> Call:
     """Remove the arguments of a call that follow from the layouts of its tensors, so that equal calls are equal data.
 
     For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any other call that returns the same view.

@@ -35,7 +35,7 @@ class GraphMemory:
     def is_stale(self, index: int) -> bool:
         return index in self._stale
 
-    def is_flying(self, index: int) -> bool:
+    def is_in_flight(self, index: int) -> bool:
         return self._in_flight.is_filling(index)
 
     def writers(self, index: int) -> list[int]:
@@ -48,7 +48,7 @@ class GraphMemory:
             name, writer = self.calls[index].name, self.calls[self._stale[index]].name
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
-    def refuse_flying(self, call: Call) -> None:
+    def refuse_read_in_flight(self, call: Call) -> None:
         self._refuse(call, self._in_flight.races(call))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
@@ -60,7 +60,7 @@ class GraphMemory:
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
         if races:
-            raise refuse(call, races[0].told("it"))
+            raise refuse(call, races[0].describe("it"))
 
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
         """Return the tensor that an in-place call such as `add_` writes: its argument `self`.

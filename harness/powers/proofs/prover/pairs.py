@@ -187,7 +187,7 @@ def prove_programs(
         _check_inputs(*graphs)
         _check_others(reference, candidate)
     except RefusedError as error:
-        return PairProof(REFUSED, reason=told(error))
+        return PairProof(REFUSED, reason=refusal_text(error))
     lap("export")
     proof = prove_graphs(*graphs, rules=rules, must_read=must_read)
     # Two programs that ignore their inputs agree without showing anything.
@@ -347,10 +347,10 @@ def witness_of(x: Any, y: Any) -> str:
 
 
 def _refused(found: PairProof, error: RefusedError) -> PairProof:
-    return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=told(error))
+    return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=refusal_text(error))
 
 
-def told(error: RefusedError) -> str:
+def refusal_text(error: RefusedError) -> str:
     """Return a refusal as a line of text: the reason, and where it is."""
     return f"{error.what}, in {error.where}"
 

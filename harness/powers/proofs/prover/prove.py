@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import PREPARED, Case
-from bitproof.harness.graph.collector import collector_paused
+from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.machine.determinism import set_determinism
@@ -30,7 +30,7 @@ from bitproof.harness.powers.proofs.prover.pairs import (
     PairProof,
     Provable,
     prove_programs,
-    told,
+    refusal_text,
 )
 from bitproof.harness.powers.proofs.prover.precompiled import precompiled_step
 from bitproof.harness.powers.proofs.prover.reference import Reference, graph_of, of_the_reference, reference_of
@@ -70,7 +70,7 @@ def why_not(case: Case) -> str | None:
     return None
 
 
-@collector_paused()
+@gc_paused()
 def prove_case(
     case: Case,
     options: GraphOptions | None = None,
@@ -123,7 +123,7 @@ def prove_case(
             forget_values(module)  # both graphs are data by now
         found = prove_programs(reference.program, other, sets, rules=rules, lap=laps.lap)
     except RefusedError as error:
-        return CaseProof(REFUSED, reason=told(error), seconds=laps.all(), case=case)
+        return CaseProof(REFUSED, reason=refusal_text(error), seconds=laps.all(), case=case)
     update = None
     if follow and found.verdict == PROVED:
         update = prove_update(case, found, (reference.groups, candidate_groups), device)

@@ -31,7 +31,7 @@ from bitproof.harness.powers.proofs.prover.answers import (
 )
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError, export_graph
 from bitproof.harness.powers.proofs.prover.induction import WRITTEN, Induction, induction
-from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
+from bitproof.harness.powers.proofs.prover.pairs import PairProof, refusal_text
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER
 from bitproof.harness.powers.proofs.prover.proof_data import Graph
 from bitproof.harness.powers.proofs.prover.update_graph import update_graph
@@ -74,7 +74,7 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
         updates = _Updates(case, device)
         joined = [join(graph, updates.of(graph, own)) for graph, own in zip(step.graphs, groups, strict=True)]
     except RefusedError as error:
-        return UpdateProof(REFUSED, reason=told(error))
+        return UpdateProof(REFUSED, reason=refusal_text(error))
     proof = prove_graphs(joined[0], joined[1], must_read=(), table=step.proof.table)
     answers = tuple(answer for answer in proof.answers if answer.output.startswith(WRITTEN))
     verdict = replace(proof, answers=answers).verdict

@@ -35,7 +35,7 @@ from bitproof.harness.case import Case
 from bitproof.harness.powers.shrink.copied_files import OwnFiles
 from bitproof.harness.powers.shrink.shrunk_report import docstring
 from bitproof.harness.powers.shrink.standalone import simple_watch, template
-from bitproof.harness.powers.shrink.standalone.template import describe_difference, tell
+from bitproof.harness.powers.shrink.standalone.template import describe_difference, print_status
 
 FILES: dict[str, str] = {}
 SYSTEMS: dict[str, tuple[str, str, str]] = {}
@@ -133,13 +133,13 @@ def compare_systems() -> int:
         for each in running:
             each.join(300)
         if any(each.exitcode != 0 for each in running):
-            return tell(2)
+            return print_status(2)
         for rank in ranks:
             sides = [torch.load(os.path.join(folder, f"{side}{rank}.pt"), weights_only=True) for side in SYSTEMS]
             found += [f"rank {rank}, {name}: {difference}" for name, difference in differing(*sides).items()]
     for line in [*found[:9], *([f"... and {len(found) - 9} more"] if len(found) > 9 else [])]:
         print(line)
-    return tell(int(bool(found)))
+    return print_status(int(bool(found)))
 
 
 _SETTINGS = """    torch.set_num_threads(1)
@@ -149,7 +149,7 @@ _SETTINGS = """    torch.set_num_threads(1)
 _PARTS: list[Callable[..., Any]] = [
     template.bytes_of,
     template.describe_difference,
-    template.tell,
+    template.print_status,
     namespace_of,
     takes,
     take_steps,

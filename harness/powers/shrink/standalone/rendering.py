@@ -52,7 +52,7 @@ def _file(scene: Scene, inputs: Sequence[Input], functions: str, collectives: Se
     groups = {group_name(node): scene.partitions[group_name(node)] for node in collectives}
     tables = [f"WORLD_SIZE = {scene.world_size}", _INPUTS_ARE]
     tables += ["INPUTS = {", *(entry.line for entry in inputs), "}"]
-    parts: list[Callable[..., Any]] = [*_FUNCTIONS, template.tell]
+    parts: list[Callable[..., Any]] = [*_FUNCTIONS, template.print_status]
     compare: Callable[[], int] = template.compare_alone
     imports, names = _IMPORTS, _NAMES
     # Without collectives, a single process can compute all ranks, one after another. The probe always uses a process

@@ -107,10 +107,10 @@ def run_rank(rank: int, folder: str) -> None:
 def compare_alone() -> int:
     """Compare all ranks in this process, without collectives. Returns 0 if equal, 1 if different, 2 after an error."""
     try:
-        return tell(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
+        return print_status(max(int(differs_on(rank)) for rank in range(WORLD_SIZE)))
     except Exception:
         os.write(1, traceback.format_exc().encode())
-        return tell(2)
+        return print_status(2)
 
 
 def compare_together() -> int:
@@ -122,10 +122,10 @@ def compare_together() -> int:
             rank.start()
         for rank in ranks:
             rank.join(120)
-    return tell(max(rank.exitcode if rank.exitcode in (0, 1) else 2 for rank in ranks))
+    return print_status(max(rank.exitcode if rank.exitcode in (0, 1) else 2 for rank in ranks))
 
 
-def tell(status: int) -> int:
+def print_status(status: int) -> int:
     """Print the meaning of an exit status, and return it."""
     print(("reference and candidate agree in every bit", "reference and candidate differ", "a rank failed")[status])
     return status

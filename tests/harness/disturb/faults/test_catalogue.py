@@ -28,7 +28,7 @@ def test_there_are_faults_in_eleven_families_and_rewrites_that_are_none():
     assert set(modules) == set(get_args(Family))
 
 
-def test_every_row_is_told_and_sourced_under_a_name_of_its_own():
+def test_every_row_is_reported_and_sourced_under_a_name_of_its_own():
     for name, row in CATALOGUE.items():
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name) and name not in FAULTS
         assert row.says and row.source and not row.says.endswith(".")

@@ -33,7 +33,7 @@ def test_every_row_names_a_function_that_exists():
 def test_a_check_is_one_row_and_one_function(monkeypatch: pytest.MonkeyPatch):
     """As a check of losses would be: it takes agreement away, and knows nothing of the other checks."""
     module = ModuleType("finite")
-    module.finite = lambda judgement, run: judgement.withdrawn(f"the loss is {run.losses[0]}")  # type: ignore[attr-defined]
+    module.finite = lambda judgement, run: judgement.unverified(f"the loss is {run.losses[0]}")  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "bitproof.harness.execute.checks.finite", module)
     row = CaseCheck("finite:finite", lambda known, run: known.verdict == Verdict.EQUAL and "nan" in run.losses)
     found = applied({"finite": row}, judgement_of(EQUAL), RUN)
@@ -68,14 +68,18 @@ def test_a_module_of_the_table_loads_no_check():
 def test_nondeterminism_precedes_agreement_that_shows_nothing_and_both_precede_races():
     vacuous, noisy = Comparison(verdict=Verdict.EQUAL, vacuous=("zeros",)), Comparison(verdict=Verdict.DIFFERENT)
     assert judge(CASE, vacuous, candidate_control=noisy, races=["r"]).verdict == Verdict.NONDETERMINISTIC
-    told = judge(CASE, vacuous, candidate_control=EQUAL, races=["r"])
-    assert told.verdict == Verdict.UNVERIFIED and "zeros" in (told.error or "") and "races" not in (told.error or "")
+    reported = judge(CASE, vacuous, candidate_control=EQUAL, races=["r"])
+    assert (
+        reported.verdict == Verdict.UNVERIFIED
+        and "zeros" in (reported.error or "")
+        and "races" not in (reported.error or "")
+    )
 
 
 def test_a_stressed_run_without_evidence_takes_the_place_of_noise_and_of_its_divergence():
     noisy, lacking = Comparison(verdict=Verdict.DIFFERENT), Comparison(verdict=Verdict.UNVERIFIED, reason="gaps")
-    told = judge(CASE, EQUAL, reference_control=noisy, reference_stress=lacking)
-    assert (told.verdict, told.first_divergence) == (Verdict.UNVERIFIED, None)
+    reported = judge(CASE, EQUAL, reference_control=noisy, reference_stress=lacking)
+    assert (reported.verdict, reported.first_divergence) == (Verdict.UNVERIFIED, None)
 
 
 @pytest.mark.parametrize("control", ["when_different", "up_to_difference", "never"])

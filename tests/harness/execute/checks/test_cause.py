@@ -49,7 +49,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         archives, log = tmp_path / "archives", []
         archives.mkdir(exist_ok=True)
 
-        def tell(found: Any) -> Any:
+        def described(found: Any) -> Any:
             if isinstance(found, Exception):
                 raise found
             return found
@@ -60,7 +60,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
             def explain(self, first: Divergence) -> Any:
                 log.append(("cause", first))
-                return tell(cause)
+                return described(cause)
 
         class NoiseSearch:
             def __init__(self, *_: Any, role: str, stressed: bool) -> None:
@@ -69,7 +69,7 @@ def searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
             def explain_noise(self, first: Divergence) -> Any:
                 log.append(("noise", self.of))
-                return tell(noise)
+                return described(noise)
 
         class EveryCall:
             def __init__(self, *_: Any) -> None:
@@ -142,10 +142,10 @@ def test_a_difference_beside_which_records_are_missing_is_led_to_its_call_unless
     assert found.error.endswith("a replay of the reference did not reproduce its recording")
 
 
-def test_a_search_that_fails_leaves_the_verdict_and_is_told(searched: Any) -> None:
+def test_a_search_that_fails_leaves_the_verdict_and_is_reported(searched: Any) -> None:
     found, _, _ = searched(DIFFERENT, cause=RankError("rank 1 died"))
-    told = "a replay that looks for the cause failed; the verdict stands:\nRankError: rank 1 died"
-    assert found == replace(DIFFERENT, error=told)
+    text = "a replay that looks for the cause failed; the verdict stands:\nRankError: rank 1 died"
+    assert found == replace(DIFFERENT, error=text)
 
 
 def test_noise_is_looked_for_in_the_run_that_the_divergence_is_of(searched: Any) -> None:

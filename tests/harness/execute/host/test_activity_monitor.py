@@ -59,12 +59,12 @@ def test_what_was_compiled_is_counted_by_frames_graphs_and_operators():
     assert without_frames(found) == WHOLE
 
 
-def test_of_code_that_is_to_be_captured_whole_torch_counts_no_frames_and_none_are_told():
+def test_of_code_that_is_to_be_captured_whole_torch_counts_no_frames_and_none_are_reported():
     monitor = monitored(lambda: torch.compile(double, backend="eager", fullgraph=True)(X))
     found = monitor.compiled
     assert (found, monitor.stays_whole) == (WHOLE, True)
-    [told] = compiled_runs("candidate", Manifest(case={}, system="mine", world_size=1, steps=1, compiled=[found]))
-    assert told.endswith("1 graph of 2 operators by eager, of code captured whole, no graph break")
+    [reported] = compiled_runs("candidate", Manifest(case={}, system="mine", world_size=1, steps=1, compiled=[found]))
+    assert reported.endswith("1 graph of 2 operators by eager, of code captured whole, no graph break")
 
 
 def test_a_graph_break_is_counted_with_its_reason():

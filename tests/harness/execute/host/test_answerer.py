@@ -77,7 +77,7 @@ def test_a_manifest_says_which_values_were_chosen(tmp_path: Path, monkeypatch: p
     assert manifests[0].values == ["0/*"]
 
 
-def test_a_run_of_several_places_is_told_by_the_slowest_and_needs_one_graph(
+def test_a_run_of_several_places_is_reported_by_the_slowest_and_needs_one_graph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     joined = []

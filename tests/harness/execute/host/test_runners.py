@@ -41,7 +41,7 @@ Prepare = Callable[..., Any]
 def runner(
     monkeypatch: pytest.MonkeyPatch,
     prepare: Prepare | None = None,
-    made_of: Installation | None = None,
+    fingerprint: Installation | None = None,
     trace: Prepare | None = None,
 ) -> Iterator[Callable[[RunRequest], Any]]:
     """A runner whose ranks only tell which process forks them; a program is the process that finishes it."""
@@ -55,8 +55,8 @@ def runner(
         seconds: Any = 0.0,
         graph_cache: Any = None,
     ) -> End:
-        told = {"forked_from": os.getpid(), "program": program}
-        return End(graph=PreparedGraph(code_hash="", passes=[PassReport("toy", 0.0, 0, 0, facts=told)]))
+        reported = {"forked_from": os.getpid(), "program": program}
+        return End(graph=PreparedGraph(code_hash="", passes=[PassReport("toy", 0.0, 0, 0, facts=reported)]))
 
     def finish(traced: Any, *arguments: Any) -> Any:
         assert traced == "traced"
@@ -68,7 +68,7 @@ def runner(
         runners, "set_determinism", lambda seed: None
     )  # a host has imported what that takes a second for
     monkeypatch.setattr(runners, "run_ranks", run_ranks)
-    own = Runner(lambda event: None, made_of=made_of)
+    own = Runner(lambda event: None, fingerprint=fingerprint)
 
     def run(asked: RunRequest) -> Any:
         graph = own.run(asked, RANK_SLOTS).graph
@@ -148,7 +148,7 @@ def test_no_run_descends_from_a_process_in_which_a_users_pass_ran(
 def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_of = Installation(Sources("files", ()), "others")
+    fingerprint = Installation(Sources("files", ()), "others")
 
     def trace(*arguments: Any) -> str:
         (tmp_path / "traced").touch()
@@ -162,10 +162,10 @@ def test_a_kept_graph_is_read_in_place_of_being_traced_and_one_that_was_traced_i
     for found in (None, 8):
         monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache, found=found: found)
         asked = request(tmp_path, timeout=60.0, options=RunOptions(kept_graphs=tmp_path))
-        with runner(monkeypatch, lambda *arguments: 7, made_of, trace) as run:
+        with runner(monkeypatch, lambda *arguments: 7, fingerprint, trace) as run:
             assert run(asked)["program"] == (found or 7)
-            told = {name: (tmp_path / name).exists() for name in ("traced", "kept")}
-            assert told == dict.fromkeys(told, found is None)
+            reported = {name: (tmp_path / name).exists() for name in ("traced", "kept")}
+            assert reported == dict.fromkeys(reported, found is None)
             if found is None:
                 assert '"source' in (tmp_path / "kept").read_text()
                 (tmp_path / "traced").unlink()
@@ -182,30 +182,30 @@ def test_every_graph_is_traced_anew_where_others_code_makes_it_or_passes_are_to_
 ) -> None:
     monkeypatch.setattr(cached_graph, "read_program", lambda graph_cache: 8)
     monkeypatch.setattr(cached_graph, "keep_program", lambda graph_cache, program, case: (tmp_path / "kept").touch())
-    made_of = Installation(Sources("files", ()), "others")
+    fingerprint = Installation(Sources("files", ()), "others")
     followed = RunOptions(**{"kept_graphs": tmp_path} | options)
     asked = request(tmp_path, timeout=60.0, options=followed, dump_dir=dump_dir)
-    with runner(monkeypatch, lambda *arguments: 7, made_of) as run:
+    with runner(monkeypatch, lambda *arguments: 7, fingerprint) as run:
         assert run(asked)["program"] == 7
     assert not (tmp_path / "kept").exists()
 
 
 def test_a_fault_that_is_struck_into_the_graph_needs_one_that_was_traced_anew(tmp_path: Path) -> None:
-    made_of = Installation(Sources("files", ()), "others")
+    fingerprint = Installation(Sources("files", ()), "others")
     for fault, is_kept in (
         (None, True),
         ("flip-bit:rank=0,step=0,grad=norm.weight", True),
         ("gradients-exchanged", False),
     ):
         asked = request(tmp_path, timeout=60.0, options=RunOptions(kept_graphs=tmp_path, inject=fault))
-        assert (graph_cache_of_run(asked, made_of) is not None) == is_kept
+        assert (graph_cache_of_run(asked, fingerprint) is not None) == is_kept
 
 
 def test_no_graph_is_kept_of_a_process_that_preloaded_others_modules_which_may_have_changed_torch(tmp_path) -> None:
-    made_of = Installation(Sources("files", ()), "others")
+    fingerprint = Installation(Sources("files", ()), "others")
     asked = request(tmp_path, timeout=60.0, options=RunOptions(kept_graphs=tmp_path))
     asked = replace(asked, case=replace(asked.case, preload=("framework",)))
-    assert graph_cache_of_run(asked, made_of) is None
+    assert graph_cache_of_run(asked, fingerprint) is None
 
 
 def killed(case: Any, options: Any, enter: Callable[[str], None]) -> None:
@@ -329,7 +329,9 @@ def test_the_next_runs_program_is_made_while_this_ones_ranks_run(
     assert first["program"] == first["forked_from"] == int(made.read_text()) != os.getpid()
 
 
-def test_what_goes_wrong_ahead_of_a_run_is_told_by_that_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_goes_wrong_ahead_of_a_run_is_reported_by_that_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuses(*arguments: Any) -> None:
         raise TraceError("no", found="this")
 
@@ -404,8 +406,8 @@ def test_a_step_is_traced_once_for_all_programs_of_it_and_anew_for_another_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def trace(*arguments: Any) -> str:
-        with (tmp_path / "traced").open("a") as told:
-            told.write("once ")
+        with (tmp_path / "traced").open("a") as reported:
+            reported.write("once ")
         return "traced"
 
     graph = request(tmp_path, timeout=60.0)

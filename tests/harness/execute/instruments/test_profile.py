@@ -45,8 +45,8 @@ def test_a_run_that_is_not_profiled_leaves_no_trace(tmp_path: Path) -> None:
 def test_a_profile_names_phases_and_digests(tmp_path: Path) -> None:
     seen: list[Any] = []
     with profiled(tmp_path / "rank0.json"), phase("step 0"):
-        showing_digests(lambda *told: seen.append(told))("grad", "weight", torch.ones(2) + 1)
-    assert [told[:2] for told in seen] == [("grad", "weight")]
+        showing_digests(lambda *reported: seen.append(reported))("grad", "weight", torch.ones(2) + 1)
+    assert [reported[:2] for reported in seen] == [("grad", "weight")]
     assert {"step 0", "digest grad weight", "aten::add"} <= names_in(json.loads((tmp_path / "rank0.json").read_text()))
 
 

@@ -88,8 +88,8 @@ def test_a_step_takes_as_long_as_its_slowest_rank_and_the_first_one_warms_up():
 def test_of_a_users_system_neither_tokens_nor_operations_are_known_and_nothing_is_guessed():
     found = throughput_of(CASE, "mine.py:make", "cpu", [done(1.0, 1.0)])
     assert (found.tokens, found.flops, found.tokens_per_second, found.mfu) == (None, None, None, None)
-    told = dict(found.tell())
-    assert [told[name] for name in ("tokens a second", "operations a step of rank 0", "MFU")] == [NOT_KNOWN] * 3
+    reported = dict(found.table_rows())
+    assert [reported[name] for name in ("tokens a second", "operations a step of rank 0", "MFU")] == [NOT_KNOWN] * 3
     assert not counts_flops("mine.py:make", 0) and not counts_flops("eager", 1) and counts_flops("graph", 0)
 
 

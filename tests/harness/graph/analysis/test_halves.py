@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bitproof.harness.graph.analysis.halves import HALF_KEY, divide, half_of, is_partitioned, put_in, run_halves
+from bitproof.harness.graph.analysis.halves import HALF_KEY, divide, half_of, is_partitioned, run_halves, set_half
 from tests.harness.graph.graphs import Layers, batch
 from tests.harness.graph.joint_graphs import Counting, export, partitioned
 
@@ -14,7 +14,7 @@ def test_a_graph_says_whether_it_was_partitioned_and_a_call_where_it_runs() -> N
     assert not is_partitioned(joint.module.graph)
     calls = [node for node in joint.module.graph.nodes if node.op == "call_function"]
     assert [half_of(node) for node in calls] == [node.meta["origin"].direction for node in calls]
-    put_in(calls[0], "backward")
+    set_half(calls[0], "backward")
     assert HALF_KEY not in calls[0].meta
     found = partitioned(Layers(Counting()))
     assert is_partitioned(found.module.graph)

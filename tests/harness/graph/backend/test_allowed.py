@@ -11,7 +11,7 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.case import Model
 from bitproof.harness.graph import offload_operators  # noqa: F401 (it registers bitproof's own)
 from bitproof.harness.graph.backend.allowed import ALLOWED
-from bitproof.harness.graph.plain import plain_of, refuse_operators
+from bitproof.harness.graph.graph_json import graph_to_json, refuse_operators
 from bitproof.harness.systems.graph import prepare
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, import_tracing
 
@@ -37,4 +37,4 @@ def test_the_steps_of_larger_models_call_none_that_is_missing() -> None:
     """Heads of unequal sizes, as DeepSeek-V3's own are, have attention written out on a CPU."""
     model = Model(flavor="debugmodel", layers=2, dense_layers=1)
     case, cpu = replace(CASES["moe_seq"], model=model), torch.device("cpu")
-    refuse_operators(plain_of(prepare(case, cpu).module), ALLOWED)
+    refuse_operators(graph_to_json(prepare(case, cpu).module), ALLOWED)

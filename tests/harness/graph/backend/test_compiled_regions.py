@@ -43,7 +43,7 @@ def test_a_region_is_of_one_module_one_direction_and_one_chunk() -> None:
     assert counts["exp"] == counts["mul"] == 2
 
 
-def test_the_first_pattern_that_matches_tells_the_region_and_others_have_none() -> None:
+def test_the_first_pattern_that_matches_shows_the_region_and_others_have_none() -> None:
     module = step(None)
     assert {region.split()[0] for region in regions_of(module, "layers.*").values()} == {"layers.0", "layers.1"}
     assert regions_of(module, "layers.1", "layers.*") == regions_of(module, "layers.*")

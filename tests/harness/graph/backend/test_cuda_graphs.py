@@ -128,11 +128,11 @@ def test_a_step_that_cannot_be_captured_is_refused_with_its_first_calls() -> Non
     drawn.graph.output(copies)
     with pytest.raises(PassError) as error:
         check_capture(GraphModule({}, drawn.graph))
-    told = "; ".join(f"`offload_default{place}` (offload): {ALLOCATES}" for place in ("", "_1", "_2"))
+    text = "; ".join(f"`offload_default{place}` (offload): {ALLOCATES}" for place in ("", "_1", "_2"))
     assert str(error.value) == (
         "PassError: the step cannot be captured as a CUDA graph\n"
         "  expected: sizes that do not depend on data, and a host that neither waits nor computes\n"
-        f"  found: {told}, and 2 more\n"
+        f"  found: {text}, and 2 more\n"
         "  fix: state model.capacity for experts, leave out memory.policy 'offload', or choose the backend fx"
     )
 
@@ -236,7 +236,7 @@ class Watching(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_what_cuda_says_of_a_step_that_it_cannot_capture_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cuda_says_of_a_step_that_it_cannot_capture_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, module = FakeCuda(fails="operation not permitted when stream is capturing\nmore"), counting()
     cuda.install(monkeypatch, lambda: None)
     with pytest.raises(MachineError, match="found: operation not permitted when stream is capturing\n  fix: choose"):

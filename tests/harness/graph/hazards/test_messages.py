@@ -15,8 +15,8 @@ from torch._higher_order_ops.torchbind import call_torchbind
 from torch.fx import Graph, GraphModule, Node
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bitproof.harness.graph.hazards import find_hazards, turns_of
-from bitproof.harness.operators.crossings import crossed
+from bitproof.harness.graph.hazards import find_hazards, find_queue_entries
+from bitproof.harness.operators.crossings import find_deadlocks
 from tests.harness.graph.hazards.test_planted import OnCuda
 
 aten, raw, c10d = torch.ops.aten, torch.ops.c10d, torch.ops._c10d_functional
@@ -266,7 +266,7 @@ def test_torchs_own_collective_with_its_wait_is_none(name: str) -> None:
     assert found(RIGHT_OWN[name]) == []
 
 
-def test_told_not_to_run_on_a_collective_on_gpus_is_waited_for_by_its_stream() -> None:
+def test_forbidden_to_run_on_a_collective_on_gpus_is_waited_for_by_its_stream() -> None:
     assert found(lambda d: reduced(d, waits=False, runs_on=False), cuda=True) == []
     assert found(lambda d: reduced(d, waits=False), cuda=True) == ["allreduce__default neg_default"]
 
@@ -360,8 +360,8 @@ def between(*orders: list[tuple[Any, ...]], sizes: dict[tuple[int, int], int] | 
         for begun in later:
             draft.call(WAIT, begun)
         module = draft.finish(draft.x)
-        turns[rank] = turns_of(module, lambda name: tuple(range(len(orders))), rank)
-    return [str(deadlock) for deadlock in crossed(turns)]
+        turns[rank] = find_queue_entries(module, lambda name: tuple(range(len(orders))), rank)
+    return [str(deadlock) for deadlock in find_deadlocks(turns)]
 
 
 def test_messages_that_meet_are_right() -> None:
@@ -371,7 +371,7 @@ def test_messages_that_meet_are_right() -> None:
 
 
 @pytest.mark.parametrize(
-    ("orders", "sizes", "told"),
+    ("orders", "sizes", "reported"),
     [
         ([[("isend", 1, 0), ("irecv", 1, 0)], [("isend", 0, 0), ("irecv", 0, 0)]], {}, "rank 0 waits in `wait_tensor"),
         ([[("irecv", 1, 0), ("isend", 1, 0)], [("irecv", 0, 0), ("isend", 0, 0)]], {}, "rank 1 waits in `wait_tensor"),
@@ -399,9 +399,9 @@ def test_messages_that_meet_are_right() -> None:
         "other peer",
     ],
 )
-def test_messages_that_do_not_meet_are_named(orders: Any, sizes: Any, told: str) -> None:
+def test_messages_that_do_not_meet_are_named(orders: Any, sizes: Any, reported: str) -> None:
     lines = between(*orders, sizes=sizes)
-    assert any(told in line for line in lines), lines
+    assert any(reported in line for line in lines), lines
 
 
 def sent_to(peer: Any, *, is_own: bool, group: str = "0") -> list[str]:
@@ -433,8 +433,8 @@ def test_torchs_own_messages_count_ranks_within_their_group() -> None:
     for rank, (operator_, peer) in {4: (raw.send.default, 1), 6: (raw.recv_.default, 0)}.items():
         draft = Draft()
         draft.wait(draft.call(operator_, [draft.own()], draft.group, peer, 0))
-        turns[rank] = turns_of(draft.finish(draft.x), lambda name: (4, 6), rank)
-    assert crossed(turns) == [] and {turn.ranks for found in turns.values() for turn in found} == {(4, 6)}
+        turns[rank] = find_queue_entries(draft.finish(draft.x), lambda name: (4, 6), rank)
+    assert find_deadlocks(turns) == [] and {turn.ranks for found in turns.values() for turn in found} == {(4, 6)}
     assert all(len(found) == 2 for found in turns.values()), "a message and its wait"
     del turns[6][1], turns[6][0]
-    assert len(crossed(turns)) == 2
+    assert len(find_deadlocks(turns)) == 2

@@ -17,9 +17,9 @@ import torch
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.graph import operators
-from bitproof.harness.graph.hazards import find_hazards, hazard_lines, turns_of
+from bitproof.harness.graph.hazards import find_hazards, find_queue_entries, hazard_lines
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
-from bitproof.harness.operators.crossings import crossed
+from bitproof.harness.operators.crossings import find_deadlocks
 from bitproof.harness.systems.graph import GraphProgram
 from tests.harness.graph.graphs import Sketch
 
@@ -575,8 +575,8 @@ def of_ranks(change: Callable[[int, GraphModule, dict[str, Node]], None]) -> lis
     for rank in range(4):
         module, at = step()
         change(rank, module, at)
-        turns[rank] = turns_of(module, lambda name, rank=rank: next(p for p in GROUPS[name] if rank in p))
-    return [str(deadlock) for deadlock in crossed(turns)]
+        turns[rank] = find_queue_entries(module, lambda name, rank=rank: next(p for p in GROUPS[name] if rank in p))
+    return [str(deadlock) for deadlock in find_deadlocks(turns)]
 
 
 def test_ranks_of_one_graph_do_not_wait_for_each_other() -> None:
@@ -624,8 +624,8 @@ def test_launches_of_one_group_that_a_rank_swaps_are_named_though_they_are_of_on
 
     def found(**how: Any) -> list[str]:
         ranks_in = {"fsdp": (0, 1)}.get
-        turns = {rank: turns_of(module_of(rank, **how), ranks_in) for rank in range(2)}
-        return [str(deadlock) for deadlock in crossed(turns)]
+        turns = {rank: find_queue_entries(module_of(rank, **how), ranks_in) for rank in range(2)}
+        return [str(deadlock) for deadlock in find_deadlocks(turns)]
 
     for sizes in ((4, 4), (4, 8)):
         assert found(sizes=sizes, swaps=False) == []

@@ -14,7 +14,7 @@ from torch._higher_order_ops.triton_kernel_wrap import triton_kernel_wrapper_mut
 from torch._inductor.fx_passes.control_dependencies import control_deps
 from torch.fx import Graph, GraphModule, Node, Tracer, symbolic_trace
 
-from bitproof.harness.graph.hazards import MOST_TOLD, find_hazards, hazard_lines
+from bitproof.harness.graph.hazards import MOST_SHOWN, find_hazards, hazard_lines
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
 from tests.harness.graph.graphs import Sketch
 
@@ -89,11 +89,11 @@ def test_each_result_of_a_collective_of_several_tensors_has_a_wait_of_its_own() 
     assert found == ["`neg` reads what `all_gather_into_tensor_coalesced` brings, before anything waits for it"]
 
 
-def test_of_many_races_the_first_are_told_and_the_others_counted() -> None:
+def test_of_many_races_the_first_are_reported_and_the_others_counted() -> None:
     sketch = Sketch()
     _, launch = gathered(sketch)
     found = hazard_lines(sketch.finish(*(sketch.call(aten.neg.default, launch) for _ in range(5))))
-    assert (len(found), found[-1]) == (MOST_TOLD + 1, "and 2 more")
+    assert (len(found), found[-1]) == (MOST_SHOWN + 1, "and 2 more")
 
 
 # -- copies to host memory and back ------------------------------------------------------------------
@@ -120,17 +120,17 @@ def test_a_value_that_goes_to_host_memory_and_comes_back_through_both_waits_is_n
 
 
 @pytest.mark.parametrize(
-    ("without", "told"),
+    ("without", "reported"),
     [
         ([WAIT_RELOAD], ["`exp` reads what `reload` brings, before anything waits for it"]),
         ([WAIT_OFFLOAD], ["`reload` reads what `offload` brings, before anything waits for it"]),
     ],
     ids=["of the reload", "of the offload, the reload's kept"],
 )
-def test_a_copy_that_is_read_without_its_wait_is_a_race(without: list[Any], told: list[str]) -> None:
+def test_a_copy_that_is_read_without_its_wait_is_a_race(without: list[Any], reported: list[str]) -> None:
     sketch = Sketch()
     _, _, back = there_and_back(sketch, *without)
-    assert races(sketch.finish(sketch.call(aten.exp.default, back))) == told
+    assert races(sketch.finish(sketch.call(aten.exp.default, back))) == reported
 
 
 def test_of_several_copies_the_one_is_named_whose_wait_is_left_out_or_is_a_wait_for_another() -> None:
@@ -179,9 +179,9 @@ def test_what_a_reload_copies_and_where_it_arrives_may_not_be_written_until_its_
         sketch = Sketch()
         _, host, back = there_and_back(sketch, WAIT_RELOAD)
         sketch.call(aten.zero_.default, host if at_source else back)
-        told = "copies" if at_source else "brings"
+        text = "copies" if at_source else "brings"
         found = races(sketch.finish(sketch.call(WAIT_RELOAD, back)))
-        assert found == [f"`zero_` writes what `reload` {told}, before anything waits for it"]
+        assert found == [f"`zero_` writes what `reload` {text}, before anything waits for it"]
 
 
 def test_what_an_offload_copies_must_be_kept_until_its_wait_be_it_by_a_view_and_what_a_reload_copies_need_not() -> None:
@@ -219,14 +219,14 @@ def test_what_is_in_flight_is_followed_into_its_parts() -> None:
 
 
 def test_one_of_several_results_may_be_written_while_another_is_copied_and_parts_of_one_tensor_may_not() -> None:
-    for target, told in ((aten.max.dim, []), (aten.split.Tensor, ["`add_` writes what `offload` copies"])):
+    for target, reported in ((aten.max.dim, []), (aten.split.Tensor, ["`add_` writes what `offload` copies"])):
         sketch = Sketch()
         pair = sketch.call(target, sketch.placeholder("x", 2, 2), 1)
         first, second = sketch.call(operator.getitem, pair, 0), sketch.call(operator.getitem, pair, 1)
         host = sketch.call(OFFLOAD, first)
         sketch.call(aten.add_.Tensor, second, 1)
         found = races(sketch.finish(sketch.call(WAIT_OFFLOAD, host, first)))
-        assert found == [f"{line}, before anything waits for it" for line in told]
+        assert found == [f"{line}, before anything waits for it" for line in reported]
 
 
 def test_a_copy_that_the_graph_returns_in_flight_is_a_race_also_as_a_view() -> None:
@@ -244,8 +244,8 @@ def test_to_reshape_what_is_in_flight_reads_it_where_no_view_will_do() -> None:
         shown = sketch.call(aten.t.default, launch) if transposed else launch
         flat = sketch.call(aten.reshape.default, shown, [6])
         found = races(sketch.finish(sketch.call(c10d.wait_tensor.default, launch), flat))
-        told = ["`reshape` reads what `all_reduce` brings, before anything waits for it"]
-        assert found == (told if transposed else [])
+        lines = ["`reshape` reads what `all_reduce` brings, before anything waits for it"]
+        assert found == (lines if transposed else [])
 
 
 def test_a_collective_in_place_brings_what_it_sends() -> None:
@@ -291,8 +291,8 @@ class Outer(nn.Module):
 def test_a_graph_that_calls_graphs_is_followed_into_them_wherever_the_wait_is(inside: bool, outside: bool) -> None:
     inner = symbolic_trace(Reloads(inside))
     module = GraphModule(outer := Outer(inner, outside), _Leafy().trace(outer))
-    told = ["`mul` reads what `reload` brings, before anything waits for it"]
-    assert races(module) == ([] if inside or outside else told)
+    lines = ["`mul` reads what `reload` brings, before anything waits for it"]
+    assert races(module) == ([] if inside or outside else lines)
 
 
 class _Leafy(Tracer):
@@ -302,7 +302,7 @@ class _Leafy(Tracer):
         return isinstance(m, GraphModule)
 
 
-def test_what_a_graph_within_a_graph_reads_in_flight_is_told_with_its_name() -> None:
+def test_what_a_graph_within_a_graph_reads_in_flight_is_reported_with_its_name() -> None:
     class Reads(nn.Module):
         def forward(self, x):
             return x * 2
@@ -344,8 +344,8 @@ def test_a_graph_of_methods_and_functions_is_read_by_their_names() -> None:
         "add": lambda x: torch.add(x, 1, out=x),
     }
     for name, change in harmful.items():
-        [told] = races_of(change)
-        assert told == f"`{name}` writes what `offload` copies, before anything waits for it"
+        [reported] = races_of(change)
+        assert reported == f"`{name}` writes what `offload` copies, before anything waits for it"
 
 
 def test_of_what_is_in_flight_the_shape_may_be_asked_and_an_index_by_a_tensor_reads() -> None:
@@ -477,10 +477,13 @@ def test_a_wait_in_one_branch_alone_is_none_behind_the_choice() -> None:
 
 
 def test_dropout_that_is_off_shows_what_it_was_given() -> None:
-    for trains, told in ((False, ["`add_` writes what `all_reduce` sends, before anything waits for it"]), (True, [])):
+    for trains, reported in (
+        (False, ["`add_` writes what `all_reduce` sends, before anything waits for it"]),
+        (True, []),
+    ):
         sketch = Sketch()
         x = sketch.call(aten.neg.default, sketch.placeholder("x", 2))
         shown = sketch.call(aten.dropout.default, x, 0.5, trains)
         launch = sketch.call(c10d.all_reduce.default, x, "sum", "fsdp")
         sketch.call(aten.add_.Tensor, shown, 1)
-        assert races(sketch.finish(sketch.call(c10d.wait_tensor.default, launch))) == told
+        assert races(sketch.finish(sketch.call(c10d.wait_tensor.default, launch))) == reported

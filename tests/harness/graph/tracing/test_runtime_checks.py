@@ -171,8 +171,8 @@ def counts_arrive(module: Applied, x: Tensor) -> Tensor:
     """As an expert layer does, tells other ranks how many rows it has, and checks what they tell."""
     count = (x.detach() > 0).sum().expand(8).contiguous()
     with annotate({"EP": "dispatch"}):
-        told = c10d.wait_tensor(c10d.all_to_all_single(count, [1] * 8, [1] * 8, "EP"))
-    torch._assert_async((told >= 0).all(), "fewer than none")
+        reported = c10d.wait_tensor(c10d.all_to_all_single(count, [1] * 8, [1] * 8, "EP"))
+    torch._assert_async((reported >= 0).all(), "fewer than none")
     return twice_checked(module, x)
 
 

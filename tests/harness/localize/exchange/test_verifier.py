@@ -18,7 +18,7 @@ from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.verifier import Cause, wrong_input
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
 from bitproof.harness.localize.logs.replay import Replay
@@ -230,7 +230,7 @@ def test_a_value_of_another_type_is_followed_to_what_its_readers_give(tmp_path: 
 
 
 def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> None:
-    place = Place("", "forward")
+    place = CallSite("", "forward")
 
     def side(sent: str, received: str) -> list[list[Call]]:
         kinds = {"collective": True, "peers": (1, 0)}
@@ -240,8 +240,8 @@ def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> Non
     reference, candidate = side("a", "a"), side("b", "b")
     logs = [CandidateLog(calls, ReferenceLog(known)) for calls, known in zip(candidate, reference, strict=True)]
     blamed = Culprit(how="computes", call=candidate[0][0], ranks=(0,), candidate=0, reference=0)
-    told = wrong_input(blamed, logs)
-    assert told.startswith("it brings what send of the step itself (forward) on rank 1 ")
+    text = wrong_input(blamed, logs)
+    assert text.startswith("it brings what send of the step itself (forward) on rank 1 ")
     right = [CandidateLog(calls, ReferenceLog(calls)) for calls in reference]
     assert wrong_input(replace(blamed, call=reference[0][0]), right) == ""
 
@@ -397,7 +397,7 @@ def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_on
     """A gradient `g` is added to another one, in place of a reduction that the reference makes of it."""
 
     def culprit(operator: str, how: Any, reads: str) -> Culprit:
-        call = Call(Place(None, "backward"), operator, tuple(reads), ("out",))
+        call = Call(CallSite(None, "backward"), operator, tuple(reads), ("out",))
         lacks = how == "lacks"
         return Culprit(how=how, call=call, ranks=(0,), candidate=None if lacks else 1, reference=1 if lacks else None)
 
@@ -409,7 +409,7 @@ def test_calls_of_one_operator_at_two_lines_of_an_update_are_two_causes() -> Non
     """Clipping multiplies all gradients, and a line behind it multiplies one of them: neither has a module."""
 
     def multiplied(line: int, direction: str = "update") -> Culprit:
-        call = Call(Place(None, direction), "mul.Tensor", ("g",), ("h",), source=f"train.py:{line}")
+        call = Call(CallSite(None, direction), "mul.Tensor", ("g",), ("h",), source=f"train.py:{line}")
         return Culprit(how="computes", call=call, ranks=(0,), candidate=0, reference=0)
 
     clipped = Cause(multiplied(140), frozenset())

@@ -6,7 +6,7 @@ import pytest
 
 from bitproof.harness.compare.differing_settings import DifferingSetting, differing_settings
 from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.records import OPTIMIZERS
 
 ADAMW = {"lr": "0.01", "betas": "(0.9, 0.999)", "eps": "1e-08", "weight_decay": "0.1"}
@@ -23,7 +23,7 @@ def settings(optimizer: str = "AdamW", **changed: str) -> list[DifferingSetting]
 
 
 def call(direction: str = "update", part: str | None = "AdamW", **scalars: str) -> Call:
-    return Call(Place(None, direction), "f", (), (), scalars=tuple(scalars.items()), part=part)
+    return Call(CallSite(None, direction), "f", (), (), scalars=tuple(scalars.items()), part=part)
 
 
 @pytest.mark.parametrize(

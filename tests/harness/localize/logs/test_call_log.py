@@ -16,8 +16,8 @@ from bitproof.harness.capture.digest import digest
 from bitproof.harness.case import Parallelism
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.localize.logs.call_log import logged
-from bitproof.harness.localize.logs.calls import Call, Place, calls_from_text, calls_to_text
-from bitproof.harness.localize.logs.exchanges import told_of
+from bitproof.harness.localize.logs.calls import Call, CallSite, calls_from_text, calls_to_text
+from bitproof.harness.localize.logs.exchanges import describe_number
 from bitproof.harness.localize.logs.replay import ValueSite
 from bitproof.harness.systems.watched_loop import sum_of_losses
 from bitproof.reference.parallel.mesh import Mesh
@@ -55,17 +55,17 @@ def calls_of(system: System, x: Tensor) -> list[Call]:
     return log.calls
 
 
-def places(calls: list[Call], operator: str) -> list[Place]:
+def places(calls: list[Call], operator: str) -> list[CallSite]:
     return [call.place for call in calls if call.operator.partition(".")[0] == operator]
 
 
-def test_forward_backward_and_update_calls_are_told_apart_and_given_to_their_modules() -> None:
+def test_forward_backward_and_update_calls_are_distinguished_and_given_to_their_modules() -> None:
     calls = calls_of(System(layers()), batch())
-    assert places(calls, "sin") == [Place("layers.0", "forward")]
-    assert places(calls, "cos") == [Place("layers.0", "backward")]
-    assert [place for place in places(calls, "mm") if place.direction == "forward"] == [Place("layers.1", "forward")]
+    assert places(calls, "sin") == [CallSite("layers.0", "forward")]
+    assert places(calls, "cos") == [CallSite("layers.0", "backward")]
+    assert [place for place in places(calls, "mm") if place.direction == "forward"] == [CallSite("layers.1", "forward")]
     assert {place.module for place in places(calls, "mm") if place.direction == "backward"} == {"layers.1"}
-    assert places(calls, "mul_") == [Place(None, "update")] * 2
+    assert places(calls, "mul_") == [CallSite(None, "update")] * 2
 
 
 def test_a_call_has_the_digests_of_its_inputs_and_of_its_output_and_the_users_line() -> None:
@@ -119,9 +119,9 @@ def test_a_graphs_calls_are_its_nodes_at_their_origins_and_chunks() -> None:
     system.gradients = gradients  # type: ignore[method-assign]
     module = system.graph
     calls = calls_of(system, x)
-    assert places(calls, "sin") == [Place("layers.0", "forward", chunk) for chunk in (0, 1)]
+    assert places(calls, "sin") == [CallSite("layers.0", "forward", chunk) for chunk in (0, 1)]
     assert [call.node for call in calls if call.operator == "sin"] == ["sin_chunk0", "sin_chunk1"]
-    assert places(calls, "mul_") == [Place(None, "update")] * 2
+    assert places(calls, "mul_") == [CallSite(None, "update")] * 2
     assert system.graph is module, "what was replaced is put back"
 
 
@@ -217,11 +217,11 @@ class Loop:
                 parameter.mul_(2)
 
 
-def test_of_a_loop_that_shows_no_gradient_function_forward_backward_and_update_are_told_by_what_runs() -> None:
+def test_of_a_loop_that_shows_no_gradient_function_forward_backward_and_update_are_reported_by_what_runs() -> None:
     calls = calls_of(Loop(), batch())  # type: ignore[arg-type]
-    assert places(calls, "sin") == [Place("layers.0", "forward")] * 2
-    assert places(calls, "cos") == [Place("layers.0", "backward")] * 2
-    assert places(calls, "mul_") == [Place(None, "update")] * 2
+    assert places(calls, "sin") == [CallSite("layers.0", "forward")] * 2
+    assert places(calls, "cos") == [CallSite("layers.0", "backward")] * 2
+    assert places(calls, "mul_") == [CallSite(None, "update")] * 2
 
 
 def in_place_collectives(mesh: Mesh) -> list[Any]:
@@ -311,20 +311,20 @@ class Foreign:
 
 def test_the_direction_of_a_graphs_calls_that_a_system_does_not_show_is_not_known() -> None:
     calls = calls_of(Foreign(), batch())  # type: ignore[arg-type]
-    assert places(calls, "clone") == [Place("", "forward")]
-    assert places(calls, "sin") == places(calls, "cos") == places(calls, "mul_") == [Place(None, None)]
+    assert places(calls, "clone") == [CallSite("", "forward")]
+    assert places(calls, "sin") == places(calls, "cos") == places(calls, "mul_") == [CallSite(None, None)]
 
 
 def test_the_nodes_of_a_shown_graph_that_say_nothing_are_named_and_their_direction_is_not_known() -> None:
     calls = calls_of(Foreign(shown=True), batch())  # type: ignore[arg-type]
-    assert places(calls, "cos") == [Place(None, None)]
+    assert places(calls, "cos") == [CallSite(None, None)]
     assert [call.node for call in calls if call.operator == "cos"] == ["cos"]
 
 
 def test_the_nodes_of_a_shown_graph_are_where_its_metadata_says() -> None:
     calls = calls_of(Foreign(shown=True, origins=True), batch())  # type: ignore[arg-type]
-    assert places(calls, "sin") == [Place("layers.0", "forward", 1)]
-    assert places(calls, "cos") == [Place("layers.0", "backward", 1)]
+    assert places(calls, "sin") == [CallSite("layers.0", "forward", 1)]
+    assert places(calls, "cos") == [CallSite("layers.0", "backward", 1)]
     assert [call.source for call in calls if call.operator == "cos"] == ["mine.py:3"]
 
 
@@ -372,7 +372,7 @@ def test_where_only_outputs_are_wanted_each_one_is_found_under_the_number_that_t
             torch.nn.functional.dropout(y).sum()
 
     def name_of(value: Tensor, logged_as: str) -> str:
-        return told_of(value.item()) if logged_as.startswith("number") else digest(value)
+        return describe_number(value.item()) if logged_as.startswith("number") else digest(value)
 
     system = Many(layers())
     with logged(system) as log:
@@ -383,7 +383,7 @@ def test_where_only_outputs_are_wanted_each_one_is_found_under_the_number_that_t
     assert len(kept.calls) == len(log.calls) > 30
     values = {site: log.calls[site.call].outputs[site.position] for site in kept.kept}
     assert {site: name_of(value, values[site]) for site, value in kept.kept.items()} == values
-    assert len(values) > 30 and {call.place for call in kept.calls} == {Place(None, None)}
+    assert len(values) > 30 and {call.place for call in kept.calls} == {CallSite(None, None)}
 
 
 def test_what_recording_calls_is_none_of_the_systems_calls() -> None:

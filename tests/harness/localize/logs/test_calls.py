@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from bitproof.harness.errors import RecordingError
-from bitproof.harness.localize.logs.calls import Call, Place, calls_from_text, calls_to_text
+from bitproof.harness.localize.logs.calls import Call, CallSite, calls_from_text, calls_to_text
 
 CALLS = [
     Call(
-        Place("layers.0", "forward", 1),
+        CallSite("layers.0", "forward", 1),
         "aten.mm.default",
         ("a", "b"),
         ("c",),
@@ -15,7 +15,7 @@ CALLS = [
         producers=(None, 3),
         scalars=(("alpha", "1"),),
     ),
-    Call(Place(None, None), "aten.add_.Tensor", (), ("d",), aliases=("e",), collective=True),
+    Call(CallSite(None, None), "aten.add_.Tensor", (), ("d",), aliases=("e",), collective=True),
 ]
 
 
@@ -30,6 +30,6 @@ def test_a_damaged_log_is_refused_with_its_place(text) -> None:
     assert error.value.where == "rank 3's log"
 
 
-def test_a_call_tells_its_operator_and_its_place() -> None:
-    told = ["aten.mm.default of layers.0 (forward, chunk 1)", "aten.add_.Tensor of the step itself"]
-    assert [str(call) for call in CALLS] == [told[0], f"{told[1]} (direction not known)"]
+def test_a_call_shows_its_operator_and_its_place() -> None:
+    lines = ["aten.mm.default of layers.0 (forward, chunk 1)", "aten.add_.Tensor of the step itself"]
+    assert [str(call) for call in CALLS] == [lines[0], f"{lines[1]} (direction not known)"]

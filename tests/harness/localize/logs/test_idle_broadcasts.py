@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.idle_broadcasts import without_idle_broadcasts
 from tests.harness.localize.test_blame import call
 
-MODEL, POSITIONS = Place(None, "forward"), Place("pos", "forward")
+MODEL, POSITIONS = CallSite(None, "forward"), CallSite("pos", "forward")
 
 
 def sent(text: str, by: int | None = None) -> Call:

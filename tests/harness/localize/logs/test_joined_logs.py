@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 
-HERE = Place("layers.0", "forward")
+HERE = CallSite("layers.0", "forward")
 
 
 def compute(*producers: int) -> Call:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from bitproof.harness.localize.logs.calls import Call, Place
+from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.matching import Matching
 
-FORWARD = Place("layers.0", "forward")
+FORWARD = CallSite("layers.0", "forward")
 CHUNK_0, CHUNK_1 = (FORWARD._replace(chunk=chunk) for chunk in (0, 1))
 
 
-def call(text: str, place: Place = FORWARD, *producers: int | None) -> Call:
+def call(text: str, place: CallSite = FORWARD, *producers: int | None) -> Call:
     """`mm a b -> c`."""
     left, right = text.split(" -> ")
     operator, *inputs = left.split()
@@ -64,7 +64,7 @@ def test_a_collective_of_a_bucket_matches_none_of_single_values() -> None:
 
 def test_a_call_of_a_later_step_matches_none_of_an_earlier_one() -> None:
     """An extra count in the first step gives the value that the reference counts in the second."""
-    update = Place(None, "update")
+    update = CallSite(None, "update")
 
     def step(*counts: str) -> list[Call]:
         return [*(call(f"add_ {text}") for text in counts), call("sgd p -> p", update)]
@@ -75,14 +75,14 @@ def test_a_call_of_a_later_step_matches_none_of_an_earlier_one() -> None:
 
 
 def test_a_draw_matches_none_of_another_module() -> None:
-    other = Place("layers.1", "forward")
+    other = CallSite("layers.1", "forward")
     reference = [call("rand s -> m t")._replace(draws=True)]
     assert matches(reference, [call("rand s -> m t", other)._replace(draws=True)]) == [None]
 
 
 def test_a_call_that_reads_a_wrong_input_matches_by_the_call_that_reads_its_output() -> None:
     """`silu x` is made twice, and the second stands for `silu a`: both share no value, but the sum reads them."""
-    nowhere, there = Place(None, None), Place("layers.1", "forward")
+    nowhere, there = CallSite(None, None), CallSite("layers.1", "forward")
     reference = [
         call("silu x -> b"),
         call("mm x w -> a"),

@@ -72,7 +72,7 @@ def run(*more):
     return status, result
 
 
-def test_all_that_drifted_is_accepted_at_once_with_the_reason_and_the_operator_that_moved_is_told(folder, capsys):
+def test_all_that_drifted_is_accepted_at_once_with_the_reason_and_the_operator_that_moved_is_reported(folder, capsys):
     assert accept("first", "--new") == 0
     baselines = sorted((folder / "baselines" / "mine").glob("*/*"))
     assert len(baselines) == 2 and all((path / CALLS / "rank1.zip").is_file() for path in baselines)
@@ -114,7 +114,7 @@ def test_a_case_whose_systems_part_keeps_its_baselines(folder, capsys):
     assert {path: path.read_bytes() for path in folder.glob("baselines/*/*/*/*") if path.is_file()} == before
 
 
-def test_a_missing_baseline_fails_where_that_is_asked_for_and_an_unused_one_is_told(folder, capsys):
+def test_a_missing_baseline_fails_where_that_is_asked_for_and_an_unused_one_is_reported(folder, capsys):
     status, result = run()
     assert (status, {about.status for about in baselines_of(result).values()}) == (0, {BaselineStatus.NO_BASELINE})
     (folder / "baselines" / "gone" / "graph").mkdir(parents=True)
@@ -163,11 +163,11 @@ def test_a_baseline_is_accepted_for_a_reason(folder, capsys):
 
 
 def test_a_baseline_of_another_environment_is_no_baseline_where_one_is_demanded():
-    from bitproof.harness.powers.baselines.baseline_folders import demanded
+    from bitproof.harness.powers.baselines.baseline_folders import require_baseline
 
     other = BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path="p", reasons=["machine.cpu: a, b"])
-    assert demanded(other) == replace(
+    assert require_baseline(other) == replace(
         other, status=BaselineStatus.MISSING, reasons=["no baseline is of this environment", "machine.cpu: a, b"]
     )
     equal = BaselineResult(status=BaselineStatus.EQUAL, compared=1)
-    assert demanded(equal) is equal
+    assert require_baseline(equal) is equal

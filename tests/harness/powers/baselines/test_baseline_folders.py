@@ -18,9 +18,9 @@ from bitproof.harness.compare.recorded_environment import environment_of
 from bitproof.harness.errors import RecordingError, UsageError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.baselines.baseline_folders import (
+    compare_with_baselines,
     environment_id,
-    file_baseline,
-    hold_against_baseline,
+    store_baseline,
     values_to_keep,
 )
 from bitproof.harness.powers.baselines.check import BaselineCheck, BaselineOptions
@@ -45,7 +45,7 @@ MACHINE = {"torch": "2.13.0+cpu", "cpu": "Model T", "cpu_count": 2, "platform": 
 def baselines(tmp_path):
     """A folder with one baseline, of system toy."""
     made = make_recording(tmp_path / "made", CASE, machine=MACHINE)
-    file_baseline(made, tmp_path / "baselines", CASE, "toy")
+    store_baseline(made, tmp_path / "baselines", CASE, "toy")
     return tmp_path / "baselines"
 
 
@@ -55,7 +55,7 @@ def held(tmp_path, baselines):
 
     def hold(change=lambda key, tensor: tensor, patterns=("*",), measure=measure_drift, **about):
         here = make_recording(tmp_path / "here", CASE, change, patterns, **{"machine": MACHINE} | about)
-        return hold_against_baseline(here, baselines, CASE, "toy", measure)
+        return compare_with_baselines(here, baselines, CASE, "toy", measure)
 
     return hold
 
@@ -140,7 +140,7 @@ def test_another_version_of_a_users_file_is_no_other_environment_and_other_data_
     assert one == another != data
 
 
-def test_a_build_that_the_cuda_version_tells_is_the_same_with_and_without_it_in_torchs_version():
+def test_a_build_that_the_cuda_version_shows_is_the_same_with_and_without_it_in_torchs_version():
     environments = [
         environment_of(Manifest(**BARE, machine={"torch": version, "cuda": cuda}))
         for version, cuda in [("2.15.0", "13.2"), ("2.15.0+cu132", "13.2"), ("2.15.0+cu132", "13.0"), ("2.15.0", None)]
@@ -180,7 +180,7 @@ def test_the_settings_of_every_run_of_a_pass_are_in_the_environment():
 def test_a_second_baseline_of_one_environment_is_refused_and_says_whether_its_bits_differ(tmp_path, baselines):
     same = make_recording(tmp_path / "same", CASE, machine=MACHINE)
     with pytest.raises(UsageError) as error:
-        file_baseline(same, baselines, CASE, "toy")
+        store_baseline(same, baselines, CASE, "toy")
     assert str(error.value) == (
         "UsageError: there is a baseline of this environment already\n"
         "  expected: none, or --force to replace it\n"
@@ -188,14 +188,14 @@ def test_a_second_baseline_of_one_environment_is_refused_and_says_whether_its_bi
     )
     other = make_recording(tmp_path / "other", CASE, at(GRAD, flip_lowest_bit), machine=MACHINE)
     with pytest.raises(UsageError, match="which has other bits"):
-        file_baseline(other, baselines, CASE, "toy")
+        store_baseline(other, baselines, CASE, "toy")
 
 
 def test_force_replaces_the_baseline_of_this_environment_whole(tmp_path, baselines):
     folder = only(baselines)
     other = make_recording(tmp_path / "other", CASE, at(GRAD, flip_lowest_bit), machine=MACHINE)
     digest = read_recording(other).records[GRAD].digest
-    assert file_baseline(other, baselines, CASE, "toy", force=True) == folder == only(baselines)
+    assert store_baseline(other, baselines, CASE, "toy", force=True) == folder == only(baselines)
     assert read_recording(folder).records[GRAD].digest == digest
     assert not other.exists()
 
@@ -203,17 +203,17 @@ def test_force_replaces_the_baseline_of_this_environment_whole(tmp_path, baselin
 def test_a_baseline_under_another_name_is_found_by_its_manifest(tmp_path, baselines):
     only(baselines).rename(baselines / "toy" / "toy" / "mine")
     with pytest.raises(UsageError, match="mine, which has the same bits"):
-        file_baseline(make_recording(tmp_path / "same", CASE, machine=MACHINE), baselines, CASE, "toy")
+        store_baseline(make_recording(tmp_path / "same", CASE, machine=MACHINE), baselines, CASE, "toy")
 
 
 def test_another_environment_gets_a_baseline_of_its_own(tmp_path, baselines):
     newer = make_recording(tmp_path / "newer", CASE, machine=MACHINE | {"torch": "2.14.0"})
-    assert file_baseline(newer, baselines, CASE, "toy").name.startswith("cpu-torch2.14.0-")
+    assert store_baseline(newer, baselines, CASE, "toy").name.startswith("cpu-torch2.14.0-")
     assert len(list((baselines / "toy" / "toy").iterdir())) == 2
 
 
 def test_a_systems_name_cannot_lead_out_of_the_folder(tmp_path, baselines):
-    folder = file_baseline(make_recording(tmp_path / "odd", CASE), baselines, CASE, "../../..")
+    folder = store_baseline(make_recording(tmp_path / "odd", CASE), baselines, CASE, "../../..")
     assert folder.parent.parent == baselines / "toy"
 
 
@@ -254,7 +254,7 @@ def test_another_machine_is_not_comparable_whatever_the_bits(held, baselines):
         ]
 
 
-def test_where_versions_alone_differ_the_drift_is_told(held):
+def test_where_versions_alone_differ_the_drift_is_reported(held):
     found = held(at(GRAD, flip_lowest_bit), machine=MACHINE | {"torch": "2.14.0", "triton": "3.5"})
     assert found.status == "NOT COMPARABLE"
     assert found.reasons == [
@@ -265,7 +265,7 @@ def test_where_versions_alone_differ_the_drift_is_told(held):
     assert [(entry.kind, entry.max_ulp) for entry in found.drift] == [("grad", 1)]
 
 
-def test_where_versions_alone_differ_and_nothing_drifted_that_is_told_too(held):
+def test_where_versions_alone_differ_and_nothing_drifted_that_is_reported_too(held):
     found = held(machine=MACHINE | {"torch": "2.14.0"})
     assert (found.status, found.compared, found.mismatched) == ("NOT COMPARABLE", 20, 0)
 
@@ -307,9 +307,9 @@ def test_a_long_value_is_cut(held):
     assert reason == f'environment: null in the baseline, {{"OMP_X": "{"x" * 89}... here'
 
 
-def test_no_baseline_is_told(tmp_path, held, baselines):
-    assert hold_against_baseline(tmp_path, baselines, CASE, "other", measure_drift).status == "NO BASELINE"
-    assert hold_against_baseline(tmp_path, tmp_path / "none", CASE, "toy", measure_drift).status == "NO BASELINE"
+def test_no_baseline_is_reported(tmp_path, held, baselines):
+    assert compare_with_baselines(tmp_path, baselines, CASE, "other", measure_drift).status == "NO BASELINE"
+    assert compare_with_baselines(tmp_path, tmp_path / "none", CASE, "toy", measure_drift).status == "NO BASELINE"
     shutil.rmtree(only(baselines))
     assert held().status == "NO BASELINE"
 
@@ -361,7 +361,7 @@ def test_damaged_digests_of_this_environments_baseline_are_unverified(held, base
 
 
 def test_a_run_that_left_no_recording_is_unverified(tmp_path, baselines):
-    found = hold_against_baseline(tmp_path / "none", baselines, CASE, "toy", measure_drift)
+    found = compare_with_baselines(tmp_path / "none", baselines, CASE, "toy", measure_drift)
     assert found.status == "UNVERIFIED"
     assert "manifest.json cannot be read" in found.reasons[0]
 
@@ -386,7 +386,7 @@ def test_absurd_manifests_are_refused_or_not_comparable_and_never_a_traceback(tm
     held()  # makes the recording
     for value in [*ABSURD, {"passes": 1}, {"passes": [1, {"name": []}]}, {"steps": 10**400}, {"name": "../.."}]:
         vouch(only(baselines), **{name: value})
-        found = hold_against_baseline(tmp_path / "here", baselines, CASE, "toy", measure_drift)
+        found = compare_with_baselines(tmp_path / "here", baselines, CASE, "toy", measure_drift)
         assert found.status in ("EQUAL", "NOT COMPARABLE", "UNVERIFIED")
         json.dumps(asdict(found))
         lines: list[str] = []
@@ -457,7 +457,7 @@ def test_systems_that_agree_and_have_both_drifted_are_not_as_expected(run):
     assert (entry.elements_differing, entry.elements, entry.max_ulp) == (1, 6, 1)
 
 
-def test_another_torch_is_no_regression_and_its_drift_is_told_in_ulps(run):
+def test_another_torch_is_no_regression_and_its_drift_is_reported_in_ulps(run):
     result, found = baseline_of(run, "newer")
     assert (case_status(result), found.status, len(found.reasons)) == (0, "NOT COMPARABLE", 1)
     assert found.reasons[0].startswith('machine.torch: "2.99.0" in the baseline, "')
@@ -489,21 +489,21 @@ def test_a_baseline_that_an_earlier_version_filed_is_still_found_and_replaced_wh
     earlier = baselines / "toy" / "sub-t.py-make"
     for system in systems:
         made = make_recording(tmp_path / "made", CASE, machine=MACHINE, system=system)
-        folder = file_baseline(made, baselines, CASE, system)
+        folder = store_baseline(made, baselines, CASE, system)
         assert folder.parent != earlier
         earlier.mkdir(exist_ok=True)
         folder.rename(earlier / f"cpu-{systems.index(system)}")
     for index, system in enumerate(systems):
         made = make_recording(tmp_path / "again", CASE, machine=MACHINE, system=system)
-        found = hold_against_baseline(made, baselines, CASE, system, lambda *_: [])
+        found = compare_with_baselines(made, baselines, CASE, system, lambda *_: [])
         assert (found.status, found.path) == ("EQUAL", str(earlier / f"cpu-{index}"))
-        assert file_baseline(made, baselines, CASE, system, force=True) == earlier / f"cpu-{index}"
+        assert store_baseline(made, baselines, CASE, system, force=True) == earlier / f"cpu-{index}"
 
 
 def test_a_baseline_of_a_system_with_a_long_name_is_filed_and_found(tmp_path):
     system = "自" * 90 + "/t.py:make"
     for _ in range(2):
         made = make_recording(tmp_path / "made", CASE, machine=MACHINE, system=system)
-        file_baseline(made, tmp_path / "baselines", CASE, system, force=True)
+        store_baseline(made, tmp_path / "baselines", CASE, system, force=True)
     made = make_recording(tmp_path / "made", CASE, machine=MACHINE, system=system)
-    assert hold_against_baseline(made, tmp_path / "baselines", CASE, system, lambda *_: []).status == "EQUAL"
+    assert compare_with_baselines(made, tmp_path / "baselines", CASE, system, lambda *_: []).status == "EQUAL"

@@ -15,7 +15,7 @@ from bitproof.harness.capture import recording_files
 from bitproof.harness.capture.recording_files import put_in_place, read_recording
 from bitproof.harness.case import Case, Parallelism
 from bitproof.harness.errors import UsageError
-from bitproof.harness.powers.baselines.baseline_folders import file_baseline, hold_against_baseline
+from bitproof.harness.powers.baselines.baseline_folders import compare_with_baselines, store_baseline
 from tests.harness.forging import make_recording
 
 CASE = Case(name="toy", family="toy", reference="toy", steps=2, parallelism=Parallelism(world_size=2, ep=1))
@@ -49,7 +49,7 @@ def forked(work) -> int:
 def test_of_1600_concurrent_writes_none_fails_and_a_reader_finds_a_whole_baseline_at_every_look(tmp_path, way) -> None:
     baselines, made = tmp_path / "baselines", make_recording(tmp_path / "made", CASE)
     here = shutil.copytree(made, tmp_path / "here")
-    folder = file_baseline(shutil.copytree(made, tmp_path / "first"), baselines, CASE, "toy")
+    folder = store_baseline(shutil.copytree(made, tmp_path / "first"), baselines, CASE, "toy")
 
     def write(writer: int) -> None:
         for number in range(WRITES):
@@ -61,7 +61,7 @@ def test_of_1600_concurrent_writes_none_fails_and_a_reader_finds_a_whole_baselin
     while len(statuses) < WRITERS:
         if way == "exchanged":
             seen[read_recording(folder).manifest.system] += 1
-            seen[hold_against_baseline(here, baselines, CASE, "toy", lambda *_: []).status] += 1
+            seen[compare_with_baselines(here, baselines, CASE, "toy", lambda *_: []).status] += 1
             looks += not folder.exists()
         while pids and (done := os.waitpid(pids[0], os.WNOHANG))[0]:
             statuses.append(done[1])
@@ -76,7 +76,7 @@ def test_of_1600_concurrent_writes_none_fails_and_a_reader_finds_a_whole_baselin
 @pytest.mark.parametrize("at", range(1, 5))
 def test_a_kill_at_any_call_of_the_system_loses_no_baseline(tmp_path, way, at, monkeypatch) -> None:
     baselines, made = tmp_path / "baselines", make_recording(tmp_path / "made", CASE)
-    file_baseline(shutil.copytree(made, tmp_path / "first"), baselines, CASE, "toy")
+    store_baseline(shutil.copytree(made, tmp_path / "first"), baselines, CASE, "toy")
     new = shutil.copytree(made, tmp_path / "new")
     calls = iter(range(1, 100))
 
@@ -94,15 +94,15 @@ def test_a_kill_at_any_call_of_the_system_loses_no_baseline(tmp_path, way, at, m
         monkeypatch.setattr(os, "rename", killed_after(os.rename))
         monkeypatch.setattr(recording_files, "exchange", killed_after(recording_files.exchange))
         monkeypatch.setattr(shutil, "rmtree", killed_after(shutil.rmtree))
-        file_baseline(new, baselines, CASE, "toy", force=True)
+        store_baseline(new, baselines, CASE, "toy", force=True)
 
     os.waitpid(forked(replace), 0)
-    found = hold_against_baseline(made, baselines, CASE, "toy", lambda *_: [])
+    found = compare_with_baselines(made, baselines, CASE, "toy", lambda *_: [])
     assert found.status == "EQUAL"
     again = shutil.copytree(made, tmp_path / "again")
-    folder = file_baseline(again, baselines, CASE, "toy", force=True)
+    folder = store_baseline(again, baselines, CASE, "toy", force=True)
     assert not folder.name.startswith(".")
-    assert hold_against_baseline(made, baselines, CASE, "toy", lambda *_: []).path == str(folder)
+    assert compare_with_baselines(made, baselines, CASE, "toy", lambda *_: []).path == str(folder)
 
 
 @pytest.mark.ranks
@@ -112,7 +112,7 @@ def test_of_many_that_file_a_first_baseline_at_once_one_does(tmp_path, way) -> N
 
     def file(copy: Path) -> None:
         try:
-            file_baseline(copy, tmp_path / "baselines", CASE, "toy")
+            store_baseline(copy, tmp_path / "baselines", CASE, "toy")
         except UsageError:
             os._exit(2)
 

@@ -36,8 +36,8 @@ def test_a_drifted_case_is_not_as_expected_and_its_line_says_so(drifted):
     assert text.outcome(drifted) == "EQUAL, baseline objects, candidate DRIFTED"
     found = drifted.checks["baseline"]
     assert found.objection == "candidate graph: DRIFTED, first grad layers.1.moe.gate|w"
-    told = "reference eager_chunked EQUAL, candidate graph DRIFTED"
-    assert found.blocks == (Sentence(told), Code(f"candidate graph against {FOLDER}", "\n".join(DRIFTED)))
+    message = "reference eager_chunked EQUAL, candidate graph DRIFTED"
+    assert found.blocks == (Sentence(message), Code(f"candidate graph against {FOLDER}", "\n".join(DRIFTED)))
 
 
 def test_equal_not_comparable_and_no_baseline_leave_a_case_as_it_is(make_result, make_baseline):
@@ -72,7 +72,7 @@ def test_many_tensors_are_cut_with_their_number(make_baseline):
     assert (len(lines), lines[-1]) == (102, "and 50 more tensors")
 
 
-def test_tensors_without_values_of_another_type_or_of_integers_are_told(make_baseline):
+def test_tensors_without_values_of_another_type_or_of_integers_are_reported(make_baseline):
     [entry] = make_baseline("DRIFTED").drift
     sides = ("in the first", "in the second")
     start = "grad layers.1.moe.gate|w: 4 records, first at step 1, rank 3; "

@@ -13,8 +13,8 @@ import torch
 from bitproof.harness.graph import offload_operators
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.powers.doctor import checks, run
+from bitproof.harness.powers.doctor.check_result import CheckResult
 from bitproof.harness.powers.doctor.checks import check_attention, check_digests
-from bitproof.harness.powers.doctor.found import CheckResult
 from bitproof.harness.powers.doctor.run import ALONE, PROCESSES, TOGETHER
 from bitproof.harness.powers.doctor.setting import Setting
 from bitproof.harness.powers.doctor.together import sizes
@@ -54,8 +54,8 @@ def test_digests_are_of_hundreds_of_layouts_and_one_that_differs_is_named(monkey
     assert "; first torch.float16 (1,) " in found
 
 
-@pytest.mark.parametrize(("place", "told"), [(0, "element 0 of 1"), (-1, "element 0 of 1"), (3, "element 3 of 7")])
-def test_a_digest_that_drops_an_element_is_seen_though_the_cpus_drops_it_too(monkeypatch, place, told):
+@pytest.mark.parametrize(("place", "sentences"), [(0, "element 0 of 1"), (-1, "element 0 of 1"), (3, "element 3 of 7")])
+def test_a_digest_that_drops_an_element_is_seen_though_the_cpus_drops_it_too(monkeypatch, place, sentences):
     def drops(x):
         flat = x.clone().flatten()
         if -len(flat) <= place < len(flat):
@@ -65,7 +65,7 @@ def test_a_digest_that_drops_an_element_is_seen_though_the_cpus_drops_it_too(mon
     right = checks.digest
     monkeypatch.setattr(checks, "digest", drops)
     is_ok, found = check_digests(CPU)
-    assert not is_ok and "0 with another digest" in found and found.endswith(f"; first {told}")
+    assert not is_ok and "0 with another digest" in found and found.endswith(f"; first {sentences}")
 
 
 def test_attention_that_does_not_repeat_itself_or_is_cudnns_fails(monkeypatch):
@@ -155,7 +155,7 @@ def weakened():
                 yield f"too early {line.strip()}", function.__name__, early
 
 
-WEAKENED = {told: (name, "\n".join(lines)) for told, name, lines in weakened()}
+WEAKENED = {sentences: (name, "\n".join(lines)) for sentences, name, lines in weakened()}
 
 
 def test_every_line_that_waits_is_taken_away():
@@ -165,9 +165,9 @@ def test_every_line_that_waits_is_taken_away():
     assert len(asked) == len(WEAKENED) == 5
 
 
-@pytest.mark.parametrize("told", WEAKENED)
-def test_offload_fails_without_any_one_of_the_lines_that_wait(lagging, monkeypatch, told):
-    name, text = WEAKENED[told]
+@pytest.mark.parametrize("sentences", WEAKENED)
+def test_offload_fails_without_any_one_of_the_lines_that_wait(lagging, monkeypatch, sentences):
+    name, text = WEAKENED[sentences]
     made = {}
     exec(compile("from __future__ import annotations\n" + text, name, "exec"), offload_operators.__dict__, made)
     monkeypatch.setattr(offload_operators, name, made[name])
@@ -253,19 +253,19 @@ def test_rows_that_arrive_elsewhere_fail(monkeypatch):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("check", "told"),
+    ("check", "sentences"),
     [
         (lambda setting: 1 / 0, "ZeroDivisionError: division by zero"),
         (lambda setting: run.os._exit(1), "its process ended without an answer"),
         (lambda setting: time.sleep(60), "no answer within 1 s"),
     ],
 )
-def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, check, told):
+def test_a_check_that_raises_crashes_or_hangs_has_failed_and_the_others_run(monkeypatch, check, sentences):
     monkeypatch.setattr(run, "ALONE", {"broken": check, "fine": lambda setting: (True, "fine")})
     monkeypatch.setattr(run, "PROCESSES", {})
     monkeypatch.setattr(run, "TOGETHER", {})
     broken, fine = run.run_checks(CPU, 1.0, ["broken", "fine"])
-    assert broken == CheckResult(name="broken", is_ok=False, found=told)
+    assert broken == CheckResult(name="broken", is_ok=False, found=sentences)
     assert fine.is_ok
 
 
@@ -276,16 +276,16 @@ def test_sizes_go_up_by_fours_to_the_largest():
 
 @pytest.mark.parametrize(("ranks", "names"), [(1, [*ALONE, *PROCESSES]), (2, [*ALONE, *PROCESSES, *TOGETHER])])
 def test_one_rank_checks_what_needs_no_other(monkeypatch, ranks, names):
-    told = []
+    sentences = []
 
     def forked(name, bodies, seconds):
-        told.append((name, len(bodies)))
+        sentences.append((name, len(bodies)))
         return CheckResult(name=name, is_ok=True, found=""), [""] * len(bodies)
 
     monkeypatch.setattr(run, "_forked", forked)
     list(run.run_checks(Setting(device="cpu", ranks=ranks)))
     each = [(name, ranks if name in TOGETHER or name in PROCESSES else 1) for name in names]
-    assert list(dict.fromkeys(told)) == each and told.count(("repeatability", ranks)) == 2
-    told.clear()
+    assert list(dict.fromkeys(sentences)) == each and sentences.count(("repeatability", ranks)) == 2
+    sentences.clear()
     list(run.run_checks(Setting(device="cpu", ranks=ranks), names=["offload", "all-to-all"]))
-    assert [name for name, _ in told] == [name for name in names if name in ("offload", "all-to-all")]
+    assert [name for name, _ in sentences] == [name for name in names if name in ("offload", "all-to-all")]

@@ -43,7 +43,7 @@ def test_a_version_that_is_too_old_is_refused_and_a_nightly_is_not():
         assert next(doctor.check_torch(replace(ABLE, version=version))).is_ok is is_ok
 
 
-def test_a_release_within_the_range_that_was_never_tested_is_told():
+def test_a_release_within_the_range_that_was_never_tested_is_reported():
     assert lines(replace(ABLE, version="2.14.0"))[0] == (
         f"ok  torch: 2.14.0, none of the tested {TESTED}; supported: 2.11 or later"
     )
@@ -98,7 +98,7 @@ def test_a_trial_that_hangs_is_ended(monkeypatch):
     assert "ran longer than" in str(check)
 
 
-def test_a_step_that_is_another_on_another_rank_is_told_before_anything_runs(monkeypatch):
+def test_a_step_that_is_another_on_another_rank_is_reported_before_anything_runs(monkeypatch):
     assert str(doctor.check_ranks_code(None)) == (
         "ok  one code: a small step is the same on the first rank and the last, whose coordinates all differ"
     )
@@ -128,7 +128,7 @@ def gpus(needs_gpus=False, **facts):
     return list(doctor.check_torch(replace(ABLE, **facts), needs_gpus=needs_gpus))[-1]
 
 
-def test_eight_gpus_get_nccl_and_fewer_are_told_how_they_can_be_used():
+def test_eight_gpus_get_nccl_and_fewer_learn_how_they_can_be_used():
     assert str(gpus(gpus=["H200"] * 8)) == "ok  GPUs: 8 (H200), NCCL"
     assert str(gpus(gpus=["H200"])) == (
         "ok  GPUs: 1 (H200), for 8 ranks: --device cuda takes --world-size 1, or --share-gpus over gloo"
@@ -150,7 +150,7 @@ def test_where_runs_are_to_take_place_on_gpus_each_rank_needs_one(num_gpus, is_o
     assert doctor.summarize([gpus(gpus=["H200"] * num_gpus, needs_gpus=True)]).is_ok is is_ok
 
 
-def test_a_torch_that_cannot_be_imported_is_told_with_a_fix():
+def test_a_torch_that_cannot_be_imported_is_reported_with_a_fix():
     assert lines("ModuleNotFoundError: No module named 'torch'") == [
         "no  torch: ModuleNotFoundError: No module named 'torch'; fix: pip install torch, 2.11 or later"
     ]
@@ -170,7 +170,7 @@ def test_the_probe_reads_torch_in_another_process_and_survives_its_absence(monke
     assert str(doctor.probe_torch()).startswith("asking it failed: ")
 
 
-def test_too_little_memory_or_an_old_python_is_told():
+def test_too_little_memory_or_an_old_python_is_reported():
     assert str(doctor.check_memory(1.0)) == (
         "no  memory: 1.0 GiB available, 4 needed for 8 ranks; "
         "fix: end other programs, or use fewer ranks with --world-size"
@@ -195,7 +195,7 @@ def test_what_no_main_case_needs_stops_nothing():
     assert doctor.summarize([check]).is_ok
 
 
-def test_a_missing_compiler_is_told_and_stops_no_main_case(monkeypatch):
+def test_a_missing_compiler_is_reported_and_stops_no_main_case(monkeypatch):
     check = doctor.check_compiler("no program g++ is found")
     assert str(check) == (
         "no  C++ compiler: no program g++ is found; the cases of family backends need it; "

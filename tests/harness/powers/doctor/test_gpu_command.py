@@ -71,7 +71,7 @@ def test_without_gpus_that_nccl_could_join_what_needs_one_device_is_run_and_no_m
     assert status_of([first, *others]) == 3
 
 
-def test_eight_ranks_share_one_gpu_where_they_are_told_to(monkeypatch, tmp_path):
+def test_eight_ranks_share_one_gpu_where_they_are_configured_to(monkeypatch, tmp_path):
     """Over NCCL where a check is of it, and over gloo in cases; on eight GPUs there is nothing to share."""
     ran = []
 
@@ -117,7 +117,7 @@ def test_a_failure_is_1_and_what_was_not_run_is_3(outcomes, status):
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("ranks", "names"), [(2, NAMES), pytest.param(1, ALONE, marks=pytest.mark.slow)])
-def test_a_check_that_was_never_told_has_failed(ranks, names):
+def test_a_check_that_was_never_reported_has_failed(ranks, names):
     """There are no GPUs of the kind `none`, so each check raises; and where the process ends, none is told."""
     lines = list(run_checks("none", ranks, names))
     assert [(line.name, line.outcome) for line in lines] == [(name, "FAIL") for name in names]
@@ -175,7 +175,7 @@ def test_a_case_that_is_to_be_close_has_failed_where_it_is_equal_or_different(ca
     about = EQUAL | {"steps": 2, "world_size": 2, "device": "cuda", "backend": "nccl"}
     for verdict in Verdict:
         result = CaseResult(case=case, **about | {"verdict": verdict})
-        assert gpu_command.tell_equal(result, 1)[0] is (verdict == Verdict.CLOSE)
+        assert gpu_command.judge_equal_run(result, 1)[0] is (verdict == Verdict.CLOSE)
 
 
 def test_a_case_that_cannot_run_on_so_few_gpus_is_not_run_and_says_why(monkeypatch, tmp_path):
@@ -193,11 +193,11 @@ def test_a_rank_that_is_killed_or_hangs_must_be_named(cases_come_to):
     error = "RankError: rank 1 was killed by SIGKILL"
     killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=error)[0]
     assert (killed.name, killed.outcome, hung.name, hung.outcome) == (KILLED, "pass", HUNG, "FAIL")
-    killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=told_hang())[0]
+    killed, hung, *_ = cases_come_to(verdict=Verdict.ERROR, error=reported_hang())[0]
     assert (killed.outcome, hung.outcome) == ("FAIL", "pass")
 
 
-def told_hang(
+def reported_hang(
     found="ranks 0, 1 at step 1, unfinished", first="waits for all_gather 9", second="has waited for all_gather 8"
 ):
     """The text of a hang in which each of two ranks did something last."""
@@ -212,47 +212,47 @@ def told_hang(
 @pytest.mark.parametrize(
     ("text", "rank", "is_seen"),
     [
-        (told_hang(), 1, True),
-        (told_hang(first="has waited for all_gather 9"), 1, True),  # as on CUDA, whose hosts run ahead
-        (told_hang(found="rank 0 at the start; ranks 0, 1 at step 1, unfinished"), 1, True),
-        (told_hang(first="has waited for all_gather 8"), 1, False),
-        (told_hang(first="has waited for all_gather 7"), 1, False),
-        (told_hang(second="waits for all_gather 8"), 1, False),
-        (told_hang(), 0, False),
-        (told_hang(found="ranks 0, 1 at step 10, unfinished"), 1, False),
-        (told_hang(found="ranks 0, 11 at step 1, unfinished"), 1, False),
-        (told_hang(found="rank 1 at step 1, unfinished"), 1, False),
-        (told_hang(found="rank 0 at step 1, unfinished"), 1, False),
-        (told_hang().replace("longer than", "for"), 1, False),
+        (reported_hang(), 1, True),
+        (reported_hang(first="has waited for all_gather 9"), 1, True),  # as on CUDA, whose hosts run ahead
+        (reported_hang(found="rank 0 at the start; ranks 0, 1 at step 1, unfinished"), 1, True),
+        (reported_hang(first="has waited for all_gather 8"), 1, False),
+        (reported_hang(first="has waited for all_gather 7"), 1, False),
+        (reported_hang(second="waits for all_gather 8"), 1, False),
+        (reported_hang(), 0, False),
+        (reported_hang(found="ranks 0, 1 at step 10, unfinished"), 1, False),
+        (reported_hang(found="ranks 0, 11 at step 1, unfinished"), 1, False),
+        (reported_hang(found="rank 1 at step 1, unfinished"), 1, False),
+        (reported_hang(found="rank 0 at step 1, unfinished"), 1, False),
+        (reported_hang().replace("longer than", "for"), 1, False),
         ("1 at step 1, longer than", 1, False),
     ],
 )
-def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, is_seen):
+def test_a_rank_that_hangs_must_be_distinguished_from_those_that_it_holds_up(text, rank, is_seen):
     result = CaseResult(
         case=CASES["moe_batch"], verdict=Verdict.ERROR, error=text, steps=2, world_size=2, device="cuda", backend="nccl"
     )
-    assert gpu_command.tell_hung(result, rank)[0] is is_seen
-    assert not gpu_command.tell_hung(replace(result, verdict=Verdict.UNVERIFIED), rank)[0]
+    assert gpu_command.judge_hung(result, rank)[0] is is_seen
+    assert not gpu_command.judge_hung(replace(result, verdict=Verdict.UNVERIFIED), rank)[0]
 
 
 @pytest.mark.slow
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("name", "inject", "tell", "outcome", "found"),
+    ("name", "inject", "judge", "outcome", "found"),
     [
-        (KILLED, "kill-rank:rank=1,step=0", gpu_command.tell_killed, "pass", "killed by signal 9 (SIGKILL) at step 0"),
-        (KILLED, "raise:rank=1,step=0", gpu_command.tell_killed, "FAIL", "where rank 1 and SIGKILL should be named"),
-        (HUNG, "hang-rank:rank=1,step=1", gpu_command.tell_hung, "pass", "ranks 0, 1 at step 1, unfinished"),
+        (KILLED, "kill-rank:rank=1,step=0", gpu_command.judge_killed, "pass", "killed by signal 9 (SIGKILL) at step 0"),
+        (KILLED, "raise:rank=1,step=0", gpu_command.judge_killed, "FAIL", "where rank 1 and SIGKILL should be named"),
+        (HUNG, "hang-rank:rank=1,step=1", gpu_command.judge_hung, "pass", "ranks 0, 1 at step 1, unfinished"),
         (
             HUNG,
             "kill-rank:rank=1,step=1",
-            gpu_command.tell_hung,
+            gpu_command.judge_hung,
             "FAIL",
             "where rank 1 should be seen to hold up others at step 1",
         ),
-        ("moe_batch", None, gpu_command.tell_equal, "pass", "EQUAL on 2 ranks, cpu, shared: 0 of "),
+        ("moe_batch", None, gpu_command.judge_equal_run, "pass", "EQUAL on 2 ranks, cpu, shared: 0 of "),
         *(
-            (name, fault, gpu_command.tell_equal, "FAIL", "DIFFERENT on ")
+            (name, fault, gpu_command.judge_equal_run, "FAIL", "DIFFERENT on ")
             for name, fault in {
                 "experts_seq_idle_experts": "expert-ends-off-by-one",
                 "isolate_distinct": "rows-sent-in-reverse",
@@ -263,17 +263,20 @@ def test_a_rank_that_hangs_must_be_told_from_those_that_it_holds_up(text, rank, 
                 "joint_llama3_fsdp4_tp2": "tensor-gradient-not-summed",
             }.items()
         ),
-        *((name, None, gpu_command.tell_equal, "pass", " ranks, cpu, shared: 0 of ") for name in CASES_TRIED[3:-1]),
+        *(
+            (name, None, gpu_command.judge_equal_run, "pass", " ranks, cpu, shared: 0 of ")
+            for name in CASES_TRIED[3:-1]
+        ),
     ],
 )
-def test_ranks_and_cases_are_run_and_told_on_a_cpu_as_they_would_be_on_gpus(
-    tmp_path, name, inject, tell, outcome, found
+def test_ranks_and_cases_are_run_and_reported_on_a_cpu_as_they_would_be_on_gpus(
+    tmp_path, name, inject, judge, outcome, found
 ):
     """What is killed and hangs is named there too, and a case fails with a defect of what it is there for."""
     case = small(CASES[name if name in CASES else "moe_batch"], layers=2 if name == "blocks_batch_offload" else 1)
     ranks = 8 if case.parallelism.ep == 8 else 2
     case = replace(case, parallelism=replace(case.parallelism, world_size=ranks), steps=2)
-    line = gpu_command.try_case(case, name, inject, 45.0, tmp_path, tell, device="cpu")
+    line = gpu_command.try_case(case, name, inject, 45.0, tmp_path, judge, device="cpu")
     assert line.outcome == outcome and found in line.found
 
 
@@ -297,7 +300,7 @@ def test_a_check_of_regions_fails_where_a_region_is_wrong(
     monkeypatch.setattr(gpu_command, "RunOptions", partial(RunOptions, extra_passes=passes))
     case = small(CASES[stands_in or name])
     case = replace(case, parallelism=replace(case.parallelism, world_size=2), steps=2)
-    line = gpu_command.try_case(case, name, None, 240.0, tmp_path, gpu_command.tell_equal, device="cpu")
+    line = gpu_command.try_case(case, name, None, 240.0, tmp_path, gpu_command.judge_equal_run, device="cpu")
     assert line.outcome == outcome and found in line.found, line
 
 

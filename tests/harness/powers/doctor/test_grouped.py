@@ -93,13 +93,13 @@ def test_a_backward_that_gives_rows_anothers_gradient_fails(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("value", "told"), [(2.0**-20, "a gradient that is not zero"), (math.nan, "a value that is not finite")]
+    ("value", "reported"), [(2.0**-20, "a gradient that is not zero"), (math.nan, "a value that is not finite")]
 )
-def test_an_expert_without_rows_that_gets_what_memory_held_fails(monkeypatch, value, told):
+def test_an_expert_without_rows_that_gets_what_memory_held_fails(monkeypatch, value, reported):
     LeavesRows.value = value
     replace(monkeypatch, LeavesRows.apply)
     is_ok, found = check_no_rows(CPU)
-    assert not is_ok and f"; first 4 of 8 experts without rows: {told}" in found
+    assert not is_ok and f"; first 4 of 8 experts without rows: {reported}" in found
 
 
 def test_products_that_are_nan_fail(monkeypatch):

@@ -47,9 +47,9 @@ def test_shards_become_one_run_in_the_order_of_the_selection(shards, tmp_path, c
     assert (run_dir / "logs" / "d" / "graph" / "rank0.log").read_text() == "log of d"
     assert (run_dir / "logs" / "shard-2" / "host.log").read_text() == "host of bd"
     assert (run_dir / "graphs" / "a.reference" / "00-trace.txt").is_file()
-    printed, told = capsys.readouterr()
+    printed, reported = capsys.readouterr()
     assert printed.endswith(f"report: {run_dir / 'report.md'}\n") and "4 EQUAL" in printed
-    assert told == ""
+    assert reported == ""
 
 
 def test_the_worst_shard_decides(tmp_path):
@@ -72,9 +72,9 @@ def test_the_cases_of_a_missing_shard_are_unverified(shards, tmp_path, capsys):
         ("c", "EQUAL", None),
         ("d", "UNVERIFIED", reason),
     ]
-    told = capsys.readouterr().err
-    assert told.startswith(f"bitproof: {shards[1]} counts as missing\nRecordingError: a report is not JSON\n")
-    assert told.endswith("bitproof: missing shards: 2/2\n")
+    reported = capsys.readouterr().err
+    assert reported.startswith(f"bitproof: {shards[1]} counts as missing\nRecordingError: a report is not JSON\n")
+    assert reported.endswith("bitproof: missing shards: 2/2\n")
 
 
 def test_a_case_that_its_shard_forgot_is_unverified(tmp_path):
@@ -102,7 +102,7 @@ def test_an_empty_shard_and_cases_that_a_machine_cannot_judge_belong_to_the_whol
     assert ([entry.case.name for entry in report.cases], report.not_run) == (["a"], {"b": "no GPU"})
 
 
-def test_what_machines_and_options_say_differently_is_told_and_kept_by_shard(tmp_path, capsys):
+def test_what_machines_and_options_say_differently_is_reported_and_kept_by_shard(tmp_path, capsys):
     first = write_shard(tmp_path, 1, 2, SELECTION)
     second = write_shard(tmp_path, 2, 2, SELECTION, environment=ENVIRONMENT | {"torch": "2.12.0"}, options=("-x",))
     assert merge([first, second], tmp_path / "merged") == 0
@@ -163,7 +163,7 @@ def test_a_whole_run_is_no_shard(tmp_path):
     )
 
 
-def test_a_run_of_faults_beside_the_shards_is_told_and_counts(shards, tmp_path, capsys):
+def test_a_run_of_faults_beside_the_shards_is_reported_and_counts(shards, tmp_path, capsys):
     clean, survived = Score(faults=2, killed=2), Score(faults=2, killed=1)
     for score, status in ((clean, 0), (survived, 1)):
         folder = tmp_path / f"faults{status}"

@@ -136,8 +136,12 @@ def test_a_program_that_fails_in_the_new_environment_alone_is_shown_with_its_err
         PROGRAM.replace("return y", "assert not os.environ.get('PLANTED'), 'no such head'\n    return y")
     )
     assert main(["moved", program, "--env", "PLANTED=1"]) == 3
-    told = capsys.readouterr().err
-    assert "the program failed (exchange)" in told and "AssertionError: no such head" in told and sys.executable in told
+    reported = capsys.readouterr().err
+    assert (
+        "the program failed (exchange)" in reported
+        and "AssertionError: no such head" in reported
+        and sys.executable in reported
+    )
 
 
 def test_calls_are_replayed_on_another_device_or_refused_where_there_is_none(program, capsys):

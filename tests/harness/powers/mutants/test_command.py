@@ -151,10 +151,10 @@ def test_faults_are_killed_and_no_equivalent_is_flagged(tmp_path, name, ranks, c
     struck = [x for x in found["outcomes"] if x["status"] != "not struck"]
     assert [x["fault"] for x in struck if x["status"] in ("flagged", "unjudged")] == []
     survivors = {x["fault"] for x in struck if x["status"] == "survived"}
-    told = {x["fault"] for x in struck if x["reason"] and x["reason"].startswith("this case cannot see it")}
+    reported = {x["fault"] for x in struck if x["reason"] and x["reason"].startswith("this case cannot see it")}
     # On 2 ranks in bfloat16 these sums are exact, as the page of faults says; in float32 they are not.
     exact = {"gradients-added-before-reduction"} if name == "moe_seq" else set()
-    assert survivors - told <= {"reciprocal-root-in-two-steps", *exact}, "of few elements and steps"
+    assert survivors - reported <= {"reciprocal-root-in-two-steps", *exact}, "of few elements and steps"
     right = [x["place_right"] for x in struck if x["place_right"] is not None]
     assert right.count(True) >= 0.9 * len(right)
 

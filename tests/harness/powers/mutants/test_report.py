@@ -16,8 +16,8 @@ from bitproof.harness.powers.mutants.report import (
     read_found,
     render_json,
     render_markdown,
+    summary_lines,
     table_into,
-    tell,
 )
 from bitproof.harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
 
@@ -75,14 +75,14 @@ def test_families_have_a_row_each_and_all_of_them_one():
 
 
 def test_the_terminal_names_survivors_and_false_alarms():
-    text = "\n".join(tell(FaultsFound(outcomes=[KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
+    text = "\n".join(summary_lines(FaultsFound(outcomes=[KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
     for title in ("survivors:\n  quiet", "false alarms:\n  alarm", "struck nothing:\n  lost", "elsewhere:\n  astray"):
         assert title in text
     assert text.endswith(str(Score.of([KILLED, SURVIVED, ELSEWHERE, FLAGGED, LOST])))
-    assert "ended early: interrupted" in "\n".join(tell(FaultsFound(problem="interrupted")))
+    assert "ended early: interrupted" in "\n".join(summary_lines(FaultsFound(problem="interrupted")))
 
 
-def test_an_error_that_killed_is_told_as_an_error():
+def test_an_error_that_killed_is_reported_as_an_error():
     text = render_markdown(FaultsFound(outcomes=[replace(KILLED, verdict=Verdict.ERROR, kinds=(), call=None)]))
     assert "| killed (ERROR) |" in text
 

@@ -31,7 +31,7 @@ from bitproof.harness.powers.proofs.prover.graphs.admitted import (
     mixes_as_tried,
     mixtures_of,
 )
-from bitproof.harness.powers.proofs.prover.graphs.fitting import misfits
+from bitproof.harness.powers.proofs.prover.graphs.size_checks import sizes_misfit
 from bitproof.harness.torch_compat import OpOverload
 from tests.harness.powers.proofs.scan_layouts import difference, fake_lay_of, lay_of
 from tests.harness.powers.proofs.scan_variants import (
@@ -116,15 +116,15 @@ def guarded(args: Arguments, garbage: int) -> Arguments:
 def described(op: OpOverload, args: Arguments) -> str:
     """A call in words, for whoever wants to make it again."""
 
-    def told(x: Any) -> Any:
+    def description(x: Any) -> Any:
         if isinstance(x, Tensor):
             layout = f"{list(x.stride())}" + (f"+{x.storage_offset()}" if x.storage_offset() else "")
             return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}@{layout}"
         if isinstance(x, (list, tuple)):
-            return "[" + ", ".join(map(str, map(told, x))) + "]"
+            return "[" + ", ".join(map(str, map(description, x))) + "]"
         return x
 
-    parts = [*(str(told(x)) for x in args[0]), *(f"{name}={told(x)}" for name, x in args[1].items())]
+    parts = [*(str(description(x)) for x in args[0]), *(f"{name}={description(x)}" for name, x in args[1].items())]
     return f"{op}({', '.join(parts)})"
 
 
@@ -176,7 +176,7 @@ def try_call(op: OpOverload, args: Arguments, seen: Scanned, *, is_whole: bool =
     Returns whether it ran on real values."""
     if any(x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized for x in tensors_of(args)):
         return False
-    if misfits(str(op), by_name(op, args)) or any(x.numel() > 100_000 for x in tensors_of(args)):
+    if sizes_misfit(str(op), by_name(op, args)) or any(x.numel() > 100_000 for x in tensors_of(args)):
         return False
     call = described(op, args)
     try:

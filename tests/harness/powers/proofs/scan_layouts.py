@@ -84,6 +84,6 @@ def difference(op: OpOverload, real: Sequence[Any], fake: Sequence[Any]) -> str 
         strides = [*zip(mine[1], mine[2], other[2], strict=True)]
         if any(n > 1 and s != t for n, s, t in strides) or len({is_channels_last(*x[1:3]) for x in (mine, other)}) > 1:
             return "its strides are others than its fake's"
-        if (mine[3:] != other[3:]) and str(op) not in known.SHARES_UNTOLD:
+        if (mine[3:] != other[3:]) and str(op) not in known.SHARES_UNSTATED:
             return "it shares memory otherwise than its fake" if mine[4] != other[4] else "its offset is another"
     return None

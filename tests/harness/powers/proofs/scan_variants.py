@@ -246,7 +246,7 @@ class Mixes:
     def __init__(self, op: OpOverload, mixture: str, chance: random.Random) -> None:
         found = pairs_of_dtypes(mixture)
         chance.shuffle(found)
-        is_free = written_names(op) or str(op) in known.LIES_BY_SHAPE or str(op) in known.CHOOSES
+        is_free = written_names(op) or str(op) in known.MIXES_FLOATS_IN_ANY_LAYOUT or str(op) in known.CHOOSES
         self.mixture = mixture
         self.dtypes = itertools.cycle(found)
         self.lays = pairs_of_layouts(chance) if is_free else _alike(chance)

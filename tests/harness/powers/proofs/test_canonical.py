@@ -76,7 +76,7 @@ def test_what_is_filled_or_padded_holds_a_number_whatever_made_it():
     assert verdict(lambda w, x: pad(w * x, (0, 0, -1, 0)), lambda w, x: (w * x)[1:], W, S) == OTHER
 
 
-def test_what_is_filled_and_whose_size_depends_on_data_is_told_by_that_size():
+def test_what_is_filled_and_whose_size_depends_on_data_is_reported_by_that_size():
     rows = lambda x: x[:, 0].nonzero()[:, 0]  # noqa: E731
     zeros = lambda n, w, x: torch.cat([w * x, w.new_zeros(n, 6)])  # noqa: E731
     own = lambda w, x: zeros(rows(x).shape[0], w, x)  # noqa: E731
@@ -369,8 +369,8 @@ def test_a_collective_of_another_size_than_its_group_is_refused():
 def test_a_collective_that_is_not_waited_for_is_refused():
     early = lambda w, x: launched(w * x) + x  # noqa: E731
     assert verdict(early, early, W, S) == REFUSED
-    told = "it reads what `all_reduce` brings, before anything waits for it"
-    assert told in reasons(early, early, W, S)[0]
+    text = "it reads what `all_reduce` brings, before anything waits for it"
+    assert text in reasons(early, early, W, S)[0]
 
 
 def test_what_is_in_flight_may_be_read_and_not_written():
@@ -493,7 +493,7 @@ def test_a_copy_is_followed_as_a_collective_is():
     late = "before anything waits for it"
     right = copied()
     assert verdict(right, right, W, S) == ONE
-    for wrong, told in (
+    for wrong, reported in (
         (copied(wait_offload=False), f"it reads what `offload` brings, {late}"),
         (copied(wait_reload=False), f"it reads what `reload` brings, {late}"),  # a wait of another kind ends nothing
         (copied(write="source"), "`offload` is read after `add_` wrote a part of its memory"),
@@ -501,7 +501,7 @@ def test_a_copy_is_followed_as_a_collective_is():
         (copied(keep=False), "it waits for `offload`, which copies what is not kept until then"),
     ):
         assert verdict(right, wrong, W, S) == REFUSED
-        assert told in reasons(right, wrong, W, S)[0]
+        assert reported in reasons(right, wrong, W, S)[0]
 
 
 @pytest.mark.parametrize("op", ["all_reduce_", "broadcast"])

@@ -70,13 +70,13 @@ def change_case(folder, edit):
     change(folder, edit_text)
 
 
-def told_of(folder, capsys, status):
+def output_of(folder, capsys, status):
     assert main(["check-certificate", str(folder)]) == status
     return capsys.readouterr().out
 
 
-def test_an_accepted_certificate_is_told_with_what_it_is_about_and_what_it_assumes(folder, capsys):
-    first, second, third, fourth, *others = told_of(folder / "same", capsys, 0).splitlines()
+def test_an_accepted_certificate_is_reported_with_what_it_is_about_and_what_it_assumes(folder, capsys):
+    first, second, third, fourth, *others = output_of(folder / "same", capsys, 0).splitlines()
     assert first.endswith("same: accepted: case same, 5 steps; outputs: 2 PROVED")
     assert second.startswith("  sha256 of certificate.json: ")
     assert third == "  is about graph against eager, deepseek_v3 tiny, 8 ranks"
@@ -113,53 +113,53 @@ def test_an_accepted_certificate_is_told_with_what_it_is_about_and_what_it_assum
 )
 def test_a_certificate_that_is_sealed_anew_is_rejected_where_it_is_not_about_its_graphs(folder, capsys, edit, reason):
     change(folder / "same", edit)
-    assert reason in told_of(folder / "same", capsys, 3)
+    assert reason in output_of(folder / "same", capsys, 3)
 
 
 def test_an_output_is_left_out_of_no_graph_and_no_list(folder, capsys):
     change(folder / "same", lambda graph: graph["outputs"].pop(), "reference.json", "candidate.json")
     change(folder / "same", lambda m: (m["answers"].pop(), m["subject"]["outputs"].pop()))
-    told = told_of(folder / "same", capsys, 3)
-    assert "the reference does not return the step's outputs: gradient of 0" in told
+    reported = output_of(folder / "same", capsys, 3)
+    assert "the reference does not return the step's outputs: gradient of 0" in reported
 
 
 def test_outputs_that_are_exchanged_are_rejected(folder, capsys):
     change(folder / "same", lambda graph: graph["outputs"].reverse(), "reference.json", "candidate.json")
-    assert "the reference does not return the step's outputs: in another order" in told_of(folder / "same", capsys, 3)
+    assert "the reference does not return the step's outputs: in another order" in output_of(folder / "same", capsys, 3)
 
 
 def test_an_output_that_is_listed_twice_is_rejected(folder, capsys):
     change(folder / "same", lambda graph: graph["outputs"].append(graph["outputs"][0]), "reference.json")
-    assert "a name stands for two outputs" in told_of(folder / "same", capsys, 3)
+    assert "a name stands for two outputs" in output_of(folder / "same", capsys, 3)
 
 
 def test_a_case_of_fewer_fields_or_of_wrong_values_is_rejected(folder, capsys):
     change_case(folder / "same", lambda case: case["model"].update(layers="many"))
-    assert "it holds no case" in told_of(folder / "same", capsys, 3)
+    assert "it holds no case" in output_of(folder / "same", capsys, 3)
 
 
-def test_a_case_that_is_not_the_one_of_its_name_here_is_told_with_what_differs(folder, capsys):
+def test_a_case_that_is_not_the_one_of_its_name_here_is_reported_with_what_differs(folder, capsys):
     write(folder / "moe_seq", lambda w, x: (x + w, w * x), name="moe_seq")
-    told = told_of(folder / "moe_seq", capsys, 0)
-    assert "  not as case moe_seq comes with bitproof: " in told
+    reported = output_of(folder / "moe_seq", capsys, 0)
+    assert "  not as case moe_seq comes with bitproof: " in reported
 
 
-def test_a_candidate_that_is_the_reference_is_told(folder, capsys):
+def test_a_candidate_that_is_the_reference_is_reported(folder, capsys):
     (folder / "same" / "candidate.json").write_bytes((folder / "same" / "reference.json").read_bytes())
     seal(folder / "same")
-    assert "  both graphs are the same, call for call" in told_of(folder / "same", capsys, 0)
+    assert "  both graphs are the same, call for call" in output_of(folder / "same", capsys, 0)
 
 
 def test_a_name_that_stands_twice_is_rejected(folder, capsys):
     path = folder / "same" / "certificate.json"
     path.write_text(path.read_text().replace('"answers":', '"answers": [],\n "answers":', 1))
-    assert "a name stands twice" in told_of(folder / "same", capsys, 3)
+    assert "a name stands twice" in output_of(folder / "same", capsys, 3)
 
 
 def test_a_pipe_is_rejected_and_not_waited_for(folder, capsys):
     (folder / "same" / "steps.json").unlink()
     os.mkfifo(folder / "same" / "steps.json")
-    assert "steps.json is no regular file" in told_of(folder / "same", capsys, 3)
+    assert "steps.json is no regular file" in output_of(folder / "same", capsys, 3)
 
 
 def test_the_option_for_a_second_checker_has_no_effect_and_says_so(folder, capsys):
@@ -177,9 +177,9 @@ def test_options_of_a_retrace_without_one_are_a_wrong_call(folder, capsys):
 def test_a_retrace_runs_no_pass_that_the_certificate_alone_names(folder, capsys):
     change(folder / "same", lambda m: m["subject"].update(extra_passes=["os:abort"]))
     assert main(["check-certificate", str(folder / "same"), "--retrace"]) == 2
-    told = capsys.readouterr().err
-    assert "expected: --extra-pass os:abort" in told
-    assert "found: none" in told
+    reported = capsys.readouterr().err
+    assert "expected: --extra-pass os:abort" in reported
+    assert "found: none" in reported
 
 
 def test_a_retrace_rejects_what_was_made_by_other_code_or_another_torch(folder, capsys):
@@ -209,16 +209,16 @@ def test_a_part_of_a_certificate_is_one_that_is_rejected(folder, capsys):
     (folder / "same" / "steps.json").rename(folder / "gone" / "steps.json")
     (folder / "same" / "certificate.json").unlink()
     assert main(["check-certificate", str(folder)]) == 3
-    told = capsys.readouterr().out
-    assert "gone: REJECTED" in told
-    assert "same: REJECTED" in told
+    reported = capsys.readouterr().out
+    assert "gone: REJECTED" in reported
+    assert "same: REJECTED" in reported
 
 
 def test_words_of_a_certificate_cannot_say_that_another_is_accepted(folder, capsys):
     name = "x\nother: accepted\x1b[8m"
     change(folder / "same", lambda m: m["assumptions"].append(name))
-    told = told_of(folder / "same", capsys, 0)
-    assert told.endswith("  assumes that x\\nother: accepted\\x1b[8m\n")
+    reported = output_of(folder / "same", capsys, 0)
+    assert reported.endswith("  assumes that x\\nother: accepted\\x1b[8m\n")
 
 
 @pytest.mark.ranks
@@ -231,9 +231,9 @@ def test_checking_loads_neither_torch_nor_the_prover(tmp_path):
         "proves = any(name.startswith('bitproof.harness.powers.proofs.prover') for name in sys.modules);"
         "print(json.dumps([status, 'torch' in sys.modules, proves]))"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "accepted: case same" in told[0]
-    assert json.loads(told[-1]) == [0, False, False]
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "accepted: case same" in lines[0]
+    assert json.loads(lines[-1]) == [0, False, False]
 
 
 @pytest.fixture
@@ -264,15 +264,15 @@ def test_a_signed_certificate_is_accepted_by_the_name_of_its_signer(folder, keyg
 @pytest.mark.parametrize("flaw", ["none", "namespace", "signer", "changed", "other's"])
 def test_a_certificate_without_its_signature_is_rejected(folder, keygen, capsys, flaw):
     sign, signers = keygen
-    same, told = folder / "same", "its signature is of something else, or for something else"
+    same, text = folder / "same", "its signature is of something else, or for something else"
     if flaw != "none":
         sign(same, "other" if flaw == "namespace" else "bitproof-certificate")
     if flaw == "none":
-        told = "it is not signed: there is no certificate.json.sig"
+        text = "it is not signed: there is no certificate.json.sig"
     if flaw == "signer":
         subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / "others"], check=True)
         signers.write_text(f"kim@example.org {(folder / 'others.pub').read_text()}")
-        told = "not signed by any of the allowed signers"
+        text = "not signed by any of the allowed signers"
     if flaw == "changed":
         change(same, lambda values: values["answers"].reverse())
     if flaw == "other's":
@@ -280,4 +280,4 @@ def test_a_certificate_without_its_signature_is_rejected(folder, keygen, capsys,
         shutil.copy(same / "certificate.json.sig", folder / "less")
         same = folder / "less"
     assert main(["check-certificate", str(same), "--signers", str(signers)]) == 3
-    assert f"REJECTED: {told}" in capsys.readouterr().out
+    assert f"REJECTED: {text}" in capsys.readouterr().out

@@ -13,7 +13,7 @@ from bitproof.harness.checks.check import Check, Evidence
 from bitproof.harness.commands.run import run_and_report
 from bitproof.harness.errors import UsageError
 from bitproof.harness.execute import launch
-from bitproof.harness.execute.checks.findings import judged, prepared
+from bitproof.harness.execute.checks.findings import judged, prepare_all
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.proofs import preflight
 from bitproof.harness.powers.proofs.check import ProofCheck, ProofOptions
@@ -108,5 +108,5 @@ def test_a_check_that_fails_before_any_case_is_named_with_its_line(tmp_path):
             return None
 
     with pytest.raises(UsageError, match="check failing failed before any case ran") as found:
-        list(prepared([FIRST], RunOptions(active=(Failing(None),)), tmp_path))
+        list(prepare_all([FIRST], RunOptions(active=(Failing(None),)), tmp_path))
     assert "KeyError: 'memory'" in str(found.value) and "test_check.py:" in str(found.value)

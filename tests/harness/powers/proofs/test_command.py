@@ -29,7 +29,7 @@ def case_file(tmp_path):
     return write
 
 
-def test_a_proved_case_is_told_in_a_line_with_what_it_assumes(case_file, capsys):
+def test_a_proved_case_is_reported_in_a_line_with_what_it_assumes(case_file, capsys):
     assert main(["prove", "--case", case_file("moe_seq")]) == 0
     first, update, steps, *others = capsys.readouterr().out.splitlines()
     assert first.startswith("moe_seq: PROVED: 19 PROVED of 19 outputs; 19 of 19 computed and found so; ")
@@ -41,10 +41,10 @@ def test_a_proved_case_is_told_in_a_line_with_what_it_assumes(case_file, capsys)
 @pytest.mark.slow
 def test_what_is_not_proved_shows_the_moved_additions(case_file, capsys):
     assert main(["prove", "--case", case_file("moe_seq"), "--early-grad-accumulation"]) == 1
-    told = capsys.readouterr().out
-    assert "moe_seq: NOT PROVED, although EQUAL is expected: " in told
-    assert "the reference adds here: aten.add.Tensor" in told
-    assert "the candidate adds here: aten.add.Tensor" in told
+    reported = capsys.readouterr().out
+    assert "moe_seq: NOT PROVED, although EQUAL is expected: " in reported
+    assert "the reference adds here: aten.add.Tensor" in reported
+    assert "the candidate adds here: aten.add.Tensor" in reported
 
 
 DROPS_WAITS = """
@@ -67,8 +67,8 @@ def test_a_pass_that_drops_the_waits_for_copies_is_refused_naming_what_is_read_t
     (tmp_path / "case.json").write_text(json.dumps(case.to_dict()))
     given = ["prove", "--case", str(tmp_path / "case.json")]
     assert main([*given, "--extra-pass", f"{tmp_path}/drops.py:drop"]) == 3
-    told = capsys.readouterr().out
-    assert told.startswith("moe_seq: REFUSED") and "load` brings, before anything waits for it" in told
+    reported = capsys.readouterr().out
+    assert reported.startswith("moe_seq: REFUSED") and "load` brings, before anything waits for it" in reported
 
 
 def test_json_has_every_output(case_file, capsys, monkeypatch):
@@ -119,7 +119,7 @@ def test_a_step_that_cannot_be_traced_is_refused(case_file, capsys, monkeypatch)
     assert "moe_seq: REFUSED: TraceError: cannot trace" in capsys.readouterr().out
 
 
-def test_a_wrong_call_is_told_before_anything_is_traced(case_file, capsys, tmp_path):
+def test_a_wrong_call_is_reported_before_anything_is_traced(case_file, capsys, tmp_path):
     assert main(["prove", "--case", case_file("moe_seq"), "-k", "nothing_like_this"]) == 2
     assert main(["prove", "-k", "moe_seq", "--extra-pass", f"{tmp_path}/none.py:f"]) == 2
     assert main(["prove", "-k", "nothing_like_this"]) == 2

@@ -6,9 +6,9 @@ from bitproof.harness.powers.proofs.prover.evaluate import (
     Evaluator,
     NotEvaluatedError,
     collective,
-    laid_out,
     run_graph,
     same_bits,
+    with_layout,
 )
 from tests.harness.powers.proofs.toy_graphs import GROUPS, PAIRS, as_data, c10d, names_of, randn, trace
 
@@ -16,11 +16,11 @@ W, X = randn(4, 6), randn(4, 6)
 
 
 def test_memory_is_laid_out_as_asked():
-    x = laid_out(W, (4, 6), (1, 4), 12)
+    x = with_layout(W, (4, 6), (1, 4), 12)
     assert (x.stride(), x.storage_offset() * 4, torch.equal(x, W)) == ((1, 4), 12, True)
-    rows = laid_out(W[:1].expand(4, 6), (4, 6), (0, 1), 0)
+    rows = with_layout(W[:1].expand(4, 6), (4, 6), (0, 1), 0)
     assert (rows.stride(), torch.equal(rows, W[:1].expand(4, 6))) == ((0, 1), True)
-    assert laid_out(torch.tensor(3.0), (), (), 4) == 3
+    assert with_layout(torch.tensor(3.0), (), (), 4) == 3
 
 
 def test_collectives_go_among_the_ranks_of_each_group_in_its_order():

@@ -59,16 +59,16 @@ def chunked(call, chunks):
 
 @pytest.mark.parametrize("chunks", [2, 4])
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "reported"),
     [
         (lambda w, x: x @ w.t(), "aten.mm returns [4, 4] in the reference and [{}, 4] in the candidate"),
         (lambda w, x: x.exp() + w[0], "aten.exp returns [4, 6] in the reference and [{}, 6] in the candidate"),
     ],
 )
-def test_a_call_on_other_shapes_is_named_as_one_that_may_round_otherwise(call, told, chunks):
+def test_a_call_on_other_shapes_is_named_as_one_that_may_round_otherwise(call, reported, chunks):
     """In float32 products of rows, or of columns, differ on a CPU here, and so do sigmoid and gelu in chunks."""
     lines = finding(call, chunked(call, chunks)).lines()
-    assert lines[-1] == f"{told.format(4 // chunks)}: its kernel may round otherwise for another shape"
+    assert lines[-1] == f"{reported.format(4 // chunks)}: its kernel may round otherwise for another shape"
 
 
 def test_columns_of_a_product_are_such_calls_and_what_rounds_each_element_by_itself_is_none():

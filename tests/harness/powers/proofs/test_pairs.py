@@ -151,7 +151,7 @@ def test_four_lines_from_import_to_an_answer():
     assert not scope["found"].differs
 
 
-def test_what_is_printed_tells_the_calls_that_differ_and_nothing_else():
+def test_what_is_printed_shows_the_calls_that_differ_and_nothing_else():
     x = randn(4, 6)
     assert str(bitproof.prove(lambda x: x + x, lambda x: 2 * x, x)) == (
         "PROVED: 1 PROVED of 1 outputs; 1 of 1 computed and found so"
@@ -178,7 +178,7 @@ def test_not_proved_says_whether_the_two_differ_or_no_rule_proves_them_equal():
     assert output == "  output 0: NOT PROVED: no rule proves them equal; they agreed on every input tried (3)"
 
 
-def test_sizes_that_are_open_are_told_with_their_bounds():
+def test_sizes_that_are_open_are_reported_with_their_bounds():
     found = judged("open rows", EQUAL["open rows"])
     assert found.bounds == ("dim 0 of input 0: 2 to 64",)
 

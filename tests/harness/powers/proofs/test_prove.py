@@ -211,7 +211,7 @@ def test_an_input_that_a_users_operator_writes_unsaid_is_refused(with_pass):
     assert refused.reason == "the candidate leaves other bits in it when it runs, and no call says that it writes it"
 
 
-def test_gradients_that_lie_otherwise_are_proved_and_told(with_pass):
+def test_gradients_that_lie_otherwise_are_proved_and_reported(with_pass):
     found = with_pass("columns", evaluate=False)
     assert found.verdict == "PROVED"
     otherwise = found.proof.laid_out_otherwise

@@ -109,7 +109,7 @@ def test_sums_are_not_regrouped():
 
 
 @pytest.mark.parametrize("op", [torch.maximum, torch.minimum, torch.fmax, torch.atan2])
-def test_operands_of_what_tells_zeros_apart_by_order_do_not_change_places(op):
+def test_operands_of_what_distinguishes_zeros_by_order_do_not_change_places(op):
     assert verdict(lambda w, x: op(w, x), lambda w, x: op(w, x), W, X) == ONE
     assert verdict(lambda w, x: op(w, x), lambda w, x: op(x, w), W, X) == OTHER
 

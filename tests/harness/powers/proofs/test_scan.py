@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bitproof.harness.powers.proofs.prover.graphs import admitted
-from tests.benchmarks.scan_operators import Notes, narrowed, scan_apart, tell
+from tests.benchmarks.scan_operators import Notes, narrowed, print_findings, scan_apart
 from tests.harness.powers.proofs.scan import Scanned, scan
 from tests.harness.powers.proofs.toy_graphs import aten, randn
 
@@ -38,7 +38,7 @@ def listed(monkeypatch):
 
 
 def status_of(found):
-    return tell(found, {}, 0.0, partial=True)
+    return print_findings(found, {}, 0.0, partial=True)
 
 
 def test_a_list_that_holds_an_operator_which_writes_what_it_does_not_say_is_contradicted(listed, capsys):
@@ -49,9 +49,9 @@ def test_a_list_that_holds_an_operator_which_writes_what_it_does_not_say_is_cont
     assert "admitted: 1; of these misbehave: none" in capsys.readouterr().out
     listed[LIES] = admitted.ROWS
     assert status_of(found) == 1
-    told = capsys.readouterr().out
-    assert f"| {LIES} | it writes running_mean, which its schema does not say | rows |" in told
-    assert f"admitted: 2; of these misbehave: {LIES}" in told
+    reported = capsys.readouterr().out
+    assert f"| {LIES} | it writes running_mean, which its schema does not say | rows |" in reported
+    assert f"admitted: 2; of these misbehave: {LIES}" in reported
 
 
 def test_an_operator_that_misbehaves_only_in_layouts_in_which_it_is_not_admitted_contradicts_nothing(listed):
@@ -84,7 +84,7 @@ def test_what_was_contradicted_leaves_the_list_or_keeps_the_layouts_in_which_not
     assert narrowed(allowed, found, honest) == {"wide": "inner-rows", "narrow": "rows", "fine": "rows", "other": "rows"}
 
 
-def test_a_listed_operator_that_ends_its_process_or_never_ran_is_told_and_the_others_are_scanned(listed, capsys):
+def test_a_listed_operator_that_ends_its_process_or_never_ran_is_reported_and_the_others_are_scanned(listed, capsys):
     found = {}
     work = {
         "aten.one.default": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -95,11 +95,15 @@ def test_a_listed_operator_that_ends_its_process_or_never_ran_is_told_and_the_ot
     scan_apart(work, 2, found, NOTES)
     assert [found[name].crashed for name in work] == [True, True, False, False]
     assert found[HONEST].ran == 6
-    for name, told in (("one", "misbehave: aten.one"), ("two", "misbehave: aten.two"), ("three", "run: aten.three")):
+    for name, reported in (
+        ("one", "misbehave: aten.one"),
+        ("two", "misbehave: aten.two"),
+        ("three", "run: aten.three"),
+    ):
         listed.clear()
         listed[f"aten.{name}.default"] = admitted.ANY
         assert status_of(found) == 1
-        assert told in capsys.readouterr().out
+        assert reported in capsys.readouterr().out
 
 
 def test_a_scan_that_was_cut_off_goes_on_and_one_of_other_settings_begins_anew(tmp_path):

@@ -57,8 +57,8 @@ def test_any_number_of_steps_is_proved_with_balanced_experts_and_optimizer_state
         "  any number of steps: PROVED, from equal parameters, buffers and optimizer state, where both read the same "
         "inputs",
     ]
-    told = _update_data(proved)
-    assert (told["any_number_of_steps"], len(told["state"])) == (True, len(outputs))
+    reported = _update_data(proved)
+    assert (reported["any_number_of_steps"], len(reported["state"])) == (True, len(outputs))
 
 
 def certified(proof):

@@ -34,8 +34,8 @@ def test_the_status_is_that_of_the_run_and_3_where_nothing_was_measured(
     given = result(case("near"), verdict, checks={"sensitivity": finding_of(found)} if found else {})
     monkeypatch.setattr(launch, "run_cases", lambda *_: iter([given]))
     assert sensitivity([given.case], OPTIONS, tmp_path) == status
-    told = json.loads((tmp_path / "latest" / "report.json").read_text())["cases"][0]
-    assert (told["verdict"], told["checks"] == {}) == (verdict, found is None)
+    reported = json.loads((tmp_path / "latest" / "report.json").read_text())["cases"][0]
+    assert (reported["verdict"], reported["checks"] == {}) == (verdict, found is None)
     assert f"near: {verdict}, " in capsys.readouterr().out
 
 

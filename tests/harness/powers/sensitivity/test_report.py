@@ -73,7 +73,7 @@ def test_directions_are_summed_over_modules():
     assert [(row.direction, row.calls, row.seen, row.blind) for row in both] == [("forward", 2840, 2765, 14)]
 
 
-def test_tables_tell_what_became_of_what_nobody_saw():
+def test_tables_show_what_became_of_what_nobody_saw():
     found = {title: rows for title, _, rows in sensitivity.tables(FOUND)}
     assert found["calls not seen"] == [("backward", "mul", "2", "rounded away in add")]
     assert found["calls blind by nature"] == [("backward", "neg", "1", "multiplied by zero in mul")]

@@ -46,7 +46,7 @@ def test_a_case_that_ran_on_a_gpu_is_not_replayed(tmp_path):
     assert found.reason == "steps are replayed on the CPU, and this case ran on cuda"
 
 
-def test_a_system_that_is_no_graph_is_told_before_anything_is_read(tmp_path):
+def test_a_system_that_is_no_graph_is_reported_before_anything_is_read(tmp_path):
     found = outcome_of(Sensing(case=replace(CASE, candidate="mine.py:make"), recording=tmp_path / "none"))
     assert (found.share, found.reason) == (None, "system mine.py:make is not known as a graph")
 
@@ -61,13 +61,13 @@ def test_a_case_is_measured_by_its_command_whole_or_by_a_sample(tmp_path, capsys
         report = report_json.read(tmp_path / "latest" / "report.json")
         return status, report.cases[0].sensitivity, capsys.readouterr().out
 
-    status, sampled, told = measured("--sample", "40", "--steps", "1")
+    status, sampled, reported = measured("--sample", "40", "--steps", "1")
     assert status == 0 and sampled.total("tried") == 40 and sampled.is_sampled
     low, high = sampled.interval
-    assert low < sampled.share < high and ", by a sample of 40 (" in told
-    status, whole, told = measured()
+    assert low < sampled.share < high and ", by a sample of 40 (" in reported
+    status, whole, reported = measured()
     assert status == 0 and whole.total("tried") == whole.total("calls") > 700 and whole.interval is None
     assert low <= whole.share <= high and whole.steps == 2
-    assert f"small: EQUAL, sees {100 * whole.share:.1f}% of {whole.total('calls'):,} calls" in told
+    assert f"small: EQUAL, sees {100 * whole.share:.1f}% of {whole.total('calls'):,} calls" in reported
     again = measured("--sample", "40", "--steps", "1")[1]
     assert replace(again, seconds=None) == replace(sampled, seconds=None), "what is drawn hangs on the case's seed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bitproof.harness.localize.logs.calls import Place
+from bitproof.harness.localize.logs.calls import CallSite
 from bitproof.harness.powers.sensitivity.examine import CallFinding
 from bitproof.harness.powers.sensitivity.summary import summed_up
 from tests.harness.powers.sensitivity.toy import by_name, product, program_of
@@ -13,11 +13,13 @@ from tests.harness.powers.sensitivity.toy import by_name, product, program_of
 def placed():
     program = program_of(product)
     places = {
-        "neg": Place("layers.0.moe", "forward", 1),
-        "mul": Place("layers.1.moe", "backward"),
-        "add": Place("", None),
+        "neg": CallSite("layers.0.moe", "forward", 1),
+        "mul": CallSite("layers.1.moe", "backward"),
+        "add": CallSite("", None),
     }
-    program.calls = [replace(call, place=places.get(call.operator, Place(None, "backward"))) for call in program.calls]
+    program.calls = [
+        replace(call, place=places.get(call.operator, CallSite(None, "backward"))) for call in program.calls
+    ]
     return program
 
 
@@ -29,20 +31,22 @@ def test_calls_are_counted_by_the_pattern_of_their_module_and_their_direction():
         mul: CallFinding(call=mul, shown="loss", tries=2, neighbours={"other": "seen"}),
         add: CallFinding(call=add, lost=(-1,), tries=3, neighbours={"other": "lost"}),
     }
-    told = summed_up(program, found, {mul})
-    assert told.shown == {"loss": 1}
-    rows = {(row.module, row.direction): (row.calls, row.tried, row.seen, row.at_once, row.blind) for row in told.rows}
+    reported = summed_up(program, found, {mul})
+    assert reported.shown == {"loss": 1}
+    rows = {
+        (row.module, row.direction): (row.calls, row.tried, row.seen, row.at_once, row.blind) for row in reported.rows
+    }
     assert rows == {
         ("layers.*.moe", "forward"): (1, 1, 0, 0, 1),
         ("layers.*.moe", "backward"): (2, 1, 1, 1, 0),
         ("the model itself", "forward"): (1, 1, 0, 0, 0),
         ("no module", "backward"): (3, 0, 0, 0, 0),
     }
-    assert [(x.operator, x.module, x.chunk, x.is_blind, x.reason) for x in told.unseen] == [
+    assert [(x.operator, x.module, x.chunk, x.is_blind, x.reason) for x in reported.unseen] == [
         ("neg", "layers.0.moe", 1, True, "multiplied by zero in mul"),
         ("add", "the model itself", None, False, "nothing reads it"),
     ]
-    assert [(x.operator, x.formula, x.tried, x.seen, x.lost) for x in told.formulas] == [
+    assert [(x.operator, x.formula, x.tried, x.seen, x.lost) for x in reported.formulas] == [
         ("mul", "other", 1, 1, 0),
         ("add", "other", 1, 0, 1),
     ]
@@ -51,5 +55,5 @@ def test_calls_are_counted_by_the_pattern_of_their_module_and_their_direction():
 def test_a_call_that_is_seen_in_one_step_is_not_blind_in_another():
     program = placed()
     neg = by_name(program, "neg").index
-    told = summed_up(program, {neg: CallFinding(call=neg, shown="grad", is_blind=True)}, set())
-    assert [row.blind for row in told.rows] == [0, 0, 0, 0] and told.unseen == []
+    reported = summed_up(program, {neg: CallFinding(call=neg, shown="grad", is_blind=True)}, set())
+    assert [row.blind for row in reported.rows] == [0, 0, 0, 0] and reported.unseen == []

@@ -16,7 +16,7 @@ from bitproof.harness.case import Case, Memory, Model, Parallelism
 from bitproof.harness.errors import CaseError
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.shrink.bisect_command import BISECT_FILE, bisect, dumped_diff
-from bitproof.harness.powers.shrink.bisection_report import tell_answer
+from bitproof.harness.powers.shrink.bisection_report import describe_answer
 from tests.harness.localize.pass_defects import hosts_with
 from tests.harness.powers.shrink.test_bisect_passes import CASE, MINE, OPTIONS, Bench, defect_of, searched
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.ranks
 
 
 @pytest.mark.parametrize(("reference", "candidate"), [("eager", "eager_chunked"), ("graph", "graph")])
-def test_systems_without_passes_to_tell_apart_are_refused(tmp_path: Path, reference: str, candidate: str) -> None:
+def test_systems_without_passes_to_distinguish_are_refused(tmp_path: Path, reference: str, candidate: str) -> None:
     case = replace(CASE, reference=reference, candidate=candidate)
     with pytest.raises(CaseError) as error:
         bisect(case, OPTIONS, tmp_path)
@@ -103,11 +103,13 @@ def test_what_the_blamed_pass_did_is_pointed_at(tmp_path: Path) -> None:
     diff = tmp_path / "graphs" / "batch" / "05-bucket.diff"
     diff.parent.mkdir(parents=True)
     diff.write_text("")
-    assert list(tell_answer(found, None, dumped_diff(found, tmp_path, "batch"), ["--steps", "4"], "batch"))[-2:] == [
+    assert list(describe_answer(found, None, dumped_diff(found, tmp_path, "batch"), ["--steps", "4"], "batch"))[
+        -2:
+    ] == [
         f"what the pass did: {diff}",
         "  again: bitproof run -k batch --steps 4 --dump-graphs",
     ]
-    answer = list(tell_answer(found, None, diff, ["--case", "small.json"], "batch"))
+    answer = list(describe_answer(found, None, diff, ["--case", "small.json"], "batch"))
     assert answer[-1] == "  again: bitproof run --case small.json --dump-graphs", "the file says which case"
 
 

@@ -23,7 +23,7 @@ from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.shrink.bisect_command import status_of
 from bitproof.harness.powers.shrink.bisect_passes import Bisector, halve, shared_reference
-from bitproof.harness.powers.shrink.bisection_report import tell_answer
+from bitproof.harness.powers.shrink.bisection_report import describe_answer
 from bitproof.harness.records import (
     BlamedCall,
     CaseResult,
@@ -261,21 +261,21 @@ def test_two_systems_that_agree_leave_nothing_to_bisect(tmp_path: Path) -> None:
     found = searched(bench).found
     assert (found.blamed, found.problem, status_of(found)) == (None, None, 0)
     assert [run.system for run in bench.runs("eager", "eager_chunked", "graph")] == ["eager_chunked", "graph"]
-    assert list(tell_answer(found, None, None, [], "batch")) == ["nothing to bisect: EQUAL"]
+    assert list(describe_answer(found, None, None, [], "batch")) == ["nothing to bisect: EQUAL"]
 
 
-def test_a_traced_graph_that_differs_by_itself_is_told_apart_from_its_passes(tmp_path: Path) -> None:
+def test_a_traced_graph_that_differs_by_itself_is_distinguished_from_its_passes(tmp_path: Path) -> None:
     found = searched(Bench(tmp_path, lambda applied, regions: True)).found
     assert (found.blamed, found.equal, status_of(found)) == ("trace", None, 1)
     assert found.probes[-1].applied == "until trace"
-    answer = list(tell_answer(found, None, None, [], "batch"))
+    answer = list(describe_answer(found, None, None, [], "batch"))
     assert answer[0] == "trace is to blame: the traced graph is DIFFERENT before any pass"
 
 
 def test_a_fault_that_was_injected_comes_from_no_pass(tmp_path: Path) -> None:
     options = replace(OPTIONS, inject="flip-bit:grad=weight,rank=0,step=1")
     found = searched(Bench(tmp_path, lambda applied, regions: True), options=options).found
-    answer = list(tell_answer(found, options.inject, None, [], "batch"))
+    answer = list(describe_answer(found, options.inject, None, [], "batch"))
     assert answer[0] == (
         "no pass: the difference is there without any, tracing alone included, as "
         "flip-bit:grad=weight,rank=0,step=1 is injected"
@@ -305,7 +305,7 @@ def test_a_prefix_that_a_pass_refuses_ends_the_search_with_what_is_known(tmp_pat
     assert (found.blamed, found.suspects) == (None, ("chunk", "bucket", MINE, "overlap", "concretize_symbols"))
     assert found.probes[-1].verdict == Verdict.ERROR
     assert status_of(found) == 3
-    assert list(tell_answer(found, None, None, [], "batch")) == [
+    assert list(describe_answer(found, None, None, [], "batch")) == [
         "not found: a prefix could not be judged\nPassError: a pass refuses the graph",
         f"it is one of: chunk, bucket, {MINE}, overlap, concretize_symbols",
     ]
@@ -359,7 +359,7 @@ def test_of_the_chunk_pass_the_region_is_named_that_differs_alone(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("pair", "told"),
+    ("pair", "reported"),
     [
         ({"layers.0", "layers.2"}, "layers.3 alone is EQUAL; these differ when they are chunked together: REGIONS"),
         (
@@ -368,10 +368,10 @@ def test_of_the_chunk_pass_the_region_is_named_that_differs_alone(tmp_path: Path
         ),
     ],
 )
-def test_regions_that_differ_only_together_are_told_as_such(tmp_path: Path, pair: set[str], told: str) -> None:
+def test_regions_that_differ_only_together_are_reported_as_such(tmp_path: Path, pair: set[str], reported: str) -> None:
     found = searched(Bench(tmp_path, lambda applied, regions: pair <= regions)).found
     assert (found.blamed, found.region) == ("chunk", None)
-    assert found.region_problem == told.replace("REGIONS", ", ".join(REGIONS))
+    assert found.region_problem == reported.replace("REGIONS", ", ".join(REGIONS))
     assert status_of(found) == 1
 
 
@@ -447,7 +447,7 @@ def test_second_runs_of_a_search_leave_what_it_needs_of_that_step(tmp_path: Path
     assert [run.watch for run in bench.asked[2:]] == [LoggedStep(replay=replay, folder=folder) for folder in folders]
 
 
-def test_a_second_run_that_fails_as_its_calls_are_logged_is_made_once_more_without_and_that_is_told(
+def test_a_second_run_that_fails_as_its_calls_are_logged_is_made_once_more_without_and_that_is_reported(
     tmp_path: Path,
 ) -> None:
     class Unlogged(Bench):

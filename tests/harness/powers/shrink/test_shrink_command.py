@@ -75,7 +75,7 @@ def test_a_pass_that_breaks_gradients_is_shrunk_to_one_layer_and_two_ranks(shrun
     assert shrunk.status == 1
     case = read_case(shrunk.folder / "shrunk" / "case.json")
     assert (case.model.layers, case.parallelism.world_size) == (1, 2)
-    assert told_tries(shrunk.lines) == [
+    assert reported_tries(shrunk.lines) == [
         "try 1: layers 2 -> 1, dense_layers 2 -> 1: fails the same way",
         "try 2: extra passes 1 -> 0: EQUAL",
     ]
@@ -140,7 +140,7 @@ def test_a_file_that_shows_no_difference_is_not_handed_out(tmp_path: Path) -> No
     assert run_own_systems(right, "print('none')\n")[0] is None and not right.exists()
 
 
-def told_tries(lines: list[str]) -> list[str]:
+def reported_tries(lines: list[str]) -> list[str]:
     """What a search tells of each try, its times left out."""
     return [line.split("] ")[1].rsplit(" (", 1)[0] for line in lines if "] try " in line]
 
@@ -150,7 +150,7 @@ def test_a_rank_that_raises_is_shrunk_too_and_gets_no_file(tmp_path: Path, capsy
     start = replace(toy("raising", world_size=3), steps=3)
     with one_host():
         found = shrink(start, tmp_path, capsys, "--tries", "3", "-j", "2")
-    assert found.status == 3 and len(told_tries(found.lines)) == 3
+    assert found.status == 3 and len(reported_tries(found.lines)) == 3
     assert read_case(found.folder / "shrunk" / "case.json").parallelism.world_size == 2
     assert "file:   none: what fails is a run, and a file could only compare results" in found.lines
     assert any(line.startswith("the budget is spent (3 tries, ") for line in found.lines)
@@ -235,7 +235,7 @@ def test_the_report_has_the_small_case_confirmed_by_controls(shrunk: Shrunk) -> 
         ),
     ],
 )
-def test_what_is_no_failure_is_told_so(verdict: Verdict, status: int, text: str, capsys: Any) -> None:
+def test_what_is_no_failure_is_reported_so(verdict: Verdict, status: int, text: str, capsys: Any) -> None:
     facts = {"steps": 1, "world_size": 2, "device": "cpu", "backend": "gloo"}
     assert refuse(CaseResult(case=SMALL, verdict=verdict, error="why", **facts)) == status
     assert capsys.readouterr() == (text, "why\n")

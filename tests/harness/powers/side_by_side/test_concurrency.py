@@ -71,7 +71,7 @@ def test_what_finds_no_memory_takes_turns(machine):
     assert planned(jobs=4) == 1
 
 
-def test_cases_that_may_run_on_gpus_take_turns_and_who_asks_for_more_is_told(machine):
+def test_cases_that_may_run_on_gpus_take_turns_and_who_asks_for_more_is_warned(machine):
     machine(cores=64, gpus=["H100"])
     assert planned() == planned(jobs="auto") == 1
     assert planned(device="cpu", jobs=2) == 2
@@ -85,7 +85,7 @@ def test_cases_that_may_run_on_gpus_take_turns_and_who_asks_for_more_is_told(mac
         )
 
 
-def test_under_torchrun_cases_take_turns_and_who_asks_for_more_is_told(machine, monkeypatch):
+def test_under_torchrun_cases_take_turns_and_who_asks_for_more_is_warned(machine, monkeypatch):
     machine(cores=64)
     for name, value in (("TORCHELASTIC_RUN_ID", "x"), ("RANK", "0"), ("WORLD_SIZE", "2")):
         monkeypatch.setenv(name, value)
@@ -128,7 +128,7 @@ def both(tmp_path_factory):
 
 
 @pytest.mark.ranks
-def test_a_failing_case_beside_good_ones_is_told_as_in_turns(both):
+def test_a_failing_case_beside_good_ones_is_reported_as_in_turns(both):
     (turns_folder, turns, _), (folder, beside, _) = both.values()
     assert {name: result.verdict for name, result in beside.items()} == {
         "bad": Verdict.DIFFERENT,
@@ -146,10 +146,10 @@ def test_a_failing_case_beside_good_ones_is_told_as_in_turns(both):
 def test_each_cases_events_and_logs_are_its_own(both):
     (_, _, turns), (folder, _, beside) = both.values()
     for case in CASES:
-        told = [
+        lines = [
             [(e.event, e.arm, e.system, e.step) for e in events if e.case == case.name] for events in (turns, beside)
         ]
-        assert told[0] == told[1]
+        assert lines[0] == lines[1]
     text = {path: path.read_text() for path in (folder / "logs").rglob("rank1*.log")}
     assert {path.parts[-3] for path in text if "the toy is broken" in text[path]} == {"broken"}
 

@@ -9,7 +9,7 @@ import pytest
 
 from bitproof.harness.errors import CaseError
 from bitproof.harness.machine.devices import Placement
-from bitproof.harness.powers.torchrun.seats import Whereabouts, own_local_rank, own_machine, place_seats, seat
+from bitproof.harness.powers.torchrun.seats import Whereabouts, assign_seats, own_local_rank, own_machine, place_seats
 
 GPUS = {machine: tuple(f"GPU-{machine}{number}" for number in range(8)) for machine in "ab"}
 
@@ -38,7 +38,7 @@ SIXTEEN = [*on("a", 8), *on("b", 8)]
 
 @pytest.mark.parametrize("given", [SIXTEEN, numbered(SIXTEEN, [*range(8), *range(8)])], ids=["srun", "torchrun"])
 def test_sixteen_ranks_on_two_machines_of_eight_gpus_run_on_nccl(given):
-    seats = seat(given)
+    seats = assign_seats(given)
     assert [own.gpu for own in seats] == [own.local_rank for own in seats] == [*range(8), *range(8)]
     assert {own.local_world_size for own in seats} == {8}
     assert place_seats("auto", seats, None) == (Placement("cuda", "nccl", 8), None)
@@ -48,7 +48,7 @@ def test_sixteen_ranks_on_two_machines_of_eight_gpus_run_on_nccl(given):
 
 @pytest.mark.parametrize("numbers", [[None] * 16, [*range(8), *range(8)], [0] * 16], ids=["none", "all", "zeros"])
 def test_a_rank_that_sees_one_gpu_has_index_0_and_its_number_on_its_machine(numbers):
-    seats = seat(numbered(one_each(SIXTEEN), numbers))
+    seats = assign_seats(numbered(one_each(SIXTEEN), numbers))
     assert [own.gpu for own in seats] == [0] * 16
     assert [own.local_rank for own in seats] == [*range(8), *range(8)]
     assert len({own.name for own in seats}) == 16
@@ -57,7 +57,7 @@ def test_a_rank_that_sees_one_gpu_has_index_0_and_its_number_on_its_machine(numb
 
 def test_machines_may_have_unequal_numbers_of_ranks_and_ranks_may_alternate():
     a, b = on("a", 1)[0], on("b", 1)[0]
-    seats = seat([a, b, a, a])
+    seats = assign_seats([a, b, a, a])
     assert [(own.local_rank, own.local_world_size, own.gpu) for own in seats] == [
         (0, 3, 0),
         (0, 1, 0),
@@ -68,22 +68,22 @@ def test_machines_may_have_unequal_numbers_of_ranks_and_ranks_may_alternate():
 
 
 def test_a_launcher_may_number_its_ranks_in_another_order():
-    seats = seat(numbered(on("a", 3), [2, 0, 1]))
+    seats = assign_seats(numbered(on("a", 3), [2, 0, 1]))
     assert [own.gpu for own in seats] == [own.local_rank for own in seats] == [2, 0, 1]
 
 
 @pytest.mark.parametrize("numbers", [[0, 0, 0], [0, 1, 1], [1, 2, 3], [8, 9, 10], [0, None, 1], [0, 1, 7]])
 def test_local_ranks_that_number_no_machine_do_not_count(numbers):
-    seats = seat(numbered(on("a", 3), numbers))
+    seats = assign_seats(numbered(on("a", 3), numbers))
     assert [own.gpu for own in seats] == [own.local_rank for own in seats] == [0, 1, 2]
 
 
 def test_two_agents_of_torchrun_on_one_machine_count_their_own_ranks_and_share_its_gpus():
     """Without CUDA_VISIBLE_DEVICES of their own, torchrun's LOCAL_RANK would put two ranks on each GPU."""
     given = numbered([*on("a", 2, "0"), *on("a", 2, "1")], [0, 1, 0, 1])
-    assert [(own.local_rank, own.gpu) for own in seat(given)] == [(0, 0), (1, 1), (0, 2), (1, 3)]
+    assert [(own.local_rank, own.gpu) for own in assign_seats(given)] == [(0, 0), (1, 1), (0, 2), (1, 3)]
     apart = [replace(rank, gpus=GPUS["a"][:4] if rank.node == "0" else GPUS["a"][4:]) for rank in given]
-    assert [(own.local_rank, own.gpu, own.name) for own in seat(apart)] == [
+    assert [(own.local_rank, own.gpu, own.name) for own in assign_seats(apart)] == [
         (0, 0, "GPU-a0"),
         (1, 1, "GPU-a1"),
         (0, 0, "GPU-a4"),
@@ -92,7 +92,7 @@ def test_two_agents_of_torchrun_on_one_machine_count_their_own_ranks_and_share_i
 
 
 def test_two_ranks_on_one_gpu_are_refused_with_its_name_and_may_share_it_if_asked_to():
-    seats = seat([*one_each(on("a", 2)), one_each(on("a", 1))[0]])
+    seats = assign_seats([*one_each(on("a", 2)), one_each(on("a", 1))[0]])
     with pytest.raises(CaseError) as error:
         place_seats("cuda", seats, None)
     assert str(error.value) == (
@@ -107,13 +107,13 @@ def test_two_ranks_on_one_gpu_are_refused_with_its_name_and_may_share_it_if_aske
 
 
 def test_more_ranks_than_gpus_on_one_of_two_machines_are_refused():
-    seats = seat([*on("a", 4, gpus=GPUS["a"][:4]), *on("b", 4, gpus=GPUS["b"][:3])])
+    seats = assign_seats([*on("a", 4, gpus=GPUS["a"][:4]), *on("b", 4, gpus=GPUS["b"][:3])])
     with pytest.raises(CaseError, match=re.escape("ranks 4, 7 would use one GPU")):
         place_seats("cuda", seats, None)
 
 
 def test_ranks_that_see_no_gpu_are_named():
-    seats = seat([*on("a", 8), *on("b", 8, gpus=())])
+    seats = assign_seats([*on("a", 8), *on("b", 8, gpus=())])
     with pytest.raises(CaseError) as error:
         place_seats("cuda", seats, None, share_gpus=True)
     assert str(error.value) == (
@@ -127,14 +127,14 @@ def test_ranks_that_see_no_gpu_are_named():
 
 
 def test_without_any_gpu_auto_is_the_cpu_and_says_nothing_of_it():
-    seats = seat(on("a", 2, gpus=()))
+    seats = assign_seats(on("a", 2, gpus=()))
     assert place_seats("auto", seats, None) == (Placement("cpu", "gloo"), None)
     with pytest.raises(CaseError, match="this machine offers none"):
         place_seats("cuda", seats, None)
 
 
 def test_gpus_without_uuids_differ_between_machines():
-    seats = seat([*on("a", 1, gpus=("0",)), *on("b", 1, gpus=("0",))])
+    seats = assign_seats([*on("a", 1, gpus=("0",)), *on("b", 1, gpus=("0",))])
     assert [own.name for own in seats] == ["GPU 0 of a", "GPU 0 of b"]
     assert place_seats("auto", seats, None)[0] == Placement("cuda", "nccl", 1)
 

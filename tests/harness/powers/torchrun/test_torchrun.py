@@ -26,16 +26,16 @@ from bitproof.harness.errors import BitproofError, CaseError, RankError
 from bitproof.harness.execute.failures import Problem
 from bitproof.harness.execute.host.ranks import reserved_port
 from bitproof.harness.execute.launch import run_cases
-from bitproof.harness.execute.requests import MadeOf, MadeOfRequest
+from bitproof.harness.execute.requests import FingerprintRequest, RankFingerprint
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import RunOptions
 from bitproof.harness.powers.torchrun import coordinator as coordinator_module
 from bitproof.harness.powers.torchrun import rendezvous as rendezvous_module
 from bitproof.harness.powers.torchrun import store as store_module
+from bitproof.harness.powers.torchrun.connections import Connections
 from bitproof.harness.powers.torchrun.coordinator import Coordinator
-from bitproof.harness.powers.torchrun.links import Links
-from bitproof.harness.powers.torchrun.messages import Account, Failed, unpack
-from bitproof.harness.powers.torchrun.seats import Whereabouts, seat
+from bitproof.harness.powers.torchrun.messages import Failed, RunReport, unpack
+from bitproof.harness.powers.torchrun.seats import Whereabouts, assign_seats
 from bitproof.harness.processes import framing
 from bitproof.harness.runtime import interrupts
 from tests.harness.execute.test_launch import toy, toy_folder
@@ -69,7 +69,7 @@ lines = [
 """
 
 
-def told_by_ranks(folder, script, timeout):
+def reported_by_ranks(folder, script, timeout):
     """What a script wrote into the folder that it is given, on each of two ranks that torchrun made."""
     (folder / "script.py").write_text(script)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -90,7 +90,7 @@ def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case
     damaged = tmp_path / "baselines" / "again" / toy_folder("steady") / "damaged"
     damaged.mkdir(parents=True)
     (damaged / "manifest.json").write_text("{")
-    leader, follower = told_by_ranks(tmp_path, SCRIPT, 200)
+    leader, follower = reported_by_ranks(tmp_path, SCRIPT, 200)
     expected = [
         ("equal", "EQUAL"),
         ("differs", "DIFFERENT"),
@@ -142,7 +142,7 @@ lines = [(r.case.name, r.verdict, r.error, r.compared["param"], r.first_divergen
 
 @pytest.mark.slow
 def test_ranks_of_torchrun_end_half_way_and_new_ones_go_on_from_what_they_saved(tmp_path):
-    leader, follower = told_by_ranks(tmp_path, HALVES, 200)
+    leader, follower = reported_by_ranks(tmp_path, HALVES, 200)
     assert leader == follower
     assert leader[:2] == [["resume_fsdp", "EQUAL", None, 96, None], ["fsdp_then_ddp", "EQUAL", None, 96, None]]
     assert [line[:2] + line[3:] for line in leader[2:]] == [
@@ -169,7 +169,7 @@ results = run_cases([toy("deaf", name="deaf"), toy(name="again")], options, out)
 @pytest.mark.slow
 def test_a_rank_that_never_hears_of_a_peers_failure_is_ended_within_seconds_and_the_next_case_runs(tmp_path):
     """As on NCCL, where no error reaches the host. The case's time is 600 s, the test's is less."""
-    leader, follower = told_by_ranks(tmp_path, LONELY, 120)
+    leader, follower = reported_by_ranks(tmp_path, LONELY, 120)
     assert leader == follower
     assert [line[:2] for line in leader] == [["deaf", "ERROR"], ["again", "EQUAL"]]
     assert leader[0][2].startswith(
@@ -194,7 +194,11 @@ def test_another_world_size_than_torchruns_is_refused(tmp_path, monkeypatch):
 def seated(*ranks, **options):
     """Rank 0, once all ranks have come."""
     coordinator = object.__new__(Coordinator)
-    coordinator._seats, coordinator._told_of, coordinator.options = seat(ranks), None, RunOptions(**options)
+    coordinator._seats, coordinator._reported_problem, coordinator.options = (
+        assign_seats(ranks),
+        None,
+        RunOptions(**options),
+    )
     return coordinator
 
 
@@ -221,15 +225,15 @@ def test_ranks_of_torchrun_do_not_share_memory():
     )
 
 
-class Told:
+class AnsweringHost:
     """A host that says what it is made of and which GPUs it sees, and takes part in no run."""
 
     def __init__(self, facts, gpus=()):
         self.facts, self.gpus = facts, gpus
 
     def ask(self, request, timeout, on_event, is_abandoned=lambda: False):
-        assert isinstance(request, MadeOfRequest)
-        return MadeOf(facts=self.facts, gpus=self.gpus if request.names_gpus else ())
+        assert isinstance(request, FingerprintRequest)
+        return RankFingerprint(facts=self.facts, gpus=self.gpus if request.names_gpus else ())
 
     def kill(self):
         pass
@@ -240,18 +244,18 @@ def teams(tmp_path, monkeypatch):
     """Ranks in threads of this process, whose hosts say what a test has them say."""
     import torch.distributed  # noqa: F401 (it takes longer than some of these wait)
 
-    told = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    for name, value in told.items():
+    reported = {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    for name, value in reported.items():
         monkeypatch.setenv(name, value)
     made = []
-    monkeypatch.setattr(Coordinator, "_start_host", lambda coordinator: Told(FACTS))
+    monkeypatch.setattr(Coordinator, "_start_host", lambda coordinator: AnsweringHost(FACTS))
 
     def make(rank, timeout=30.0, **facts):
         (tmp_path / f"work{rank}").mkdir(exist_ok=True)
         coordinator = Coordinator(
             tmp_path / f"run{rank}", RunOptions(device="cpu", timeout=timeout), tmp_path / f"work{rank}", rank
         )
-        coordinator._host = Told(FACTS | facts)
+        coordinator._host = AnsweringHost(FACTS | facts)
         made.append(coordinator)
         return coordinator
 
@@ -302,7 +306,7 @@ def test_ranks_learn_of_each_other_which_gpu_each_has_without_a_word_of_their_la
     made, machines = [teams(rank) for rank in range(3)], ["a", "b", "b"]
     for rank, coordinator in enumerate(made):
         coordinator.options = RunOptions(timeout=30.0)
-        coordinator._host = Told(FACTS, (f"GPU-{rank}",))
+        coordinator._host = AnsweringHost(FACTS, (f"GPU-{rank}",))
     with ThreadPoolExecutor(3) as pool:
         running = [pool.submit(made[0].join)]
         time.sleep(0.2)
@@ -405,8 +409,8 @@ def test_a_rank_that_torchrun_ends_names_its_dead_siblings_to_all(rank, teams, m
         assert str(error).startswith("RankError: rank 2 ended on ")
         assert error.rank == 2
         assert f"torchrun's ranks {'0 to 2' if rank == 0 else '1, 2'} there to live" in str(error)
-        [told] = running[1 - rank].result()
-        assert str(told) == str(error)
+        [reported] = running[1 - rank].result()
+        assert str(reported) == str(error)
 
 
 def test_nobody_is_named_where_all_siblings_live_or_nothing_is_known_of_them(monkeypatch):
@@ -438,10 +442,10 @@ def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams
     began = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         running, there = pool.submit(joined, leader), pool.submit(joined, other)
-        while 1 not in leader.peers.lines:
+        while 1 not in leader.peers.connections:
             assert time.monotonic() - began < 20
             time.sleep(0.05)
-        other.peers.lines[0].socket.shutdown(socket.SHUT_RDWR)
+        other.peers.connections[0].socket.shutdown(socket.SHUT_RDWR)
         [error] = running.result()
         assert time.monotonic() - began < 30
         assert str(error).startswith("RankError: rank 1 vanished before all had come\n")
@@ -466,7 +470,7 @@ def test_one_who_came_and_vanished_before_the_others_came_is_named_at_once(teams
 )
 def test_who_does_not_belong_is_refused_and_another_runs_rank_is_only_sent_away(hello, what, teams):
     leader = teams(0, timeout=4.0)
-    other = Links(leader.work)
+    other = Connections(leader.work)
     try:
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(joined, leader)
@@ -530,7 +534,7 @@ def test_a_second_rank_0_is_refused_while_the_first_lives_and_takes_the_place_of
         running.result()
 
 
-def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams, monkeypatch):
+def test_a_signal_that_follows_the_loss_of_rank_0_is_reported_as_that_loss(teams, monkeypatch):
     """torchrun ends what it started when its store is lost with rank 0's machine, and says nothing of that to it."""
     made = [teams(rank) for rank in range(3)]
     assert joined(*made) == [None] * 3
@@ -544,18 +548,18 @@ def test_a_signal_that_follows_the_loss_of_rank_0_is_told_as_that_loss(teams, mo
     assert str(made[1].peers.explained(stopped)).startswith("RankError: rank 0 vanished before all was done\n")
     store = RankError("the store at which ranks meet has ended, at here:1")  # by rank 0's agent, which ends with it
     monkeypatch.setattr(made[1].peers.launcher, "ended", lambda: store)
-    told = str(made[1].peers.explained(stopped))
-    assert told.startswith("RankError: rank 0 vanished before all was done\n") and "; the store at which" in told
+    text = str(made[1].peers.explained(stopped))
+    assert text.startswith("RankError: rank 0 vanished before all was done\n") and "; the store at which" in text
     other = ValueError()
     assert made[1].peers.explained(other) is other, "which says itself what it is"
     assert made[0].peers.explained(stopped) is stopped, "it has a report, which says so"
 
 
-def test_what_tells_of_an_earlier_run_does_not_count(teams):
+def test_what_reports_an_earlier_run_does_not_count(teams):
     leader = teams(0)
     leader.peers.run_number = 5
     for run, counts in ((4, False), (6, False), (5, True)):
-        leader.peers.take(1, framing.write(Account(run=run, clock=0.0)), None)
+        leader.peers.take(1, framing.write(RunReport(run=run, clock=0.0)), None)
         assert (1 in leader.peers.accounts) == counts
     leader.peers.take(2, framing.write(Failed(run=4)), None)
     assert leader.peers.failed_at == float("inf")
@@ -566,12 +570,12 @@ def test_what_tells_of_an_earlier_run_does_not_count(teams):
 def test_files_that_did_not_come_whole_are_refused(tmp_path):
     content, part = tmp_path / "content", tmp_path / "part"
     content.write_bytes(b"abcdef")
-    unpack(Account(run=1, clock=0.0, num_bytes=(1, 2, 3)), content, part)
+    unpack(RunReport(run=1, clock=0.0, num_bytes=(1, 2, 3)), content, part)
     assert [part.with_suffix(suffix).read_bytes() for suffix in ("", ".safetensors", ".zip")] == [b"a", b"bc", b"def"]
     for sizes in ((1, 2, 4), (6,), (1, 2, 3, 0), ()):
         content.write_bytes(b"abcdef")
         with pytest.raises(RankError, match="did not arrive whole"):
-            unpack(Account(run=1, clock=0.0, num_bytes=sizes), content, part)
+            unpack(RunReport(run=1, clock=0.0, num_bytes=sizes), content, part)
 
 
 DYING = """
@@ -590,8 +594,8 @@ def test_a_rank_that_dies_before_it_reaches_rank_0_is_named_within_ten_seconds(k
     """By what torchrun started beside it; where that was still loading and so ended, too, as one that does not come."""
     (tmp_path / "sitecustomize.py").write_text(DYING)
     died, port = tmp_path / "died", free_port()
-    told = {"DIES": str(dies), "AFTER": str(after), "DIED": str(died), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
-    told |= {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
+    reported = {"DIES": str(dies), "AFTER": str(after), "DIED": str(died), "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    reported |= {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path)}
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
     nodes = []
     for node in (0, 1):
@@ -599,7 +603,9 @@ def test_a_rank_that_dies_before_it_reaches_rank_0_is_named_within_ten_seconds(k
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2", *where]
         words = [*command("--world-size", "4", "--timeout", "25")[1:], "--report-dir", str(tmp_path / f"reports{node}")]
         with (tmp_path / f"output{node}").open("w") as out:
-            nodes.append(subprocess.Popen([*torchrun, *words], env=os.environ | told, cwd=ROOT, stdout=out, stderr=out))
+            nodes.append(
+                subprocess.Popen([*torchrun, *words], env=os.environ | reported, cwd=ROOT, stdout=out, stderr=out)
+            )
         time.sleep(node == 0)
     try:
         # torchrun's agents choose their order in c10d, so either may have rank 0
@@ -639,14 +645,14 @@ def is_served(port):
 
 def started_as(rank, folder, *arguments, port=None, root=ROOT, what=("-k", "unchunked"), **environment):
     """A command as one rank of two, by what every launcher of ranks sets; nobody starts the other one here."""
-    told = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_port()}
+    reported = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port or free_port()}
     return subprocess.Popen(
         [
             *command("--world-size", "2", "--steps", "1", *arguments, what=what),
             *("--report-dir", str(folder / f"reports{rank}")),
         ],
         env=os.environ
-        | told
+        | reported
         | {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(folder), "PYTHONPATH": str(root)}
         | environment,
         cwd=root,
@@ -687,7 +693,7 @@ def test_signals_hold_while_ranks_wait_for_each_other(rank, number, tmp_path):
     assert not list(tmp_path.glob("bitproof-*"))
 
 
-def test_what_listens_and_does_not_answer_is_told_and_hears_signals(tmp_path):
+def test_what_listens_and_does_not_answer_is_reported_and_hears_signals(tmp_path):
     """As another service does, or torch's store in a process that was stopped."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
         port = str(deaf.getsockname()[1])
@@ -719,7 +725,7 @@ def test_a_machine_with_another_environment_and_an_edited_checkout_is_refused_be
         started_as(1, tmp_path, port=port, root=other_root, **environment) as other,
     ):
         _, err = leader.communicate(timeout=200)
-        told = other.communicate(timeout=60)
+        reported = other.communicate(timeout=60)
     assert (leader.returncode, other.returncode) == (2, 2)
     assert "CaseError: rank 1 is not made of what the others are\n" in err
     assert "environment ATEN_CPU_CAPABILITY: nothing on rank 0; default on rank 1\n" in err
@@ -728,7 +734,7 @@ def test_a_machine_with_another_environment_and_an_edited_checkout_is_refused_be
     assert "sources" in err
     assert "NCCL_SOCKET_IFNAME" not in err
     assert "build of torch" not in err and "files of torch" not in err, "they are the same"
-    assert told == ("", ""), "rank 0 tells it"
+    assert reported == ("", ""), "rank 0 tells it"
     assert not list(tmp_path.glob("reports*/*/recordings"))
 
 
@@ -785,14 +791,14 @@ def test_what_dies_in_a_step_is_named_by_the_other_machine_within_ten_seconds(ki
     case, port, nodes = tmp_path / "toy.json", free_port(), []
     case.write_text(case_text(toy("hanging")))
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "x"]
-    told = {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    reported = {"GLOO_SOCKET_IFNAME": "lo", "TMPDIR": str(tmp_path), "PYTHONPATH": str(ROOT)}
     words = ["bitproof", "run", "--case", str(case), "--device", "cpu", "--no-control", "--report-dir"]
     for node in (0, 1):
         where = ["--master-port", port, "--node-rank", str(node)] if kind == "static" else meeting
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *where]
         with (tmp_path / f"output{node}").open("w") as out:
             line = [*torchrun, "-m", *words, str(tmp_path / f"reports{node}")]
-            nodes.append(subprocess.Popen(line, env=os.environ | told, cwd=ROOT, stdout=out, stderr=out))
+            nodes.append(subprocess.Popen(line, env=os.environ | reported, cwd=ROOT, stdout=out, stderr=out))
         limit = time.monotonic() + 100
         while node == 0 and not is_served(port):  # this one is to serve the store
             assert time.monotonic() < limit
@@ -828,11 +834,11 @@ def test_what_dies_in_a_step_is_named_by_the_other_machine_within_ten_seconds(ki
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_that_vanishes_in_a_collective_is_named_within_ten_seconds(number, tmp_path):
     """Killed with all that it started, as with its machine; stopped, as where nobody closes its connections."""
-    told = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
+    reported = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
     leader, other = (
         subprocess.Popen(
             [sys.executable, "-c", HANGING, str(tmp_path)],
-            env=os.environ | told | {"RANK": str(rank), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
+            env=os.environ | reported | {"RANK": str(rank), "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
             cwd=ROOT,
             start_new_session=True,
         )

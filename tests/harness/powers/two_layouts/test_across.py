@@ -165,6 +165,6 @@ def test_a_defect_of_a_change_of_layout_is_different_and_named_by_its_tensor(run
     if name == "replicas":
         assert "ranks that hold the same part of it do not agree" in result.error
         assert any(remark.startswith("replicas of one tensor differ within the candidate") for remark in result.remarks)
-    told = [remark for remark in result.remarks if remark.startswith("no call is blamed")]
-    (remark,) = told
+    lines = [remark for remark in result.remarks if remark.startswith("no call is blamed")]
+    (remark,) = lines
     assert remark.endswith(f"{' '.join(tensor)} is of {places.get(name, 'the step itself (forward)')}")

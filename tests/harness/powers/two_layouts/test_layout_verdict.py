@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.harness.case import Case, Parallelism
-from bitproof.harness.powers.two_layouts.layout_verdict import first_beyond, remarks_on, told_near
+from bitproof.harness.powers.two_layouts.layout_verdict import first_beyond, remark_on_near, remarks_on
 from bitproof.harness.records import Comparison, InFloat64, LayoutBounds, LayoutRow, Verdict
 from tests.harness.judged import judge
 
@@ -24,21 +24,21 @@ def bounds(*rows: LayoutRow, near: int) -> LayoutBounds:
 
 def test_the_module_that_uses_most_of_its_bounds_is_named_beside_all_others():
     rows = row("1.norm.weight", 0.85), row("1.norm.bias", 0.66), row("1.up.weight", 0.2), row("loss", 0.1, "loss")
-    assert told_near(bounds(*rows, near=2)) == (
+    assert remark_on_near(bounds(*rows, near=2)) == (
         "a small defect is possible: 2 tensors differ by more than rounding usually does, most of all 2 tensors of "
         "1.norm, by up to 85% of the bound; elsewhere at most 20%"
     )
 
 
 def test_a_loss_is_of_the_step_itself():
-    told = told_near(bounds(row("loss", 0.94, "loss"), row("1.up.weight", 0.1), near=1))
-    assert told is not None and "1 tensor of the step itself (loss loss), by up to 94%" in told
+    text = remark_on_near(bounds(row("loss", 0.94, "loss"), row("1.up.weight", 0.1), near=1))
+    assert text is not None and "1 tensor of the step itself (loss loss), by up to 94%" in text
 
 
 def test_what_rounding_usually_does_is_no_remark():
-    assert told_near(bounds(row("1.norm.weight", 0.23), near=0)) is None
-    assert told_near(bounds(row("loss", 0.47, "loss"), near=1)) is None, "one tensor"
-    assert told_near(bounds(row("1.norm.weight", 0.47), row("1.norm.bias", 0.45), near=2)) is not None
+    assert remark_on_near(bounds(row("1.norm.weight", 0.23), near=0)) is None
+    assert remark_on_near(bounds(row("loss", 0.47, "loss"), near=1)) is None, "one tensor"
+    assert remark_on_near(bounds(row("1.norm.weight", 0.47), row("1.norm.bias", 0.45), near=2)) is not None
 
 
 FOUND = Comparison(verdict=Verdict.DIFFERENT, compared={"grad": 1}, mismatched={"grad": 1})

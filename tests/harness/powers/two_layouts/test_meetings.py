@@ -22,7 +22,7 @@ def mesh():
     dist.destroy_process_group()
 
 
-def told(step) -> set[tuple[str, str, str, str, int]]:
+def described(step) -> set[tuple[str, str, str, str, int]]:
     sums = Sums()
     observe = sums.noticing(lambda kind, name, tensor: None)
     with sums.at_work():
@@ -42,7 +42,7 @@ def test_each_part_of_a_step_has_its_own_sums(mesh):
         observe("grad", "x", x.grad)
         dist.reduce_scatter_tensor(torch.ones(1), torch.ones(2), group=mesh["data"].get_group())
 
-    assert told(step) == {
+    assert described(step) == {
         ("forward", "sum", "0,1,2,3", "allreduce_", 1),
         ("backward", "sum", "0,2", "all_reduce", 1),
         ("clip", "sum", "0,1", "allreduce_", 1),
@@ -53,12 +53,12 @@ def test_each_part_of_a_step_has_its_own_sums(mesh):
 
 def test_sums_that_a_dtensor_takes_are_seen(mesh):
     partial = DTensor.from_local(torch.ones(4), mesh["tp"], [Partial()])
-    assert told(lambda observe: partial.full_tensor().clone()) == {("forward", "sum", "0,1", "all_reduce", 1)}
+    assert described(lambda observe: partial.full_tensor().clone()) == {("forward", "sum", "0,1", "all_reduce", 1)}
 
 
 def test_a_sum_says_by_what_its_terms_or_it_are_rounded_and_how_many_are_added_at_once(mesh):
     def scales(step) -> set[tuple[str, str]]:
-        return {(ranks, operator) for _, what, ranks, operator, _ in told(step) if what == "scale"}
+        return {(ranks, operator) for _, what, ranks, operator, _ in described(step) if what == "scale"}
 
     def before(observe):
         bucket = torch.ones(6)
@@ -116,16 +116,16 @@ def test_backwards_of_one_step_are_counted(mesh):
         for _ in range(3):
             x.sum().backward()
 
-    assert told(step) == {("backward", "sum", "0,1,2,3", "allreduce_", 3)}
+    assert described(step) == {("backward", "sum", "0,1,2,3", "allreduce_", 3)}
 
 
-def test_exchanges_are_told_and_gathers_are_not(mesh):
+def test_exchanges_are_reported_and_gathers_are_not(mesh):
     def step(observe):
         dist.all_to_all_single(torch.ones(4), torch.ones(4))
         dist.all_gather_into_tensor(torch.ones(16), torch.ones(4))
         dist.broadcast(torch.ones(4), 0)
 
-    assert told(step) == {("forward", "exchange", "0,1,2,3", "alltoall_base_", 1)}
+    assert described(step) == {("forward", "exchange", "0,1,2,3", "alltoall_base_", 1)}
 
 
 def test_a_step_counts_its_backwards_though_no_rank_meets_another():
@@ -153,4 +153,4 @@ def test_a_gradient_counts_what_was_added_to_it_by_backward_or_by_hand_and_by_no
         for name, of in (("x", x), ("y", y)):
             observe("grad", name, of.grad)
 
-    assert told(step) == {("forward", "parts", "", "", 3), ("forward", "parts", "", "", 2)}
+    assert described(step) == {("forward", "parts", "", "", 3), ("forward", "parts", "", "", 2)}

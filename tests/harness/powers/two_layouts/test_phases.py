@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bitproof.harness.compare.part_layouts import LogicalTensor
-from bitproof.harness.powers.two_layouts.phases import PHASES, apart_from, is_exact, regrouped_from
+from bitproof.harness.powers.two_layouts.phases import PHASES, first_step_of_own_layout, is_exact, regrouped_from
 from bitproof.harness.records import Manifest, Meeting
 
 
@@ -136,7 +136,7 @@ def test_what_a_step_begins_with_must_be_equal_whatever_is_added_otherwise():
 
 def test_steps_before_another_layout_begins_must_be_equal():
     resumed = Manifest(case={"resume_at": 2, "resumes_reference": True}, system="s", world_size=2, steps=4)
-    assert (apart_from(resumed), apart_from(manifest())) == (2, 0)
+    assert (first_step_of_own_layout(resumed), first_step_of_own_layout(manifest())) == (2, 0)
     backward = PHASES.index("backward")
     found = [is_exact(LogicalTensor(step, "grad", "w"), backward, start=2) for step in range(4)]
     assert found == [True, True, False, False]

@@ -110,7 +110,7 @@ def test_integers_have_no_rounding(measured):
     assert found.beyond == 1 and found.rows[0].kind == "buffer"
 
 
-def test_zeros_of_other_signs_are_told_as_a_difference(measured):
+def test_zeros_of_other_signs_are_reported_as_a_difference(measured):
     found = measured(lambda key, x: -x if key.kind == "optimizer" else x, 1.0, 1.0, 1.0)
     assert [row.kind for row in found.rows] == ["optimizer"] and found.beyond == 1
 

@@ -13,7 +13,7 @@ def test_without_another_run_what_is_not_as_expected_has_a_row_with_its_cause(ma
     assert "| good" not in page and "bitproof run -k bad" in page
 
 
-def test_against_another_run_what_changed_is_told_and_what_stayed_is_not(make_report, make_result, localized):
+def test_against_another_run_what_changed_is_reported_and_what_stayed_is_not(make_report, make_result, localized):
     before = replace(make_report(make_result("bad"), make_result("same"), make_result("gone")), run_id="before")
     page = comment.render(make_report(localized, make_result("same"), make_result("new")), before)
     rows = [line.split("|")[1:4] for line in page.splitlines() if line.startswith("|")][2:]

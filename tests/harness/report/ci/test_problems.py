@@ -25,7 +25,7 @@ def test_a_place_behind_a_link_is_the_files_own(tree):
     assert place_of("linked/models/layers/moe.py:68") == ("src/pkg/models/layers/moe.py", 68)
 
 
-def test_a_place_that_two_files_or_none_may_be_stays_as_it_is_told(tree):
+def test_a_place_that_two_files_or_none_may_be_stays_as_it_is_reported(tree):
     (tree / "old/models/layers").mkdir(parents=True)
     (tree / "old/models/layers/moe.py").write_text("")
     assert place_of("models/layers/moe.py:68") == ("models/layers/moe.py", 68)

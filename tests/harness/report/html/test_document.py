@@ -104,7 +104,7 @@ def test_cases_that_are_not_as_expected_come_first_and_unfolded(page):
     assert ["open" in found for found in folds] == [True, False]
 
 
-def test_the_heatmap_tells_kinds_and_steps_for_every_case(page):
+def test_the_heatmap_shows_kinds_and_steps_for_every_case(page):
     assert rows(page, "Records by kind and step") == [
         ["kind", "compared", "differ", "0", "1", "2"],
         ["loss", "24", "0", "0", "0", "0"],
@@ -118,7 +118,7 @@ def test_the_heatmap_tells_kinds_and_steps_for_every_case(page):
     ]
 
 
-def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page):
+def test_the_heatmap_shows_on_how_many_and_on_which_ranks_a_tensor_differs(page):
     assert rows(page, "Tensors that differ, by step") == [
         ["tensor", "0", "1", "2", "ranks"],
         ["grad"],
@@ -134,7 +134,7 @@ def test_the_heatmap_tells_on_how_many_and_on_which_ranks_a_tensor_differs(page)
     assert tooltips == [("h1", "rank 3"), ("h2", "rank 0-1, 3")]
 
 
-def test_the_cause_is_told_with_bits_values_and_histogram(page):
+def test_the_cause_is_reported_with_bits_values_and_histogram(page):
     assert rows(page, "Elements by ULPs")[1:] == [["0", "998", ""], ["1", "1", ""], ["3-4", "1", ""]]
     assert rows(page, "The first elements that differ")[1:] == [
         ["[0, 7]", "0x3f80", "0x3f84", "1", "1.03125"],
@@ -174,7 +174,7 @@ def drawn(page: Page) -> list[tuple[str, list[tuple[float, ...]]]]:
     ]
 
 
-def test_losses_are_told_drawn_and_listed(page):
+def test_losses_are_reported_drawn_and_listed(page):
     assert "They differ at 1 of 3 steps, first at step 1: 0x1p+2 in the reference, 0x1.8p+2 in the candidate." in (
         page.texts("p")
     )
@@ -202,7 +202,7 @@ def test_a_loss_that_is_not_finite_or_missing_leaves_a_gap(make_report, make_res
     assert rows(page, "Losses")[3] == ["2", "2.000000", "0x1p+1", "missing", "no"]
 
 
-def test_passes_have_times_nodes_and_what_they_tell(make_report, make_result):
+def test_passes_have_times_nodes_and_what_they_show(make_report, make_result):
     entry = PassReport(
         "bucket",
         seconds=0.25,
@@ -232,7 +232,7 @@ def test_logs_are_linked_within_the_run_folder(page):
     assert {"report.json", "report.md", "junit.xml", "#case-good", "#case-bad"} <= set(links)
 
 
-def test_close_is_told_with_its_bound_and_histogram(make_report, make_result):
+def test_close_is_reported_with_its_bound_and_histogram(make_report, make_result):
     page = Page(document.render(make_report(make_result("near", "CLOSE", expected="CLOSE"))))
     assert "Largest relative error 0.00312 (bound 0.01) at step 1, rank 3, grad layers.1.moe.gate|w." in page.texts("p")
     assert rows(page, "Elements by ULPs, for each kind") == [
@@ -243,7 +243,7 @@ def test_close_is_told_with_its_bound_and_histogram(make_report, make_result):
     ]
 
 
-def test_controls_memory_options_environment_and_replay_are_told(make_report, make_result):
+def test_controls_memory_options_environment_and_replay_are_reported(make_report, make_result):
     page = Page(document.render(make_report(make_result(), options=("--steps", "2"))))
     assert rows(page, "Control")[1:] == [["reference", "EQUAL"], ["candidate", "EQUAL"]]
     assert "candidate 12.5 MiB" in page.texts("dd")
@@ -252,13 +252,13 @@ def test_controls_memory_options_environment_and_replay_are_told(make_report, ma
     assert ["torch", "2.13.0"] in rows(page, "Environment")
 
 
-def test_how_ranks_added_is_told_with_what_carried_their_collectives(make_report, make_result):
+def test_how_ranks_added_is_reported_with_what_carried_their_collectives(make_report, make_result):
     sums = dict.fromkeys(("reference", "candidate"), "in rank order by additions")
-    told = Page(document.render(make_report(make_result(sums_over_ranks=sums)))).texts("dd")
-    assert sum(text.endswith("gloo, sums over ranks in rank order by additions") for text in told) == 1
+    lines = Page(document.render(make_report(make_result(sums_over_ranks=sums)))).texts("dd")
+    assert sum(text.endswith("gloo, sums over ranks in rank order by additions") for text in lines) == 1
 
 
-def test_the_blamed_pass_and_baselines_are_told(make_report, localized):
+def test_the_blamed_pass_and_baselines_are_reported(make_report, localized):
     result = replace(localized, first_divergence=replace(localized.first_divergence, pass_="chunk"))
     status = BaselineStatus.NOT_COMPARABLE
     about = BaselineResult(status=status, path="b", reasons=["torch <2>"])
@@ -268,7 +268,7 @@ def test_the_blamed_pass_and_baselines_are_told(make_report, localized):
     assert "candidate graph against b: torch <2>" in page.texts("p")
 
 
-def test_a_system_that_parts_from_itself_is_told_by_its_runs(make_report, localized):
+def test_a_system_that_parts_from_itself_is_reported_by_its_runs(make_report, localized):
     tensor = replace(localized.first_divergence.tensor, candidate_type="x[2]")
     first = replace(localized.first_divergence, between="candidate against itself under stress", tensor=tensor)
     result = replace(localized, first_divergence=first, stress={"reference": None, "candidate": "DIFFERENT"})

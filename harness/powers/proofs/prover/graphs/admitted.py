@@ -20,7 +20,7 @@ from torch import Tensor
 
 from bitproof.harness.graph.operators import written_names
 from bitproof.harness.powers.proofs.prover import known_operators as known
-from bitproof.harness.powers.proofs.prover.graphs.fitting import misfits
+from bitproof.harness.powers.proofs.prover.graphs.size_checks import sizes_misfit
 from bitproof.harness.powers.proofs.prover.windows import row_major
 from bitproof.harness.torch_compat import OpOverload, tree_leaves
 from bitproof.harness.torch_operators import schema_of, storage_key
@@ -99,8 +99,8 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     In-place calls always are. For any other call, these conditions must hold (`given` has its arguments by name):
 
     - There are two dtypes.
-    - The tensors are all row-major, or all have the same shape and strides. Operators of LIES_BY_SHAPE may have any
-      layouts.
+    - The tensors are all row-major, or all have the same shape and strides. Operators of MIXES_FLOATS_IN_ANY_LAYOUT may
+      have any layouts.
     - Scalar tensors do not occur together with other tensors, except in operators of TAKES_NUMBERS_AS_TENSORS.
     """
     name, tensors = str(target), [*_tensors(given)]
@@ -115,7 +115,7 @@ def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     # With other layouts, kernels order the result's dims by the strides of the original operands, but some fakes by
     # those of the operands after the cast.
     lies = {(tuple(map(str, x.shape)), tuple(map(str, x.stride()))) for x in tensors}
-    return name in known.LIES_BY_SHAPE or len(lies) == 1 or layout_of(given) == ROWS
+    return name in known.MIXES_FLOATS_IN_ANY_LAYOUT or len(lies) == 1 or layout_of(given) == ROWS
 
 
 def _dtypes_of(name: str, given: Mapping[str, Any]) -> set[torch.dtype]:
@@ -206,7 +206,7 @@ def why_not(target: Any, given: Mapping[str, Any] = MappingProxyType({})) -> str
         return None
     if _is_drawn_dropout(name, given) or _is_norm_in_training(name, given) or _is_update(name, given):
         return None
-    if misfits(name, given):
+    if sizes_misfit(name, given):
         why = "it reads beyond its tensors, or its result has other strides or another shape than its fake"
         return f"{name} does not check the shapes that it reads, and these do not fit: {why}"
     allowed = names().get(name)
@@ -324,7 +324,7 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     return one_kind and len({*updated}) == len(updated) and not others.intersection(updated)
 
 
-def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
+def unstated_effect(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
     """Return an effect of a call on memory that its schema does not state, in words; None if there is none.
 
     `given` has the call's arguments by name, and `results` has its results. All tensors are fake.
@@ -336,7 +336,7 @@ def untold(target: Any, given: Mapping[str, Any], results: Any) -> str | None:
     stated = set().union(*(memory.get(name, set()) for name in says))
     # The arguments that no result may share memory with, by the schema.
     hidden = set().union(*memory.values()) - stated
-    if str(target) not in known.SHARES_UNTOLD and any(storage_key(x) in hidden for x in _tensors(results)):
+    if str(target) not in known.SHARES_UNSTATED and any(storage_key(x) in hidden for x in _tensors(results)):
         return f"{target} hands back memory that it was given, and does not say so"
     written = set().union(*(memory.get(name, set()) for name in written_names(target)))
     others = set().union(*(memory[name] for name in given if name not in written_names(target)))

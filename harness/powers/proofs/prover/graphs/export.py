@@ -27,24 +27,24 @@ from bitproof.harness.powers.proofs.prover import known_operators as known
 from bitproof.harness.powers.proofs.prover import proof_data as data
 from bitproof.harness.powers.proofs.prover.graphs import admitted
 from bitproof.harness.powers.proofs.prover.graphs.argument_forms import canonical
+from bitproof.harness.powers.proofs.prover.graphs.calls_only import why_not_calls_only
 from bitproof.harness.powers.proofs.prover.graphs.constants import digest_of
-from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
 from bitproof.harness.powers.proofs.prover.graphs.expressions import size_of
-from bitproof.harness.powers.proofs.prover.graphs.open_sizes import OpenSizes, SizeBounds
-from bitproof.harness.powers.proofs.prover.graphs.repeats import Lying, Repeats
-from bitproof.harness.powers.proofs.prover.graphs.unsure_strides import unsure_product
-from bitproof.harness.powers.proofs.prover.graphs.written_apart import (
+from bitproof.harness.powers.proofs.prover.graphs.functionalized import (
     add_copies,
     add_updates,
     add_zeros,
     copied_number,
-    is_apart,
-    is_choice,
+    is_division_then_copy,
+    is_where,
     number_of,
     of_number,
     results_of,
 )
-from bitproof.harness.powers.proofs.prover.layouts import told_once
+from bitproof.harness.powers.proofs.prover.graphs.open_sizes import OpenSizes, SizeBounds
+from bitproof.harness.powers.proofs.prover.graphs.repeats import Repeats, StoredTensor
+from bitproof.harness.powers.proofs.prover.graphs.unsure_strides import unsure_product
+from bitproof.harness.powers.proofs.prover.layouts import without_redundant_arguments
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import schema_of
@@ -83,7 +83,7 @@ def export_graph(
 
     Raises RefusedError, which names the node, for a call that proofs do not support.
     """
-    if otherwise := runs_otherwise(module):
+    if otherwise := why_not_calls_only(module):
         raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
     exporter = _Exporter(module, inputs, names, groups, bounds or SizeBounds())
     with torch.no_grad(), exporter.mode, exporter.shape_env.ignore_fresh_unbacked_symbols():
@@ -155,7 +155,7 @@ class _Exporter:
             size = self._size(returned, self.values[returned])
             self.calls.append(Call(name, known.NUMBER, (("0", size),), size))
             return len(self.calls) - 1
-        if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor | Lying):
+        if not isinstance(returned, Node) or not isinstance(self.values[returned], Tensor | StoredTensor):
             raise RefusedError(f"{name} is no tensor (`{returned}`)", where="the graph's outputs")
         return self.index[returned]
 
@@ -211,19 +211,19 @@ class _Exporter:
             return
         if value is None and not operators.written_arguments(node):
             raise _refused(node, "a call that gives nothing, so that it is made for what else it does")
-        if objection := admitted.untold(target, given, value):
+        if objection := admitted.unstated_effect(target, given, value):
             raise _refused(node, objection)
         # As recorded, a batch norm also returns its new running statistics, and `add_copies` writes them.
         counts_as = known.BATCH_NORMS.get(op)
         results = results_of(value, given) if counts_as else value
         arguments = [*self._arguments(node)]
-        if op in known.MASKED and is_choice(given):
+        if op in known.MASKED and is_where(given):
             self._choose(node, arguments)
             return
-        if op in known.DIVIDES and is_apart(given):
+        if op in known.DIVIDES and is_division_then_copy(given):
             self._add_copied(node, known.DIVIDES[op], arguments, self._layout(node, value))
             return
-        # Several forms of writing the same are recorded as one of them: see `written_apart`.
+        # Several forms of writing the same are recorded as one of them: see `functionalized`.
         if op in known.OVERWRITES:
             add_zeros(self.calls, node.name, dict(arguments)["self"], _place(node))
         if op == known.LIFTS:
@@ -271,7 +271,7 @@ class _Exporter:
         self._add(node, node.name, known.COPY_INTO, args, self.values[node])
 
     def _add(self, node: Node, name: str, op: str, args: Iterable[tuple[str, Any]], value: Any) -> None:
-        self.values[node] = value = self.repeats.told(value)
+        self.values[node] = value = self.repeats.stored(value)
         self.index[node] = len(self.calls)
         writes: tuple[str, ...] = ()
         if node.op == "call_function" and isinstance(target := _target(node), OpOverload):
@@ -285,7 +285,7 @@ class _Exporter:
             random=node.op == "call_function" and _draws(node),
             place=_place(node),
         )
-        self.calls.append(told_once(call, self.calls))
+        self.calls.append(without_redundant_arguments(call, self.calls))
 
     def _shared(self, node: Node, value: Any, layout: Any) -> Any:
         # These two return their argument's memory, although neither their schemas nor their fake values state it.
@@ -296,8 +296,8 @@ class _Exporter:
         return source if operators.is_wait(node) else replace(layout, storage=source.storage, offset=source.offset)
 
     def _layout(self, node: Node, value: Any) -> Any:
-        if isinstance(value, Lying):
-            return data.Tensor(*value.lies.told, self._storage(value.memory))
+        if isinstance(value, StoredTensor):
+            return data.Tensor(*value.layout.fields, self._storage(value.memory))
         if isinstance(value, Tensor):
             if value.layout != torch.strided or value.is_conj() or value.is_neg() or value.is_quantized:
                 raise _refused(node, "a tensor that is not plain memory")

@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.graph import symbols
 from bitproof.harness.powers.proofs.prover.graphs.expressions import size_of
-from bitproof.harness.torch_compat import promise, range_of
+from bitproof.harness.torch_compat import assume, range_of
 
 LEAST = 2
 """The smallest number that an open size may stand for."""
@@ -84,9 +84,9 @@ class OpenSizes:
         # The symbol belongs to an input, and torch would look for it among the results of the present call.
         with self._shape_env.ignore_fresh_unbacked_symbols():
             own = self._shape_env.create_unbacked_symint()
-        promise(own >= least)
+        assume(own >= least)
         if most is not None:
-            promise(own <= most)
+            assume(own <= most)
         self._bounds.found[place] = least, most
         return own
 

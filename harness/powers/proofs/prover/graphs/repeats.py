@@ -23,7 +23,7 @@ from bitproof.harness.torch_compat import OpOverload
 from bitproof.harness.torch_operators import storage_key
 
 
-class Lies(NamedTuple):
+class TensorLayout(NamedTuple):
     """The dtype, device and memory layout of a tensor."""
 
     dtype: torch.dtype
@@ -33,7 +33,7 @@ class Lies(NamedTuple):
     offset: int
 
     @property
-    def told(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
+    def fields(self) -> tuple[str, str, tuple[int, ...], tuple[int, ...], int]:
         """The layout as the fields of `proof_data.Tensor`, without `storage`: dtype, device, shape, strides, offset."""
         return str(self.dtype).removeprefix("torch."), self.device.type, self.shape, self.strides, self.offset
 
@@ -44,15 +44,15 @@ class Result(NamedTuple):
     `place` is the index of this memory among the memories that the call reads; None for new memory.
     """
 
-    lies: Lies
+    layout: TensorLayout
     place: int | None
 
 
 @dataclass(eq=False)
-class Lying:
+class StoredTensor:
     """A tensor stored as its layout and the number of its memory. `fake` is None until a call needs the fake value."""
 
-    lies: Lies
+    layout: TensorLayout
     memory: int
     fake: Tensor | None = None
 
@@ -64,7 +64,7 @@ class _OpenError(Exception):
 class Repeats:
     """Stores the values of a graph, and remembers the results of its calls. Use it within the graph's fake mode.
 
-    A plain tensor with fixed sizes is stored as a `Lying` (its layout), any other value unchanged.
+    A plain tensor with fixed sizes is stored as a `StoredTensor` (its layout), any other value unchanged.
     """
 
     def __init__(self) -> None:
@@ -72,23 +72,23 @@ class Repeats:
         self._keys: dict[Node, tuple[Hashable, list[int]]] = {}  # by node that runs, its key and the memories it reads
         self._numbers = itertools.count()
         self._memories: dict[int, int] = {}  # by key of a fake storage, the number of the memory
-        self._firsts: dict[int, Lying] = {}  # by memory, the first value in it
-        self._of_fake: dict[int, Lying] = {}  # by id of a fake value; the Lying keeps it alive, so ids stay unique
+        self._firsts: dict[int, StoredTensor] = {}  # by memory, the first value in it
+        self._of_fake: dict[int, StoredTensor] = {}  # by id of a fake value, which stays alive
 
-    def told(self, value: Any) -> Any:
-        """Return a call's result as it is stored: with a `Lying` for each plain tensor with fixed sizes."""
+    def stored(self, value: Any) -> Any:
+        """Return a call's result as it is stored: with a `StoredTensor` for each plain tensor with fixed sizes."""
         if type(value) in (tuple, list):
-            return type(value)(map(self.told, value))
+            return type(value)(map(self.stored, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
         if layout is None:
             return value
-        known = self._of_fake.setdefault(id(value), Lying(layout, self.memory_of(value), value))
-        known.lies = layout  # a call may change its argument's layout and return it
+        known = self._of_fake.setdefault(id(value), StoredTensor(layout, self.memory_of(value), value))
+        known.layout = layout  # a call may change its argument's layout and return it
         self._firsts.setdefault(known.memory, known)
         return known
 
     def memory_of(self, value: Any) -> int:
-        if isinstance(value, Lying):
+        if isinstance(value, StoredTensor):
             return value.memory
         key = storage_key(value)
         if key not in self._memories:
@@ -98,10 +98,10 @@ class Repeats:
     def fake(self, value: Any) -> Any:
         if type(value) in (tuple, list):
             return type(value)(map(self.fake, value))
-        if not isinstance(value, Lying):
+        if not isinstance(value, StoredTensor):
             return value
         if value.fake is None:
-            dtype, device, shape, strides, offset = value.lies
+            dtype, device, shape, strides, offset = value.layout
             # The first value in a memory spans all of it; later values there are views of the first.
             first = self._firsts[value.memory]
             if first is value:
@@ -129,10 +129,10 @@ class Repeats:
         if key not in self._remembered:
             self._keys[node] = key, memories
             return None
-        return _mapped(self._remembered[key], lambda given: self._lying(given, memories))
+        return _mapped(self._remembered[key], lambda given: self._stored_tensor(given, memories))
 
-    def _lying(self, given: Result, memories: list[int]) -> Lying:
-        found = Lying(given.lies, next(self._numbers) if given.place is None else memories[given.place])
+    def _stored_tensor(self, given: Result, memories: list[int]) -> StoredTensor:
+        found = StoredTensor(given.layout, next(self._numbers) if given.place is None else memories[given.place])
         self._firsts.setdefault(found.memory, found)
         return found
 
@@ -147,27 +147,27 @@ class Repeats:
         key, memories = self._keys.pop(node)
         results = [x for x in (value if type(value) in (tuple, list) else (value,)) if x is not None]
         # Results in new memory must not share it with each other: a `Result` only names an argument's memory.
-        own = [x.memory for x in results if isinstance(x, Lying) and x.memory not in memories]
+        own = [x.memory for x in results if isinstance(x, StoredTensor) and x.memory not in memories]
         if results and all(_is_known(x, memories) for x in results) and len({*own}) == len(own):
             places = {memory: place for place, memory in enumerate(memories)}
-            self._remembered[key] = _mapped(value, lambda x: Result(x.lies, places.get(x.memory)))
+            self._remembered[key] = _mapped(value, lambda x: Result(x.layout, places.get(x.memory)))
 
 
-def _layout(x: Tensor) -> Lies | None:
+def _layout(x: Tensor) -> TensorLayout | None:
     if x.layout != torch.strided or x.is_conj() or x.is_neg() or x.is_quantized:
         return None
     shape, strides, offset = tuple(x.shape), tuple(x.stride()), x.storage_offset()
     is_closed = all(type(n) is int for n in (*shape, *strides, offset))
-    return Lies(x.dtype, x.device, shape, strides, int(offset)) if is_closed else None
+    return TensorLayout(x.dtype, x.device, shape, strides, int(offset)) if is_closed else None
 
 
 def _is_known(x: Any, memories: list[int]) -> bool:
     # A result in new memory must fill it from the start to the end.
-    if not isinstance(x, Lying) or x.fake is None:
+    if not isinstance(x, StoredTensor) or x.fake is None:
         return False
-    _, _, shape, strides, offset = x.lies
+    _, _, shape, strides, offset = x.layout
     last = sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
-    size = 0 if 0 in shape else (last + 1) * x.lies.dtype.itemsize
+    size = 0 if 0 in shape else (last + 1) * x.layout.dtype.itemsize
     return x.memory in memories or (offset == 0 and x.fake.untyped_storage().nbytes() == size)
 
 
@@ -179,10 +179,10 @@ def _key(x: Any, values: Mapping[Node, Any], memories: list[int]) -> Hashable:
     match x:
         case Node():
             return _key(values[x], values, memories)
-        case Lying():
+        case StoredTensor():
             if x.memory not in memories:
                 memories.append(x.memory)
-            return x.lies, memories.index(x.memory)
+            return x.layout, memories.index(x.memory)
         case list() | tuple():
             return type(x), *(_key(item, values, memories) for item in x)
         case bool() | int() | float() | str() | None:

@@ -34,9 +34,9 @@ from bitproof.harness.powers.proofs.prover.programs.plain_archive import Archive
 from bitproof.harness.powers.proofs.prover.programs.plain_tensors import (
     DTYPES,
     TensorError,
-    laid_out,
     memory_of,
     refuse_layout,
+    with_layout,
 )
 from bitproof.harness.powers.proofs.prover.programs.size_expressions import (
     ExpressionError,
@@ -216,7 +216,7 @@ class _Reader:
             sizes, strides = ([_closed(x) for x in meta[part].list()] for part in ("sizes", "strides"))
             # Before memory is allocated: the sizes come from the file, and may be any numbers.
             refuse_layout(sizes, strides, offset := _closed(meta["storage_offset"]), payload.path)
-            tensor = laid_out(self._memory(path, dtype, device, payload), sizes, strides, offset, payload.path)
+            tensor = with_layout(self._memory(path, dtype, device, payload), sizes, strides, offset, payload.path)
             requires_grad = meta["requires_grad"].truth()
             if requires_grad and not (dtype.is_floating_point or dtype.is_complex):
                 raise meta["requires_grad"].wrong("false, as integers have no gradients")

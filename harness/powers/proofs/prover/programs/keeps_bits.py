@@ -26,14 +26,14 @@ from torch.fx import Graph, GraphModule
 from bitproof.harness.errors import PassError
 from bitproof.harness.machine.determinism import Switches, keeping_switches
 from bitproof.harness.powers.proofs.prover.answers import BUFFER, PARAMETER, PROVED, REFUSED
+from bitproof.harness.powers.proofs.prover.graphs.calls_only import why_not_calls_only
 from bitproof.harness.powers.proofs.prover.graphs.constants import digest_of
-from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
-from bitproof.harness.powers.proofs.prover.pairs import PairProof, told
-from bitproof.harness.powers.proofs.prover.programs.provable import Held, held, is_plain
+from bitproof.harness.powers.proofs.prover.pairs import PairProof, refusal_text
+from bitproof.harness.powers.proofs.prover.programs.compared_run import check_run, not_run
+from bitproof.harness.powers.proofs.prover.programs.provable import ConvertedProgram, convert, is_plain
 from bitproof.harness.powers.proofs.prover.programs.reachable import has_values
-from bitproof.harness.powers.proofs.prover.programs.really import check_run, not_run
-from bitproof.harness.powers.proofs.prover.programs.subjects import prove_held
+from bitproof.harness.powers.proofs.prover.programs.subjects import prove_converted
 from bitproof.harness.runtime.sources import own_digest
 from bitproof.harness.torch_compat import disable_current_modes
 from bitproof.harness.torch_inductor import passes_watched, takes_as_hook
@@ -162,22 +162,22 @@ class _Snapshot:
             return PassProof(name, PairProof(REFUSED, reason=reason), changed)
         for side in (self._before, after):
             if isinstance(side, RefusedError):
-                return PassProof(name, PairProof(REFUSED, reason=told(side)), changed)
-        assert isinstance(self._before, Held) and isinstance(after, Held)
+                return PassProof(name, PairProof(REFUSED, reason=refusal_text(side)), changed)
+        assert isinstance(self._before, ConvertedProgram) and isinstance(after, ConvertedProgram)
         # The proof reads parameters as inputs, so a pass that changes their values must be refused separately.
         state = _digests(after)
         if written := [x for x in self._state if state.get(x, self._state[x]) != self._state[x]]:
             reason = f"the pass changes the values of {written[0]}, which is an input of the program"
             return PassProof(name, PairProof(REFUSED, reason=reason), changed)
         with disable_current_modes():
-            return PassProof(name, prove_held(self._before, after), changed)
+            return PassProof(name, prove_converted(self._before, after), changed)
 
-    def _program_of(self, graph: Graph | GraphModule) -> Held | RefusedError:
+    def _program_of(self, graph: Graph | GraphModule) -> ConvertedProgram | RefusedError:
         module = graph if isinstance(graph, GraphModule) else graph.owning_module
         try:
             if module is None:
                 raise RefusedError("a graph that no module holds", where="the pass")
-            if otherwise := runs_otherwise(module):
+            if otherwise := why_not_calls_only(module):
                 raise RefusedError(f"a graph that is run with {otherwise}", where="the whole graph")
             with disable_current_modes():
                 if self._inputs is None:
@@ -185,7 +185,7 @@ class _Snapshot:
                 # A copy, whose code is generated again: a pass may leave `recompile` to its caller, and the caller may
                 # change the graph later.
                 own = module.graph if isinstance(graph, GraphModule) else graph
-                found = held(GraphModule(module, _copy(own)), self._inputs)
+                found = convert(GraphModule(module, _copy(own)), self._inputs)
                 found.program.exported  # noqa: B018  the graph's present state
                 # A graph with Python calls may trace differently from its run, so it is really run, too.
                 if not is_plain(module) and not_run(found) is None:
@@ -196,7 +196,7 @@ class _Snapshot:
         return found
 
 
-def _digests(found: Held | RefusedError) -> dict[str, str]:
+def _digests(found: ConvertedProgram | RefusedError) -> dict[str, str]:
     values = {} if isinstance(found, RefusedError) else found.values
     with disable_current_modes():
         kept = {name: x for name, x in values.items() if name.startswith((PARAMETER, BUFFER)) and has_values(x)}

@@ -75,7 +75,7 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).clone().view(dtype)
 
 
-def laid_out(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
+def with_layout(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
     """Return a view of `memory` with these sizes and strides.
 
     Raises TensorError if the view would reach past the end.

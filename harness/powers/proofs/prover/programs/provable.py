@@ -32,14 +32,13 @@ from bitproof.harness.graph.tracing.trace import fixed_fake, keeping_state
 from bitproof.harness.machine.determinism import Switches
 from bitproof.harness.powers.proofs.prover import known_operators as known
 from bitproof.harness.powers.proofs.prover.answers import BUFFER, INPUT, PARAMETER
-from bitproof.harness.powers.proofs.prover.graphs.executed import runs_otherwise
+from bitproof.harness.powers.proofs.prover.graphs.calls_only import why_not_calls_only
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, Provable
 from bitproof.harness.powers.proofs.prover.programs.exported_file import SavedProgram
 from bitproof.harness.powers.proofs.prover.programs.one_by_one import one_by_one, without_regions
 from bitproof.harness.powers.proofs.prover.programs.one_setting import under_one_setting
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER, HeldOptimizers
-from bitproof.harness.powers.proofs.prover.programs.outside import refusing_outside
 from bitproof.harness.powers.proofs.prover.programs.reachable import (
     GRADIENT,
     Around,
@@ -50,10 +49,11 @@ from bitproof.harness.powers.proofs.prover.programs.reachable import (
     is_users_file,
     plain_token,
 )
+from bitproof.harness.powers.proofs.prover.programs.side_effects import refusing_side_effects
 from bitproof.harness.torch_compat import (
     HigherOrderOperator,
     OpOverload,
-    backward_told,
+    backward_callbacks,
     flattened,
     has_open_sizes,
     hooks_of_gradients,
@@ -63,7 +63,7 @@ from bitproof.harness.torch_compat import (
     symbolic_graph,
 )
 from bitproof.harness.torch_compile import lazily_compiled
-from bitproof.harness.torch_tracing import failures_told
+from bitproof.harness.torch_tracing import on_failures
 from bitproof.harness.within_user_code import refused
 
 NO_STEP = "a graph says nothing of what calls it"
@@ -72,12 +72,12 @@ OUTPUT, WRITTEN, LOSS = "output ", "written ", "loss"
 
 
 @dataclass(frozen=True)
-class Held:
+class ConvertedProgram:
     """A program, and the original values of its inputs by name."""
 
     program: Provable
     values: Mapping[str, Any]
-    keeps_less: str | None = NO_STEP
+    single_step_reason: str | None = NO_STEP
     """Why the next call may depend on more of this call than its outputs; None if it does not."""
     subject: Any = None
     """The object to call with `inputs` in a real run; None if the program is only a graph."""
@@ -95,14 +95,14 @@ class Held:
         return str(getattr(self.subject, "__qualname__", type(self.subject).__name__))
 
 
-def held(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> Held:
+def convert(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any = None) -> ConvertedProgram:
     """Convert a user's object to a program. Raises RefusedError, naming the object, if that is impossible."""
     if isinstance(subject, ExportedProgram | SavedProgram):
         return _exported(subject)
     if dynamic_shapes is not None:
         found = _exported(_export(subject, inputs, dynamic_shapes))
         return replace(found, values={**found.values, **_state(_modules(subject, ()))}, subject=subject, inputs=inputs)
-    if isinstance(subject, GraphModule) and is_plain(subject) and not runs_otherwise(subject):
+    if isinstance(subject, GraphModule) and is_plain(subject) and not why_not_calls_only(subject):
         return replace(of_graph(subject, inputs), subject=subject, inputs=inputs)
     if not callable(subject):
         raise RefusedError(f"a {type(subject).__name__} is no program", where="what is to be proved")
@@ -125,7 +125,7 @@ def is_plain(module: GraphModule) -> bool:
 _READABLE = (OpOverload, HigherOrderOperator)
 
 
-def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
+def of_graph(module: GraphModule, inputs: Sequence[Any]) -> ConvertedProgram:
     """Return a graph as a program with these inputs. Later changes of the graph do not affect the program.
 
     Raises RefusedError if the graph takes another number of inputs.
@@ -143,7 +143,9 @@ def of_graph(module: GraphModule, inputs: Sequence[Any]) -> Held:
         if (one := first.setdefault(id(leaf), own)) is not own and isinstance(leaf, Tensor):
             own.replace_all_uses_with(one)
             returned = [one if x is own else x for x in returned]
-    return Held(_program(GraphModule(module, copy), names, leaves, returned), dict(zip(names, leaves, strict=True)))
+    return ConvertedProgram(
+        _program(GraphModule(module, copy), names, leaves, returned), dict(zip(names, leaves, strict=True))
+    )
 
 
 def _program(module: GraphModule, names: Sequence[str], inputs: Sequence[Any], returned: Sequence[Any]) -> Provable:
@@ -188,7 +190,7 @@ def _export(subject: Any, inputs: Sequence[Any], dynamic_shapes: Any) -> Exporte
         raise RefusedError(f"it cannot be exported: {type(error).__name__}: {reason}", where="torch.export") from error
 
 
-def _exported(exported: ExportedProgram | SavedProgram) -> Held:
+def _exported(exported: ExportedProgram | SavedProgram) -> ConvertedProgram:
     graph, signature = exported.graph_module.graph, exported.graph_signature
     module = GraphModule(exported.graph_module, Graph())
     env: dict[Node, Node] = {}
@@ -235,7 +237,7 @@ def _exported(exported: ExportedProgram | SavedProgram) -> Held:
     program = _returning(module, names, inputs, named)
     if isinstance(exported, SavedProgram):
         program = replace(program, others=(*program.others, ("the outputs' structure", exported.returns)))
-    return Held(program, values)
+    return ConvertedProgram(program, values)
 
 
 _INPUTS = {"PARAMETER": PARAMETER, "BUFFER": BUFFER, "USER_INPUT": INPUT}
@@ -307,7 +309,7 @@ def roots_of(subject: Any, inputs: Sequence[Any]) -> dict[str, Any]:
     }
 
 
-def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
+def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> ConvertedProgram:
     # Tensors themselves are not copied here: the trace runs on fake values of them.
     own = copied({"subject": subject, "inputs": tuple(inputs)}, lambda x: x)
     leaves, rebuilt = flattened(own["inputs"])
@@ -369,8 +371,8 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> Held:
     program = _returning(graph, list(values), fakes, returned)
     there = next((name for name, x in values.items() if name.startswith(PARAMETER) and x.grad is not None), None)
     begins = f"a gradient of {there} is there before the step, which may add to it" if there else None
-    keeps_less = begins or tracing.keeps_less
-    return Held(program, values, keeps_less, subject, inputs, tracing.effects, tracing.keys)
+    single_step_reason = begins or tracing.single_step_reason
+    return ConvertedProgram(program, values, single_step_reason, subject, inputs, tracing.effects, tracing.keys)
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
@@ -392,7 +394,7 @@ def _refusing_failures(not_run: str | None) -> AbstractContextManager[Any]:
     def failed(what: str) -> None:
         refused(RefusedError(f"{what} while it is traced, and nothing shows what it does then: {not_run}", where="it"))
 
-    return failures_told(failed) if not_run else nullcontext()
+    return on_failures(failed) if not_run else nullcontext()
 
 
 def _line_of(error: BaseException) -> str:
@@ -429,7 +431,7 @@ class _Tracing:
         self.outputs: list[tuple[str, Any]] = []
         self.effects: dict[str, Any] = {}
         self.keys: list[tuple[Any, ...]] = []
-        self.keeps_less: str | None = None
+        self.single_step_reason: str | None = None
         self.where: str | None = None
 
     def run(self, given: list[Tensor]) -> list[Any]:
@@ -460,20 +462,20 @@ class _Tracing:
             stack.enter_context(under_one_setting())
             stack.enter_context(one_by_one())
             stack.enter_context(recorder.recording(tracer))
-            stack.enter_context(backward_told(recorder.before_backward, recorder.after_backward))
+            stack.enter_context(backward_callbacks(recorder.before_backward, recorder.after_backward))
             # State is compared inside the contexts above: on leaving, they put the original tensors back.
             surroundings = Around(before, in_place=False)
-            if isinstance(self.subject, GraphModule) and not runs_otherwise(self.subject):
+            if isinstance(self.subject, GraphModule) and not why_not_calls_only(self.subject):
                 found = _Named(self.subject, self, tracer).run(*args)
             else:
-                with refusing_outside(is_users_file):
+                with refusing_side_effects(is_users_file):
                     found = self.subject(*args)
             self._refuse_replaced(by_name)
             surroundings.refuse_changes()
             after = Reached(roots_of(self.subject, args) | {"returned": found}, known)
         changes = changed(before, after, without="returned")
         self.effects = {place: x for place, x in changes.items() if not isinstance(x, Tensor)}
-        self.keeps_less = self._why_keeps_less(changes)
+        self.single_step_reason = self._why_keeps_less(changes)
         self.keys = keys_of(found)
         self.outputs = [(f"{OUTPUT}{i}", x) for i, x in enumerate(flattened(found)[0])]
         self.outputs += [(f"{WRITTEN}{place}", x) for place, x in changes.items() if isinstance(x, Tensor)]

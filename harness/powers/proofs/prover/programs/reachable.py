@@ -42,7 +42,7 @@ from bitproof import harness
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
-from bitproof.harness.powers.proofs.prover.programs.outside import of_file, process_state
+from bitproof.harness.powers.proofs.prover.programs.side_effects import of_file, process_state
 from bitproof.harness.torch_compat import (
     FakeTensor,
     HigherOrderOperator,

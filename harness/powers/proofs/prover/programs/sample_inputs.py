@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bitproof.harness.powers.proofs.prover.programs.plain_archive import ArchiveError, files_of
-from bitproof.harness.powers.proofs.prover.programs.plain_tensors import TensorError, laid_out, memory_of
+from bitproof.harness.powers.proofs.prover.programs.plain_tensors import TensorError, memory_of, with_layout
 
 LARGEST = 1 << 24
 """The maximum size of the pickle in bytes."""
@@ -206,5 +206,5 @@ class _Machine:
         are_numbers = all(type(x) is tuple and all(type(n) is int for n in x) for x in (sizes, strides))
         if not isinstance(memory, Tensor) or type(offset) is not int or not are_numbers or hooks != {}:
             raise SampleError("its sample inputs have a tensor that is not plain")
-        tensor = laid_out(memory, sizes, strides, offset, "a sample input")
+        tensor = with_layout(memory, sizes, strides, offset, "a sample input")
         return tensor.requires_grad_(requires_grad is True and (tensor.is_floating_point() or tensor.is_complex()))

@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.powers.proofs.prover.programs.json_fields import Field
-from bitproof.harness.torch_compat import promise
+from bitproof.harness.torch_compat import assume
 
 LONGEST = 2000
 LARGEST_POWER = 8
@@ -80,8 +80,8 @@ class OpenSizesOfFile:
             own = self._symbols[name] = self._shape_env.create_unbacked_symint()
             bounds = self._ranges.get(name)
             least, most = (0, None) if bounds is None else self._bounds(bounds)
-            promise(own >= max(least, 2))  # torch treats sizes 0 and 1 separately; a proof does not cover them
-            promise(own <= (LARGEST_SIZE if most is None else most)) if most is not None else None
+            assume(own >= max(least, 2))  # torch treats sizes 0 and 1 separately; a proof does not cover them
+            assume(own <= (LARGEST_SIZE if most is None else most)) if most is not None else None
         return self._symbols[name]
 
     @staticmethod

@@ -26,12 +26,12 @@ from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.induction import induction
 from bitproof.harness.powers.proofs.prover.layouts import line_of
-from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, told
+from bitproof.harness.powers.proofs.prover.pairs import MOST_ELEMENTS, PairProof, Values, prove_programs, refusal_text
+from bitproof.harness.powers.proofs.prover.programs.compared_run import check_run, fill, not_run
 from bitproof.harness.powers.proofs.prover.programs.optimizers import OPTIMIZER
-from bitproof.harness.powers.proofs.prover.programs.outside import of_file
-from bitproof.harness.powers.proofs.prover.programs.provable import Held, held
+from bitproof.harness.powers.proofs.prover.programs.provable import ConvertedProgram, convert
 from bitproof.harness.powers.proofs.prover.programs.reachable import GRADIENT, has_values, valued
-from bitproof.harness.powers.proofs.prover.programs.really import check_run, fill, not_run
+from bitproof.harness.powers.proofs.prover.programs.side_effects import of_file
 from bitproof.harness.powers.proofs.prover.proof_data import WRITTEN, Graph
 from bitproof.harness.torch_compat import has_open_sizes
 from bitproof.harness.torch_operators import storage_key
@@ -55,9 +55,9 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
     try:
         if (drawn := _with_values(f, g, inputs) if dynamic_shapes is None else None) is not None:
             return drawn
-        return _proved(held(f, inputs, dynamic_shapes), held(g, inputs, dynamic_shapes))
+        return _proved(convert(f, inputs, dynamic_shapes), convert(g, inputs, dynamic_shapes))
     except RefusedError as error:
-        return PairProof(REFUSED, reason=told(error))
+        return PairProof(REFUSED, reason=refusal_text(error))
     # The arguments are a user's objects, which may do anything. A proof that fails must not end the user's program.
     except Exception as error:
         return PairProof(REFUSED, reason=_unforeseen(error))
@@ -70,7 +70,7 @@ def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
-        sides = [held(world[x], world["inputs"]) for x in ("f", "g")] if world else []
+        sides = [convert(world[x], world["inputs"]) for x in ("f", "g")] if world else []
     except RefusedError:
         return None
     for side in sides:
@@ -80,14 +80,14 @@ def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
     return _proved(*sides) if sides else None
 
 
-def _proved(one: Held, other: Held) -> PairProof:
+def _proved(one: ConvertedProgram, other: ConvertedProgram) -> PairProof:
     try:
         _check_state(one, other)
         _check_keys(one, other)
         _check_effects(one, other)
-        return prove_held(one, other)
+        return prove_converted(one, other)
     except RefusedError as error:
-        return PairProof(REFUSED, reason=told(error))
+        return PairProof(REFUSED, reason=refusal_text(error))
 
 
 def _unforeseen(error: Exception) -> str:
@@ -97,7 +97,7 @@ def _unforeseen(error: Exception) -> str:
     return f"it could not be proved, for a reason that bitproof does not know: {what} ({where}); please report it"
 
 
-def prove_held(one: Held, other: Held) -> PairProof:
+def prove_converted(one: ConvertedProgram, other: ConvertedProgram) -> PairProof:
     """Prove two programs equal, and compute their graphs on the programs' own inputs and on random inputs.
 
     Unless the graphs are refused as a whole, the programs themselves are run as well, and compared with their graphs.
@@ -107,12 +107,12 @@ def prove_held(one: Held, other: Held) -> PairProof:
         return found
     if reason := _misplaced({**other.values, **one.values}, found.graphs):
         return _refused(found, reason)
-    sides = one.keeps_less, other.keeps_less
+    sides = one.single_step_reason, other.single_step_reason
     found = replace(found, induction=induction(found.proof, found.graphs, found.verdict, sides))
-    return really_run(found, one, other)
+    return refuse_unlike_runs(found, one, other)
 
 
-def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
+def refuse_unlike_runs(found: PairProof, one: ConvertedProgram, other: ConvertedProgram) -> PairProof:
     """Run both programs.
 
     Returns their proof `found`, changed to REFUSED if a program does not do the same as its graph. If a program cannot
@@ -134,7 +134,7 @@ def really_run(found: PairProof, one: Held, other: Held) -> PairProof:
         except NotEvaluatedError as error:
             found = replace(found, not_run=f"{error} is not computed here")
         except RefusedError as error:
-            return _refused(found, f"of the {who}, {told(error)}")
+            return _refused(found, f"of the {who}, {refusal_text(error)}")
     return found
 
 
@@ -142,7 +142,7 @@ def _refused(found: PairProof, reason: str) -> PairProof:
     return replace(found, verdict=REFUSED, proof=None, graphs=None, reason=reason)
 
 
-def _check_keys(one: Held, other: Held) -> None:
+def _check_keys(one: ConvertedProgram, other: ConvertedProgram) -> None:
     # Outputs are paired by position, which pairs different entries of dictionaries with other keys or in another order.
     for place, (x, y) in enumerate(zip(one.keys or (), other.keys or (), strict=False)):
         if x and y and x != y:
@@ -151,7 +151,7 @@ def _check_keys(one: Held, other: Held) -> None:
             raise RefusedError(what, where="the outputs")
 
 
-def _check_effects(one: Held, other: Held) -> None:
+def _check_effects(one: ConvertedProgram, other: ConvertedProgram) -> None:
     lefts = [
         dict.fromkeys([*(x for x in side.program.outputs if _is_left(x, side)), *side.effects]) for side in (one, other)
     ]
@@ -171,11 +171,11 @@ def _check_effects(one: Held, other: Held) -> None:
             raise RefusedError(what, where="what a call leaves")
 
 
-def _is_left(name: str, side: Held) -> bool:
+def _is_left(name: str, side: ConvertedProgram) -> bool:
     return name.startswith(WRITTEN) and name.removeprefix(WRITTEN) not in side.program.names
 
 
-def _check_state(one: Held, other: Held) -> None:
+def _check_state(one: ConvertedProgram, other: ConvertedProgram) -> None:
     for name in one.values.keys() & other.values.keys():
         x, y = one.values[name], other.values[name]
         is_kept = name.startswith((PARAMETER, BUFFER, GRADIENT)) and has_values(x) and has_values(y) and x is not y
@@ -221,7 +221,7 @@ def _written_inputs(graph: Graph) -> set[str]:
     return returned | {name for name, x in inputs if x.storage in memories}
 
 
-def _sets(one: Held) -> list[Values]:
+def _sets(one: ConvertedProgram) -> list[Values]:
     like = dict(zip(one.program.names, one.program.inputs, strict=True))
     if sum(map(_span, like.values())) > MOST_ELEMENTS:
         return []

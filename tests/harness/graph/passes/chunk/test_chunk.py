@@ -574,14 +574,14 @@ def test_of_the_matching_modules_only_the_named_ones_are_chunked() -> None:
     assert differing(run_graph(module, joint, model, batch()), run_eager(model, batch(), "layers.1")) == []
 
 
-def test_the_chunked_modules_are_told_in_the_order_in_which_they_run() -> None:
+def test_the_chunked_modules_are_reported_in_the_order_in_which_they_run() -> None:
     joint = trace(Layers(mixing(), scaling(), mixing()))
     context = context_of(joint, "layers.*")
     chunk(joint.module, context)
     assert context.facts["modules"] == ["layers.0", "layers.1", "layers.2"]
 
 
-def test_the_calls_of_each_chunked_module_are_told() -> None:
+def test_the_calls_of_each_chunked_module_are_reported() -> None:
     model = Layers(mixing(), scaling())
     model.layers.append(model.layers[1])
     joint = trace(model)

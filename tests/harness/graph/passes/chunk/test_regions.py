@@ -27,7 +27,7 @@ def roots_of(module: GraphModule) -> dict[Node, str | None]:
     return {node: "layers.0" if str(node) in ("mul", "sin") else None for node in module.graph.nodes}
 
 
-def test_a_region_is_told_with_the_dtypes_and_sizes_of_what_goes_in_and_comes_out() -> None:
+def test_a_region_is_reported_with_the_dtypes_and_sizes_of_what_goes_in_and_comes_out() -> None:
     module, _ = sketched()
     assert list(map(str, regions_of(roots_of(module)))) == [
         "layers.0 (forward): 2 nodes; live-ins 2 (x float32[u0, 6, 8], w bfloat16[8]); "

@@ -154,7 +154,7 @@ def test_rows_that_were_received_are_sent_back_as_many() -> None:
     assert costs[copy] == Cost(2 * 12 * 8 * 4, 0)
 
 
-def test_a_size_that_nothing_tells_counts_as_zero() -> None:
+def test_a_size_that_nothing_shows_counts_as_zero() -> None:
     sketch = Sketch()
     x = sketch.placeholder("x", 4)
     found = sketch.call(aten.nonzero.default, x)

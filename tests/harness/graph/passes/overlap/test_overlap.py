@@ -179,8 +179,8 @@ def test_without_a_model_every_all_to_all_is_taken_to_outlast_what_may_hide_it(c
         "wait_tensor_2 select_2 select_3 _local_scalar_dense_2 _local_scalar_dense_3 all_to_all_single_3 "
         "wait_tensor_1 neg wait_tensor_3 neg_1"
     )
-    told = {"all_to_alls": 4, "in_chunks": 4, "in_flight": 3, "reordered": True}
-    assert context.facts == told | {"costs": None}
+    reported = {"all_to_alls": 4, "in_chunks": 4, "in_flight": 3, "reordered": True}
+    assert context.facts == reported | {"costs": None}
 
 
 @pytest.mark.ranks
@@ -216,7 +216,7 @@ def test_a_graph_that_gets_no_shorter_stays_as_it_is(context_of) -> None:
     assert (context.facts["in_flight"], context.facts["reordered"]) == (0, False)
 
 
-def test_of_all_to_alls_in_chunks_and_outside_of_them_the_report_tells_how_many_are_in_flight(context_of) -> None:
+def test_of_all_to_alls_in_chunks_and_outside_of_them_the_report_shows_how_many_are_in_flight(context_of) -> None:
     sketch = Sketch()
     ends = []
     for chunk in (0, 1, None):
@@ -225,8 +225,8 @@ def test_of_all_to_alls_in_chunks_and_outside_of_them_the_report_tells_how_many_
         ends.append(chunk_call(sketch, chunk, aten.neg.default, arrived))
     module, context = sketch.finish(*ends), context_of(sketch)
     overlap(module, context)
-    told = {name: context.facts[name] for name in ("all_to_alls", "in_chunks", "in_flight", "reordered")}
-    assert told == {"all_to_alls": 3, "in_chunks": 2, "in_flight": 3, "reordered": True}
+    reported = {name: context.facts[name] for name in ("all_to_alls", "in_chunks", "in_flight", "reordered")}
+    assert reported == {"all_to_alls": 3, "in_chunks": 2, "in_flight": 3, "reordered": True}
 
 
 def test_a_graph_without_all_to_alls_is_refused_as_overlap_would_do_nothing(context_of) -> None:

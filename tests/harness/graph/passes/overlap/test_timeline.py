@@ -98,7 +98,7 @@ def test_standing_at_another_collectives_wait_hides_nothing() -> None:
     assert (timeline.time, timeline.blocked.get(launch, 0), timeline.hidden(launch)) == (13, 0, 4)
 
 
-def test_the_summary_tells_directions_apart() -> None:
+def test_the_summary_distinguishes_directions() -> None:
     plan = Plan()
     plan.wait(plan.launch(1, 4))
     launch = plan.launch(1, 8, backward=True)

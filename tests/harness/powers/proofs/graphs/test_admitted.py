@@ -141,8 +141,8 @@ def test_an_lstms_layer_is_refused_as_its_fakes_say_what_is_not_so():
     rest = False, 2, hidden, 1, True, True, False, [], False, real[3]
     back = LSTM[1](*given, *real[:3], *real[:3], *rest)
     with mode:
-        told = LSTM[1](*given, *real[:3], *real[:3], *rest)
-    memories = [{x.untyped_storage()._cdata for x in both[3:5]} for both in (back, told)]
+        reported = LSTM[1](*given, *real[:3], *real[:3], *rest)
+    memories = [{x.untyped_storage()._cdata for x in both[3:5]} for both in (back, reported)]
     assert [len(memory) for memory in memories] == [2, 1]
 
 

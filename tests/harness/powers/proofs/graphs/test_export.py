@@ -113,7 +113,7 @@ def test_what_metadata_say_is_not_believed():
     assert export() == honest
 
 
-def test_an_alias_that_no_schema_tells_shares_memory():
+def test_an_alias_that_no_schema_shows_shares_memory():
     summed = lambda w, x: c10d.wait_tensor(c10d.all_reduce(aten._unsafe_view(w, [24]), "sum", "g"))[1:]  # noqa: E731
     _, export = exported(summed, W, X)
     *_, view, launch, wait, shown = export().calls
@@ -213,7 +213,7 @@ def test_a_call_that_gives_nothing_is_there_to_check_or_is_refused(target, args,
             export()
 
 
-def test_random_calls_that_no_tag_tells_are_known_by_name(monkeypatch):
+def test_random_calls_that_no_tag_shows_are_known_by_name(monkeypatch):
     _, export = exported(lambda w, x: w * x.sin(), W, X)
     randoms = lambda: [call.random for call in export().calls[2:]]  # noqa: E731
     assert randoms() == [False, False]
@@ -241,7 +241,7 @@ def test_a_call_that_cannot_run_is_refused():
         export()
 
 
-def test_a_constant_is_told_by_its_bytes():
+def test_a_constant_is_reported_by_its_bytes():
     def times(number):
         table = torch.full((6,), number)
         module = make_fx(lambda w, x: [w * x * table])(W, X)

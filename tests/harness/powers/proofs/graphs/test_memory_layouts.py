@@ -18,7 +18,7 @@ def watch(graph):
     run_graph(MODULE, [[W, X]] * 2, GROUPS.partitions(), watch=Layouts(graph))
 
 
-def told(name, **changes):
+def described(name, **changes):
     """The graph with another layout of one call."""
     return replace(
         GRAPH,
@@ -45,4 +45,4 @@ def test_what_lies_as_its_graph_says_passes():
 )
 def test_what_lies_otherwise_is_refused_naming_the_node(name, changes, what):
     with pytest.raises(RefusedError, match=f"{what} \\(`{name}`, aten.{name}"):
-        watch(told(name, **changes))
+        watch(described(name, **changes))

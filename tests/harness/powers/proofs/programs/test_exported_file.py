@@ -226,7 +226,7 @@ def _as_the_last_call(model):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda model: model["graph_module"]["graph"].update(new_part={"x": 1}), "unknown field 'new_part'"),
         (lambda model: model["schema_version"].update(major=9), "schema_version.major is 9: expected 8"),
@@ -245,8 +245,8 @@ def _as_the_last_call(model):
         (lambda model: model["range_constraints"].update({"__import__": {"min_val": 0, "max_val": 9}}), "symbol"),
     ],
 )
-def test_a_model_that_says_another_thing_than_torch_writes_is_refused_by_the_field(saved, change, told):
-    with pytest.raises(UsageError, match=told):
+def test_a_model_that_says_another_thing_than_torch_writes_is_refused_by_the_field(saved, change, reported):
+    with pytest.raises(UsageError, match=reported):
         read_exported(model_changed(saved("a.pt2", Scaled()), change))
 
 
@@ -262,7 +262,7 @@ def test_a_model_that_is_no_json_or_nested_without_end_is_refused(saved, text):
 
 
 @pytest.mark.parametrize(
-    ("part", "value", "told"),
+    ("part", "value", "reported"),
     [
         ("sizes", [{"as_int": -6}, {"as_int": 6}], "that no tensor has"),
         ("sizes", [{"as_int": 1 << 62}, {"as_int": 6}], "that no tensor has"),
@@ -280,16 +280,16 @@ def test_a_model_that_is_no_json_or_nested_without_end_is_refused(saved, text):
         ("device", {"type": "cpu:0); x=(", "index": None}, "one of cpu"),
     ],
 )
-def test_a_weight_whose_layout_is_forged_is_refused(saved, part, value, told):
+def test_a_weight_whose_layout_is_forged_is_refused(saved, part, value, reported):
     def forged(data):
         config = json.loads(data)
         meta = config["config"]["linear.weight"]["tensor_meta"]
-        if told.startswith("needs 36"):
+        if reported.startswith("needs 36"):
             meta["requires_grad"] = True
         meta[part] = value
         return json.dumps(config).encode()
 
-    with pytest.raises(UsageError, match=told):
+    with pytest.raises(UsageError, match=reported):
         read_exported(changed(saved("a.pt2", Scaled()), "data/weights/model_weights_config.json", forged))
 
 
@@ -346,7 +346,7 @@ def test_what_no_check_foresaw_is_refused_with_the_line_and_not_raised(monkeypat
     def fails(*_):
         raise ZeroDivisionError("nobody thought of it")
 
-    monkeypatch.setattr("bitproof.harness.powers.proofs.prover.programs.subjects.held", fails)
+    monkeypatch.setattr("bitproof.harness.powers.proofs.prover.programs.subjects.convert", fails)
     found = prove_equal(torch.relu, torch.relu, PLAIN)
     assert found.verdict == "REFUSED"
     assert "ZeroDivisionError: nobody thought of it (test_exported_file.py, line" in found.reason

@@ -200,8 +200,8 @@ def test_what_a_module_keeps_elsewhere_is_found(keeps):
         return
     assert (found.verdict, found.induction.holds) == ("PROVED", keeps == "nothing")
     named = {"count": "module count", "item": "module kept[0]", "tensor": "module last"}
-    told = f"the step changes what is no tensor: {named[keeps]}" if keeps in named else None
-    assert found.induction.reason == told
+    text = f"the step changes what is no tensor: {named[keeps]}" if keeps in named else None
+    assert found.induction.reason == text
 
 
 def test_a_tensor_that_lies_where_one_was_that_is_gone_is_another():
@@ -215,7 +215,7 @@ def test_a_tensor_that_lies_where_one_was_that_is_gone_is_another():
         assert [*changed(before, Reached({"module ": net}))] == ["module extra"]
 
 
-def test_a_gradient_that_is_there_before_the_step_is_told():
+def test_a_gradient_that_is_there_before_the_step_is_reported():
     net = model()
     net(X).sum().backward()
     held = SGD(net.parameters())

@@ -21,10 +21,20 @@ def with_zip64(content, *, record=None, **changed):
     """The archive with a zip64 record, as torch writes it."""
     end = content[-22:]
     num, size, begin = struct.unpack("<HII", end[10:20])
-    told = {"num": num, "size": size, "begin": begin} | changed
+    reported = {"num": num, "size": size, "begin": begin} | changed
     at = len(content) - 22 if record is None else record
     more = struct.pack(
-        "<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, told["num"], told["num"], told["size"], told["begin"]
+        "<4sQHHIIQQQQ",
+        b"PK\6\6",
+        44,
+        45,
+        45,
+        0,
+        0,
+        reported["num"],
+        reported["num"],
+        reported["size"],
+        reported["begin"],
     )
     return content[:-22] + more + struct.pack("<4sIQI", b"PK\6\7", 0, at, 1) + end
 
@@ -36,7 +46,7 @@ def test_an_archive_is_read():
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "reported"),
     [
         (b"", "does not end"),
         (b"PK\5\6" + bytes(17), "does not end"),
@@ -57,8 +67,8 @@ def test_an_archive_is_read():
         (archive().replace(b"a/one", b"b/one", 1), "another header in front"),
     ],
 )
-def test_an_archive_that_readers_could_see_differently_is_refused(content, told):
-    with pytest.raises(ArchiveError, match=told):
+def test_an_archive_that_readers_could_see_differently_is_refused(content, reported):
+    with pytest.raises(ArchiveError, match=reported):
         files_of(content)
 
 

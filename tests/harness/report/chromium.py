@@ -92,7 +92,7 @@ class Chromium:
         while not any(event.get("method") == method for event in self.events):
             self.events.append(self._read())
 
-    def events(self, method: str) -> list[dict[str, Any]]:
+    def events_of(self, method: str) -> list[dict[str, Any]]:
         """The parameters of every event of that name."""
         return [event["params"] for event in self.events if event.get("method") == method]
 

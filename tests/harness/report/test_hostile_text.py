@@ -277,8 +277,8 @@ def test_a_browser_loads_and_runs_nothing_of_it(hostile, tmp_path):
             "({scripts: document.scripts.length, images: document.images.length, title: document.title,"
             " tags: [...new Set([...document.querySelectorAll('*')].map(e => e.localName))]})"
         )
-        asked = [reported["request"]["url"] for reported in browser.events("Network.requestWillBeSent")]
-        dialogs = browser.events("Page.javascriptDialogOpening")
+        asked = [reported["request"]["url"] for reported in browser.events_of("Network.requestWillBeSent")]
+        dialogs = browser.events_of("Page.javascriptDialogOpening")
     assert (seen["scripts"], seen["images"]) == (0, 0)
     assert set(seen["tags"]) <= ELEMENTS
     assert asked == [page.as_uri()] and dialogs == []

@@ -106,8 +106,8 @@ def run(program, tmp_path_factory) -> Run:
 
 def complaints(browser: Chromium) -> list[object]:
     """Everything that went wrong on the page, in the browser's words."""
-    thrown = browser.events("Runtime.exceptionThrown")
-    return [*browser.events("Log.entryAdded"), *browser.events("Runtime.consoleAPICalled"), *thrown]
+    thrown = browser.events_of("Runtime.exceptionThrown")
+    return [*browser.events_of("Log.entryAdded"), *browser.events("Runtime.consoleAPICalled"), *thrown]
 
 
 @pytest.mark.ranks
@@ -119,7 +119,7 @@ def test_the_page_loads_alone_and_fits_phone_and_desk_in_light_and_dark(browser,
     assert browser.evaluate(WIDE) == []
     contrast = browser.evaluate(FAINT)
     assert contrast["seen"] > 200 and contrast["faint"] == []
-    requests = [request["request"]["url"] for request in browser.events("Network.requestWillBeSent")]
+    requests = [request["request"]["url"] for request in browser.events_of("Network.requestWillBeSent")]
     assert requests == [run.url]
     assert complaints(browser) == []
     assert browser.evaluate("document.scripts.length") == 0
@@ -216,7 +216,7 @@ def test_the_checks_see_what_they_look_for(browser, tmp_path):
     assert browser.evaluate("document.documentElement.scrollWidth") > 360
     assert len(browser.evaluate(WIDE)) == 1
     assert len(browser.evaluate(FAINT)["faint"]) == 1
-    assert len(browser.events("Network.requestWillBeSent")) == 2
+    assert len(browser.events_of("Network.requestWillBeSent")) == 2
     assert len(complaints(browser)) >= 2
 
 

@@ -44,10 +44,10 @@ def test_the_report_for_people_has_each_tensors_bound_and_what_it_used_of_it(mak
 def test_the_sentence_says_what_the_second_test_found():
     assert (
         replace(FOUND, in_float64=InFloat64(beyond=3))
-        .table_rows()
+        .describe()
         .endswith("; in float64, 3 differ by more than rounding")
     )
-    assert replace(FOUND, in_float64=InFloat64(failed="it raised")).table_rows() == FOUND.table_rows()
+    assert replace(FOUND, in_float64=InFloat64(failed="it raised")).describe() == FOUND.table_rows()
 
 
 def test_close_of_two_layouts_needs_bounds_that_hold(make_result):

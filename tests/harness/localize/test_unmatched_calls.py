@@ -20,7 +20,7 @@ STEP = [call("mm x w -> a"), call("silu a -> b"), call("sum b -> l")]
 
 def strange(reference: list[Call], candidate: list[Call]) -> list[str]:
     """The operators of the candidate's calls that gave what the reference never had."""
-    return [candidate[index].operator for index in find_unmatched(reference, candidate).strange]
+    return [candidate[index].operator for index in find_unmatched(reference, candidate).unmatched]
 
 
 def test_a_candidate_whose_values_the_reference_had_all_has_no_strangers() -> None:

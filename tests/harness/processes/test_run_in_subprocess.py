@@ -47,7 +47,9 @@ def _said(task: Words) -> Iterator[Said]:
 def heard(folder, *words, timeout=20.0):
     log = folder / "logs" / "apart.log"
     with contextlib.closing(
-        answers_from_subprocess("tests.harness.processes.test_apart", Words(words), Said, len(words), log, timeout)
+        answers_from_subprocess(
+            "tests.harness.processes.test_run_in_subprocess", Words(words), Said, len(words), log, timeout
+        )
     ) as answers:
         return list(answers)
 

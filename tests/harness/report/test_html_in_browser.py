@@ -107,7 +107,7 @@ def run(program, tmp_path_factory) -> Run:
 def complaints(browser: Chromium) -> list[object]:
     """Everything that went wrong on the page, in the browser's words."""
     thrown = browser.events_of("Runtime.exceptionThrown")
-    return [*browser.events_of("Log.entryAdded"), *browser.events("Runtime.consoleAPICalled"), *thrown]
+    return [*browser.events_of("Log.entryAdded"), *browser.events_of("Runtime.consoleAPICalled"), *thrown]
 
 
 @pytest.mark.ranks

@@ -29,11 +29,11 @@ import types
 import numpy
 import pytest
 import torch
-from tests.harness.powers.proofs.programs.test_really import reason
 from torch import nn
 
 import bitproof
 from bitproof.harness.powers.proofs.prover.programs import side_effects
+from tests.harness.powers.proofs.programs.test_compared_run import reason
 
 X = torch.linspace(1, 2, 12).view(3, 4)
 NEVER = 1000

@@ -47,6 +47,7 @@ class Autoplace:
 
     def __post_init__(self) -> None:
         MIB.check("autoplace.memory_mib", self.memory_mib)
+        # The bounds include 0, but no model fits into 0 MiB.
         if self.memory_mib == 0 or self.source != "solver":
             raise CaseError(
                 "placements are asked for in an unknown way",

@@ -169,6 +169,7 @@ class Case:
     @property
     def bound(self) -> float | None:
         """The largest relative error that the case allows; None if it states no limit."""
+        # At most one of them is set, since they belong to different verdicts.
         return self.close_within or self.differs_within
 
     @property
@@ -228,6 +229,7 @@ class Case:
         close, apart = self.close_within, self.differs_within
         # Between two layouts the limit may be left out: then it is measured.
         is_derived = self.expected == "CLOSE" and self.reference_parallelism is not None and close is None
+        # 1 stands for a missing `close_within`, so that only its presence counts.
         is_stated = (self.expected == "CLOSE") == (close is not None) and 0 < (1 if close is None else close) < math.inf
         if not (is_stated or is_derived):
             raise CaseError(
@@ -247,6 +249,7 @@ class Case:
             return
         field_name = "sequences" if self.chunking.dim == "batch" else "seq_len"
         extent = getattr(self.batch, field_name)
+        # A folded model has no sequence dim, so its halves are counted in tokens.
         if self.model.folded:
             self._check_folded_chunks()
         elif extent % 2:
@@ -324,6 +327,8 @@ class Case:
         values = self.to_dict()
         if not self.is_foreign:
             return values
+        # A case with the defaults of all fields. The default reference would need `chunking`, so it gets this
+        # reference.
         plain = Case(name=self.name, family=self.family, reference=self.reference).to_dict()
         kept = {name: value for name, value in values.items() if name not in plain or name in _ALWAYS_STATED}
         for name in plain.keys() - _ALWAYS_STATED:

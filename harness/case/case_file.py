@@ -34,6 +34,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
     """
     values = _fields_of_file(path, known, ())
     try:
+        # JSON that is no object goes to `from_dict` unchanged, which refuses it with a better error.
         return Case.from_dict(_with_defaults(values, path) if isinstance(values, dict) else values)
     except CaseError as error:
         error.where = str(path)
@@ -61,6 +62,7 @@ def _fields_of_file(path: Path, known: Callable[[], Sequence[Case]], through: tu
 def _fields_of_like(like: Any, path: Path, known: Callable[[], Sequence[Case]], through: tuple[Path, ...]) -> Any:
     if isinstance(like, str) and like.endswith(".json"):
         other = path.parent / like
+        # Real paths, since a link gives a file a second name.
         if _real(other) in through:
             raise CaseError(
                 "case files are like each other in a ring", expected="one that stands by itself", where=str(path)
@@ -103,6 +105,7 @@ def _merged(base: Any, changes: dict[str, Any]) -> dict[str, Any]:
 def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
     found = dict(values)
     for side in ("reference", "candidate"):
+        # A value may have any type here: types are checked when the case is made.
         if script := script_of(str(found.get(side))):
             found[side] = str(script._replace(file=_from_here(path.parent, Path(script.file))))
             continue
@@ -111,6 +114,7 @@ def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
             found[side] = f"{_from_here(path.parent, file)}:{factory}"
     batch = found.get("batch")
     data = batch.get("data") if isinstance(batch, dict) else None
+    # A text of bitproof is a name, not a path.
     if isinstance(batch, dict) and isinstance(data, str) and not is_text_of_ours(data):
         found["batch"] = batch | {"data": data_of_file(Path(_from_here(path.parent, Path(data))))}
     return found
@@ -123,6 +127,7 @@ def _from_here(folder: Path, file: Path) -> str:
         # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.
         return str(file)
     here = os.path.relpath(there)
+    # A path outside the working directory is absolute, not a chain of `..`.
     return str(there.resolve()) if here.startswith(os.pardir) else here
 
 

@@ -109,6 +109,7 @@ class Chunking:
     only: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Python does not enforce `Literal`, and a case may be made without reading a file.
         if self.dim not in ("batch", "seq"):
             raise CaseError("unknown chunking dim", expected="'batch' or 'seq'", found=repr(self.dim))
         check_patterns(self.modules, "a chunking pattern")
@@ -156,6 +157,7 @@ class Parallelism:
     def __post_init__(self) -> None:
         for name in ("world_size", "ep", "tp", "pp"):
             RANKS.check(f"parallelism.{name}", getattr(self, name))
+        # First, since all properties below divide by `pp`.
         if self.world_size % self.pp:
             raise CaseError(
                 "a pipeline must divide the world size",
@@ -267,6 +269,7 @@ class Memory:
         self._check_save()
         for name in ("prefetch", "defer"):
             BLOCKS_AHEAD.check(f"memory.{name}", getattr(self, name))
+            # No other policy reads them, so a stated value would be a mistake.
             if self.policy != "offload" and getattr(self, name) != 1:
                 raise CaseError(
                     f"memory.{name} is for activations in host memory",
@@ -289,6 +292,7 @@ class Memory:
                 expected="mm, mm/2 for every second call, attention, ...",
                 found=repr(wrong[0]),
             )
+        # `mm` and `mm/2` contradict each other, so operators are compared without their counts.
         names = [entry.partition("/")[0] for entry in self.save]
         if twice := [name for name in names if names.count(name) > 1]:
             raise CaseError(
@@ -313,6 +317,7 @@ class AdamW:
     def __post_init__(self) -> None:
         for name in ("lr", "eps", "weight_decay", "expert_bias_lr"):
             RATE.check(f"optimizer.{name}", getattr(self, name))
+        # JSON has lists in place of tuples.
         if not isinstance(self.betas, (tuple, list)) or len(self.betas) != 2:
             raise CaseError("AdamW has two betas", expected="two numbers", found=f"optimizer.betas={self.betas!r}")
         for place, beta in enumerate(self.betas):

@@ -42,6 +42,7 @@ class Boundary(NamedTuple):
 
 def boundary_of(name: str) -> Boundary | None:
     """Return the module's output or gradient whose record has this name (see `Boundary.name`); None for other names."""
+    # The parts in the order in which `Boundary.name` writes them. It omits parts with their defaults.
     match = re.fullmatch(r"([^@]+)@(forward|backward)(?:\.output(\d+))?(?:\.call(\d+))?(?:\.chunk([01]))?", name)
     if match is None:
         return None
@@ -76,10 +77,12 @@ def check_observed(case: Case) -> None:
 
 def observed_modules(patterns: Sequence[str], modules: Iterable[str]) -> list[str]:
     """Return the module names that match any of the patterns, in order. Raises CaseError if a pattern matches none."""
+    # The root module's name is empty.
     names = [name for name in modules if name]
     fitting = {pattern: [name for name in names if fits(pattern, name)] for pattern in patterns}
     for pattern, found in fitting.items():
         if not found:
+            # Patterns, since the names of all layers would make a long error.
             known = sorted(set(map(pattern_of, names)))
             raise CaseError(
                 f"the pattern {pattern!r} of what to observe matches no module",

@@ -25,6 +25,7 @@ def root_of(patterns: str, module: str) -> str | None:
     """
     for pattern in patterns.split(","):
         wanted = pattern.split(".")
+        # Only as many components as the pattern has: `module` may be inside the module that matches.
         parts = module.split(".")[: len(wanted)]
         if len(parts) == len(wanted) and _agree(wanted, parts):
             return ".".join(parts)

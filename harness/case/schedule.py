@@ -82,6 +82,7 @@ def check_schedule(case: Case) -> None:
             + (" of two chunks each" if of_chunks > 1 else ""),
             found=f"batch.sequences={rows}",
         )
+    # The flavor's number of layers, if the case states none, is checked when the model is made.
     if pp > 1 and case.model.layers is not None and case.model.layers < case.stages:
         raise CaseError(
             f"case {case.name} has more stages than layers",

@@ -49,6 +49,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 def asks_for(expression: str | None) -> bool:
     """Whether an expression selects cases by name: True for `moe_seq`, False for `not moe_seq` or None."""
+    # If no name matches, only `not` can make an expression true.
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 
@@ -116,6 +117,7 @@ class _Parser:
         if not self._accept("("):
             raise self._refuse(self._next, "not, an opening parenthesis or a name")
         self.depth += 1
+        # Checked before the parser calls itself again, since Python limits the depth of calls.
         if self.depth > DEEPEST:
             raise self._refuse(self._next, f"at most {DEEPEST} parentheses within each other")
         inner = self._or()

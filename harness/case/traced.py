@@ -103,6 +103,7 @@ def check_traced(case: Case) -> None:
 
 def _check_autoplace(case: Case) -> None:
     is_asked = AUTOPLACE in (case.reference, case.candidate)
+    # A case with a plan needs no solver, so it may run other systems.
     if is_asked != (case.autoplace is not None) and not (case.autoplace and case.autoplace.plan):
         raise CaseError(
             f"case {case.name} must bound a rank's memory exactly when the system autoplace is one of its two",
@@ -126,6 +127,7 @@ def _check_precompiled(case: Case) -> None:
 def _check_compiled(case: Case) -> None:
     if COMPILED not in (case.reference, case.candidate):
         return
+    # The candidate compiles the reference's system, which must therefore be a user's.
     if case.reference in (COMPILED, "eager", "eager_chunked", *PREPARED):
         raise CaseError(
             f"case {case.name} asks the system compiled for what it does not do",

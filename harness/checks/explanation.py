@@ -59,5 +59,6 @@ def explainer_of(certificate: Path) -> Explainer:
         raise RecordingError(
             "the certificate has no known format", expected=" or ".join(FORMATS), where=str(certificate)
         ) from error
+    # Imported only for a certificate of this format.
     made: Explainer = getattr(importlib.import_module(module), function)(certificate)
     return made

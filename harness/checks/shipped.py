@@ -107,6 +107,7 @@ def _imported(source: str) -> Any:
 
 def checked(found: Any, source: str) -> type[Check]:
     """Return `found` if it is a complete check class. Raises UsageError, which names `source`, otherwise."""
+    # In this order, since each question relies on the answers before it.
     problem = ""
     if not (isinstance(found, type) and issubclass(found, Check)):
         problem = f"{found!r} is no subclass of bitproof.Check"
@@ -136,6 +137,7 @@ def refuse_taken_options(checks: Sequence[type[Check]]) -> None:
     from bitproof.harness.changes import Changes
     from bitproof.harness.options import RunOptions
 
+    # An option has words on the command line and a keyword in Python, and neither may clash.
     taken = {
         name for part in (Changes, RunOptions) for each in options_of(part) for name in (*each.names, each.keyword)
     }

@@ -179,6 +179,7 @@ class Entry:
 
     def rank_of(self, world_size: int) -> int | None:
         """Return the only rank with the fault; None if all ranks have it."""
+        # -1 becomes the last rank.
         return None if self.rank is None else self.rank % world_size
 
 

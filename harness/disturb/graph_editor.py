@@ -195,6 +195,7 @@ class GraphEditor:
 
         nodes = set(self.graph.nodes)
         found = [(name, [now(part) for part in parts], dim, piece) for name, parts, dim, piece in shows]
+        # An activation whose node was removed without a replacement is not recorded.
         return [show for show in found if nodes.issuperset(show[1])]
 
     def value(self, node: Any) -> Any:
@@ -227,6 +228,7 @@ class GraphEditor:
         """Return the additions that add up a parameter's gradients of the two chunks."""
         return [
             node
+            # A node may be the gradient of several parameters.
             for node in dict.fromkeys(self.gradients)
             if node.op == "call_function"
             and operator_name(node) == "add"
@@ -250,6 +252,7 @@ class GraphEditor:
             for node in self.calls
             if operator_name(node) == "slice"
             and node.meta.get(CHUNK_KEY) == chunk
+            # The source belongs to no chunk, so it is still whole.
             and node.all_input_nodes[0].meta.get(CHUNK_KEY) is None
             and origin_of(node).direction == direction
             and self.is_floating(node)

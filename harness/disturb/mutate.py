@@ -48,6 +48,7 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
             expected=error.expected,
             fix="choose another case: see `bitproof faults --list`",
         ) from error
+    # The edit left a graph that cannot run, such as a call before its input.
     except PassError as error:
         raise UsageError(
             f"fault {entry.name} cannot be struck into the graph of case {case.name}",

@@ -65,6 +65,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
                     _delay_copies(chance.uniform(0.0, longest), device)
                 # Uninitialized memory: NaN in the plain run, zeros here.
                 part = row_of(function).uninitialized
+                # A resize leaves only the added elements uninitialized.
                 if part is Uninitialized.GROWN:
                     return _zero_grown(function, args, kwargs or {})
                 result = theirs(function, *args, **kwargs or {})

@@ -76,6 +76,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
             if name not in wanted:
                 return function(*args, **kwargs or {})
             turns[name] += 1
+            # A mode is off inside its own `__torch_dispatch__`, so calls that `tamper` makes are not replaced again.
             return tamper(TamperedCall(function, args, kwargs or {}, turns[name] - 1, clock, fire))
 
     with Tampering():  # type: ignore[no-untyped-call]

@@ -46,6 +46,7 @@ def _cpu_model() -> str:
     except OSError:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    # On Arm, the file has no such line.
     return names[0] if names else platform.processor()
 
 
@@ -53,6 +54,7 @@ def gpu_models() -> list[str]:
     """Return the model names of the GPUs, from the driver's list: ["NVIDIA H100 80GB HBM3"]. Empty without GPUs."""
     folder = Path("/proc/driver/nvidia/gpus")
     models = []
+    # Sorted, since a folder's entries have no fixed order: a path contains the GPU's bus address.
     for path in sorted(folder.glob("*/information")):
         try:
             lines = path.read_text(encoding="utf-8").splitlines()

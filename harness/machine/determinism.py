@@ -44,7 +44,9 @@ def set_determinism(seed: int, *, fill_uninitialized: bool = True, num_threads: 
     torch.use_deterministic_algorithms(True, warn_only=False)
     setattr(torch.utils.deterministic, "fill_uninitialized_memory", fill_uninitialized)  # noqa: B010 (a property)
     torch.backends.cudnn.deterministic = True
+    # With `benchmark`, cuDNN chooses its algorithms by their measured speed, which varies.
     torch.backends.cudnn.benchmark = False
+    # TF32 and reductions in 16 bits would round more often than the dtypes say.
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -112,6 +114,7 @@ def read_switches() -> dict[str, Switch]:
         "inference_mode": torch.is_inference_mode_enabled(),
         "autocast_cpu": torch.is_autocast_enabled("cpu"),
         "default_device": str(torch.get_default_device()),
+        # Not every supported torch has these: None stands for a missing switch.
         "mkldnn_deterministic": getattr(onednn, "deterministic", None),
         "mkldnn_matmul_precision": getattr(getattr(onednn, "matmul", None), "fp32_precision", None),
         "mkldnn_conv_precision": getattr(getattr(onednn, "conv", None), "fp32_precision", None),
@@ -237,6 +240,7 @@ class Switches:
                 if read_switches()[name] != self.switches[name]:
                     change(self.switches[name])
         torch.set_autocast_dtype("cpu", getattr(torch, str(self.switches["autocast_dtype_cpu"])))
+        # A writable copy, since torch warns about read-only buffers.
         torch.set_rng_state(torch.frombuffer(bytearray(self.generators["torch"]), dtype=torch.uint8))
         random.setstate(self.generators["Python"])
         # `now` stored the array as bytes, so that states can be compared with `!=`.

@@ -56,6 +56,7 @@ def _count_elsewhere() -> int:
     command = [sys.executable, "-c", _COUNT]
     try:
         done = run_command(command, _COUNT_SECONDS)
+        # The last word only, since an imported package may print something before it.
         return int(done.out.split()[-1]) if done.status == 0 else 0
     except (CommandError, ValueError, IndexError):
         return 0
@@ -152,6 +153,7 @@ def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> lis
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """
+    # The variable replaces the user's file, not the system's.
     own = environment.get("NCCL_CONF_FILE")
     settings: list[str] = []
     for file in (etc / "nccl.conf", Path(own) if own else home / ".nccl.conf"):
@@ -166,11 +168,13 @@ def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> lis
 def _cublas_version(maps: Path) -> int | None:
     try:
         lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
+        # If the library is not loaded, the unpacking raises ValueError.
         [path, *_] = (line.split(maxsplit=5)[5] for line in lines if "/libcublasLt.so" in line)
         # The library that torch has loaded: another version may be installed besides.
         get_version = ctypes.CDLL(path).cublasLtGetVersion
     except (OSError, ValueError, AttributeError):
         return None
+    # By default, ctypes expects a C `int`, which is narrower.
     get_version.restype = ctypes.c_size_t
     return int(get_version())
 

@@ -146,6 +146,8 @@ class Order:
                     text = f"{{who}} {does}, {_on(stream)}, what `{first}` {did} {_on(other)}, and nothing orders them"
                     found.append(Race(first, text, key))
             if is_write:
+                # Calls that are ordered after this write are ordered after the earlier reads, too, so these can be
+                # forgotten.
                 uses.write, uses.reads = (stream, seq, name), {}
             else:
                 uses.reads[stream] = seq, name
@@ -160,6 +162,7 @@ class Order:
         clock[stream] = clock.get(stream, 0) + 1
         for key in (*reads, *writes):
             if key in self.open or key in self.freed:
+                # One such piece is enough: `races` looks at all of them.
                 return self.races(reads, writes, stream)
         return []
 
@@ -301,6 +304,7 @@ class Order:
             for work, num_filled, num_taken in works:
                 if len(work.filled) > num_filled:
                     ended[id(work)] = work
+                # The lists only grow, so their old lengths are enough to restore them.
                 del work.filled[num_filled:], work.taken[num_taken:]
             # Also restores entries that `_forget` removed in the branch.
             self.open[key] = [work for work, _, _ in works] + [x for x in self.open.get(key, ()) if id(x) not in old]

@@ -9,6 +9,7 @@ from bitproof.harness.operators.aten import ATEN
 from bitproof.harness.operators.row import Hides, Launch, Operator, RowFlow, Sync, Uninitialized, Wait, Work
 
 _COLLECTIVE = Launch(work=Work.COLLECTIVE)
+# A send fills no result, so a wait for the sent tensor ends it.
 _MESSAGE = Launch(work=Work.COLLECTIVE, awaited_by_source=True)
 
 
@@ -88,6 +89,7 @@ _ROWS = (
     Operator(name="c10d.scatter_", launch=_COLLECTIVE, **_fills("output_tensors")),
     Operator(name="c10d.send", launch=_COLLECTIVE, pairs_ranks=True),
     Operator(name="_operator.getitem", hides=Hides.CHOICE),
+    # torch's own offloading of activations. The same operator waits for copies in both directions.
     Operator(name="ao.offload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),
     Operator(name="ao.reload", launch=Launch(work=Work.TRANSFER, takes="copies", holds_source=True)),
     Operator(

@@ -154,6 +154,7 @@ def read_program(
         refuse_unwritten(case)
         return _read(folder, case, system, device, began, trust_compiled)
     except ArtifactError as error:
+        # The code that raised does not know the command, so the fix and the replay are added here.
         error.fix = error.fix or f"bitproof precompile {case.name} --out {folder}, with this run's options"
         trust = " --trust-compiled" if trust_compiled else ""
         error.replay = error.replay or f"bitproof run -k {case.name} --precompiled {folder}{trust}"
@@ -172,6 +173,7 @@ def _read(
         refuse_other(fingerprint, here, where)
         program = program_from_json(read.value["program"], began, ALLOWED)
         layout = tuple(Layout(name, dtype, tuple(shape)) for name, dtype, shape in read.value["layout"])
+        # The hash excludes damage, but not a file whose parts do not belong together.
         if [name for name, _, _ in layout] != [*program.parameter_names, *program.buffer_names]:
             raise ValueError("its layout is of other parameters and buffers than its graph's")
         artifact = _describe(read.value, read, program)
@@ -184,6 +186,7 @@ def _read(
         found = getattr(error, "found", None) or f"{type(error).__name__}: {error}"
         what = getattr(error, "what", "it is of another form")
         raise ArtifactError(f"the precompiled step says no program: {what}", found=found, where=where) from error
+    # Last, since loading compiled code runs it.
     if code is not None:
         program = replace(program, run=compiled.read(folder, code, program.passes, trust_compiled))
     seconds = time.perf_counter() - began

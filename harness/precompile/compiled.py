@@ -141,6 +141,7 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
     try:
         facts = next(entry.facts for entry in passes if entry.name == "backend")
         read_again, parts = found.value["read_again"], found.value["parts"]
+        # A step with a single part has no `read_again`, and the report's facts are those of this part.
         facts_of_parts = [facts] if read_again is None else [facts["forward"], facts["backward"]]
         loaded = [
             load_compiled(_files(part), f, partial(_load, part)) for part, f in zip(parts, facts_of_parts, strict=True)

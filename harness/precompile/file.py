@@ -53,6 +53,7 @@ def begin(folder: Path, what: str) -> None:
     `what` is the case's name, for later errors. Raises ArtifactError if the folder cannot be written. Raises it also if
     a file `step.bitproof` or `compiled.bitproof` in the folder is not bitproof's.
     """
+    # For the error below, until the loop sets it.
     file = folder / NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,7 @@ def note_unfinished(folder: Path, what: str, why: str) -> None:
 
 def write(folder: Path, value: Json, name: str = NAME) -> Read:
     """Write `value` as the file `name` of a folder, as a whole or not at all. Raises ArtifactError if that fails."""
+    # Constants of a graph may be infinite or NaN. The reader is Python's JSON parser, which accepts them.
     body = zlib.compress(json.dumps(value, separators=(",", ":"), allow_nan=True).encode(), 1)
     content = hashlib.sha256(body).hexdigest()
     packed = _HEAD + content.encode() + b"\n" + body
@@ -111,6 +113,7 @@ def read(folder: Path, name: str = NAME) -> Read:
             found=repr(packed[: len(_HEAD)]),
             where=str(file),
         )
+    # The rest of the first line is the sha256 of the body.
     end = len(_HEAD) + _HASH_LETTERS
     stated, body = packed[len(_HEAD) : end], packed[end + 1 :]
     content = hashlib.sha256(body).hexdigest()
@@ -138,6 +141,7 @@ def _unpacked(body: bytes) -> bytes:
 
 def _unfinished(packed: bytes, file: Path) -> ArtifactError:
     what, why = "a case", "the note that stands in its place is damaged"
+    # A damaged note still shows that the step is unfinished.
     with contextlib.suppress(ValueError, TypeError):
         what, why = map(str, json.loads(packed[len(_UNFINISHED) :]))
     return ArtifactError(
@@ -167,6 +171,7 @@ def _write_whole(file: Path, content: bytes) -> None:
             opened.write(content)
             opened.flush()
             os.fsync(opened.fileno())
+        # `mkstemp` makes files that only their owner can read.
         os.chmod(partial, 0o644)
         os.replace(partial, file)
     except BaseException:

@@ -107,6 +107,7 @@ class Box:
         # A scalar has no dim, and its text is "[] of []".
         dims = [dim for dim in found[1].split(", ") if dim]
         runs = tuple(tuple(_run(text) for text in dim.split("+")) for dim in dims)
+        # A flat box has a single dim with all elements.
         sizes = (math.prod(shape),) if found[2] else shape
         if len(runs) != len(sizes) or not all(map(_ascend, runs, sizes)):
             raise ValueError(f"no part of a tensor: {text[:100]!r}")
@@ -133,10 +134,12 @@ class Box:
 
         None if it has no such form.
         """
+        # A single tuple of cuts is for the flattened tensor, unless the tensor itself has one dim.
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
 
     def cells(self, cuts: Cuts) -> list[Cell]:
         """Return the cells into which `cuts` divide this box, in row-major order; empty for a box without elements."""
+        # Every combination of the ranges between cuts, one for each dim.
         return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
 
     def slices(self, cell: Cell) -> tuple[slice, ...]:

@@ -323,6 +323,7 @@ class Recording:
         """
         for chosen in sorted(self.ranks) if rank is None else (rank,):
             if records := self.losses_of(chosen):
+                # A key begins with its step, so the losses are in the order of the steps.
                 return [records[key].value or "" for key in sorted(records)]
         return []
 

@@ -64,6 +64,7 @@ class Closeness:
 
     @property
     def is_within(self) -> bool:
+        # An error of None is not finite, and so beyond any bound.
         return not self.tensors_beyond and self.largest_error is not None and self.largest_error <= self.bound
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import textwrap
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from bitproof.harness.report import text
 
 MAX_TENSORS = 20
 WIDTH = 80
+_NO_VALUES = "; no values kept"
 _LEAST = 12
 """The least number of characters that a line shows of each value, even after a long name."""
 
@@ -53,7 +55,15 @@ def describe_diff(
         yield f"  {kind}: {compared} compared, {comparison.mismatched[kind]} differ"
     if comparison.first_divergence:
         yield f"first divergence: {text.locate(comparison.first_divergence)}"
-    yield from (f"  {line}" for line in text.drift(drift, ("in the first", "in the second"), len(drift), MAX_TENSORS))
+    lines = [*text.drift(drift, ("in the first", "in the second"), len(drift), MAX_TENSORS)]
+    if sum(line.endswith(_NO_VALUES) for line in lines) > 1:
+        # Said once, not in every line.
+        lines = [
+            *(line.removesuffix(_NO_VALUES) for line in lines),
+            "no values kept: `record --values PATTERN` keeps them",
+        ]
+    for line in lines:
+        yield from textwrap.wrap(line, WIDTH, initial_indent="  ", subsequent_indent=" " * 6, break_on_hyphens=False)
     if comparison.first_divergence:
         yield from _about_the_cause(comparison.first_divergence.kind, systems, case)
         # The same case on another machine or torch: `bitproof moved` finds the calls whose bits this changed.

@@ -89,6 +89,7 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
         return found["value"]
     except FileNotFoundError:
         return None
+    # A bad file is no error: the value is computed again.
     except (OSError, ValueError, KeyError, TypeError, zlib.error, RecursionError, MemoryError) as error:
         logger.warning("%s is not used: %s", file, error)
         return None
@@ -107,6 +108,7 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
         content = json.dumps({"key": key, "value": value}).encode()
         if len(content) > MAX_CONTENT:
             raise ValueError(f"it takes {len(content):,} bytes, more than the {MAX_CONTENT:,} that are read again")
+        # Level 1, since speed matters here more than size.
         packed = zlib.compress(content, 1)
         handle, partial = tempfile.mkstemp(dir=folder, prefix=".bitproof-partial-")  # mode 0600, guaranteed by mkstemp
         try:
@@ -114,6 +116,7 @@ def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
                 opened.write(hashlib.sha256(packed).digest() + packed)
             # Atomic: readers see the old file or the new, never a part.
             os.replace(partial, file)
+        # Also after an interrupt, so that no partial file is left.
         except BaseException:
             with contextlib.suppress(OSError):
                 os.unlink(partial)

@@ -69,6 +69,7 @@ def end_at_once() -> None:
 
 def ignore() -> None:
     """Ignore interrupts until the process ends, so that they do not change its exit status."""
+    # First, as a signal may come before the handlers below are changed.
     _watch.phase = _Phase.OVER
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # unlike our handler, this lasts until the process has ended
@@ -104,6 +105,7 @@ def held() -> Iterator[None]:
         yield
     finally:
         _return_to(before)
+    # Not in the `finally`: an error of the block itself is not replaced by the interrupt.
     _raise_waiting()
 
 
@@ -130,6 +132,7 @@ def too_late() -> None:
 def wait(seconds: float) -> None:
     """Sleep for some seconds, or until an interrupt comes, even an ignored interrupt."""
     limit = time.monotonic() + seconds
+    # Short sleeps, since a signal whose handler does not raise leaves a sleep running (PEP 475).
     while time.monotonic() < limit and not _watch.has_come:
         time.sleep(0.1)
 
@@ -173,6 +176,7 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _install() -> dict[signal.Signals, Any]:
     previous = {number: signal.getsignal(number) for number in SIGNALS}
+    # A signal that the caller ignores, as under `nohup`, stays ignored.
     handled = {number: handler for number, handler in previous.items() if handler is not signal.SIG_IGN}
     for number in handled:
         signal.signal(number, _on_signal)

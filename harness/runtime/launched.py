@@ -96,6 +96,7 @@ def wait_for_rank_0() -> None:
 
     A rank on another machine than rank 0 does not wait, since torchrun ends only the ranks of its own machine.
     """
+    # GROUP_RANK is the number of the machine: rank 0 runs on machine 0.
     is_beside_rank_0 = os.environ.get("GROUP_RANK", "0") == "0"
     if is_rank() and os.environ["RANK"] != "0" and is_beside_rank_0 and not _rank_0_is_gone:
         with contextlib.suppress(*interrupts.STOPS):

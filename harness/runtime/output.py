@@ -19,6 +19,7 @@ from typing import Any, TextIO, cast
 
 from bitproof.harness.printable import printable
 
+# A line that begins with `::` is a command to GitHub; `##[...]` and `##vso[...]` are commands to Azure Pipelines.
 _LEADING_COMMAND = re.compile(r"^([^\S\n]*):(?=:)", re.MULTILINE)
 _BRACKETED_COMMAND = re.compile(r"##(?=\w*\[)")
 
@@ -108,6 +109,7 @@ def safe_output() -> Iterator[SafeStream]:
     try:
         yield out
     finally:
+        # Flushed here, where a failure is noted in `lost` and does not raise.
         out.flush()
         err.flush()
         sys.stdout, sys.stderr = streams

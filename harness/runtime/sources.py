@@ -104,6 +104,7 @@ class Installation:
         stats = _stats_since(files, at_start[0])
         # Only top-level packages are searched on the path; their modules are found within them.
         names = {name for name, module in list(sys.modules.items()) if "." not in name and _origin(module) in files}
+        # A package that was missing counts too: if it is installed later, the same code would load it.
         found = {name: place_of(name) for name in sorted(names | text_loader.not_found)}
         return None if stats is None else Later(stats, found)
 
@@ -123,10 +124,12 @@ def note(loaded: Iterable[str] | None = None) -> None:
     global at_start, loaded_at_start
     known = ("bitproof.harness", "bitproof.harness.runtime", *(f"bitproof.harness.runtime.{name}" for name in _FIRST))
     vouched = ("torch", *(f"bitproof.{package}" for package in OWN))
+    # With a dot at the end, so that `torchvision` does not count as `torch`.
     if not any(
         f"{name}.".startswith(tuple(f"{x}." for x in vouched)) and name not in known for name in loaded or sys.modules
     ):
         loaded_at_start = frozenset(loaded or sys.modules)
+        # The time is read first, so a file that changes while it is read counts as changed.
         at_start = time.time(), read_sources()
 
 
@@ -150,10 +153,12 @@ def read_sources() -> Sources:
     for package in OWN:
         for stat in sorted(_files(str(ROOT / package))):
             content = Path(stat[0]).read_bytes()
+            # The length separates names from contents: different files cannot give the same bytes.
             digest.update(f"{os.path.relpath(stat[0], ROOT)}\0{len(content)}\0".encode() + content)
             stats.append(stat)
     own = digest.hexdigest()
     found = importlib.util.find_spec("torch")
+    # Torch's files count by size and times, since reading them would take too long.
     for stat in sorted(_files(os.path.dirname(found.origin), _CODE, _HEADERS)) if found and found.origin else ():
         digest.update(f"{stat}\0".encode())
         stats.append(stat)
@@ -175,6 +180,7 @@ def torch_digest() -> str:
     folder = os.path.dirname(found.origin) if found and found.origin else ""
     for file, _, size, *_ in sorted(_files(folder, _CODE, _HEADERS)) if folder else ():
         digest.update(f"{os.path.relpath(file, folder)}\0{size}\0".encode())
+        # Libraries count by their size alone, since they have gigabytes.
         if file.endswith(".py"):
             digest.update(Path(file).read_bytes())
     return digest.hexdigest()
@@ -185,6 +191,7 @@ def start_up_code() -> dict[str, str]:
 
     This is the code of modules loaded before bitproof, and of .pth files, except for editable installations.
     """
+    # Python's version identifies the standard library, so its modules are left out.
     names = {"sitecustomize", "usercustomize", *loaded_at_start} - sys.stdlib_module_names
     loaded = {name: getattr(sys.modules.get(name), "__file__", None) for name in names}
     found = {
@@ -237,12 +244,14 @@ def runs_its_text() -> bool:
 
 def _loaded_files() -> set[str]:
     files = set()
+    # A copy: a lazy module may import others as soon as its attributes are read.
     for module in list(sys.modules.values()):
         if (origin := _origin(module)) is not None:
             files.add(origin)
             if module.__spec__ and module.__spec__.cached and origin not in text_loader.text_digests:
                 files.add(module.__spec__.cached)
     for folder in filter(os.path.isdir, sys.path):
+        # Python runs lines of .pth files at startup, so these files are part of the code.
         files |= {entry.path for entry in os.scandir(folder) if entry.name.endswith(".pth")}
     return {file for file in files | mapped_files() if os.path.isabs(file) and not file.startswith(_IN_MEMORY)}
 
@@ -251,6 +260,7 @@ def mapped_files() -> set[str]:
     """Return the files whose code is in this process's memory: Python itself and libraries. Empty except on Linux."""
     files = set()
     with contextlib.suppress(OSError), open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        # The fields of a line: addresses, permissions, offset, device, inode, path. An `x` marks code.
         mapped = (line.split(maxsplit=5) for line in maps)
         files |= {fields[5].rstrip("\n") for fields in mapped if len(fields) > 5 and "x" in fields[1]}
     return files
@@ -258,6 +268,7 @@ def mapped_files() -> set[str]:
 
 def _origin(module: ModuleType) -> str | None:
     spec = getattr(module, "__spec__", None)
+    # Built-in and frozen modules have no location.
     if isinstance(spec, ModuleSpec):
         return spec.origin if spec.has_location else None
     file = getattr(module, "__file__", None)
@@ -267,6 +278,7 @@ def _origin(module: ModuleType) -> str | None:
 def _stats_since(files: Iterable[str], began: float) -> tuple[Stat | Absent, ...] | None:
     """Return a `Stat` of each file; None if a file was changed after `began`, the time at which the process began."""
     stats = tuple(map(_stat, sorted(files)))
+    # An absent file has no times.
     return None if any(max(stat[3:], default=0) >= began * 1e9 for stat in stats) else stats
 
 
@@ -299,6 +311,7 @@ def _files(folder: str, endings: tuple[str, ...] = ("",), but: str = "") -> list
                 if entry.is_dir():
                     if entry.name not in ("__pycache__", but):
                         folders.append(entry.path)
+                # A library may have a version behind its suffix, as in libcudart.so.12.
                 elif entry.name.endswith(endings) or ".so." in entry.name:
                     found.append(stat_of(entry.path))
     return found

@@ -45,6 +45,7 @@ class TextFinder:
         spec = PathFinder.find_spec(name, path, target)
         if spec is None and path is None:
             not_found.add(name)
+        # Exactly this class: another loader may transform the text.
         if spec is not None and spec.origin is not None and type(spec.loader) is SourceFileLoader:
             is_own = name.partition(".")[0] == OWN
             if is_own or not spec.origin.startswith(_installed()):
@@ -56,6 +57,7 @@ def claim() -> None:
     """Install the hook: from now on, load all modules outside of Python's installation by a TextLoader."""
     if TextFinder not in sys.meta_path:
         _installed()  # this imports: from 3.13 on, a call during that import would see half of it
+        # Right before Python's own finder, so that the finders of other tools keep their precedence.
         place = sys.meta_path.index(PathFinder) if PathFinder in sys.meta_path else len(sys.meta_path)
         sys.meta_path.insert(place, TextFinder)
 

@@ -47,6 +47,7 @@ def make_work_folder() -> Path:
 
 def remove_work_folder(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+    # Unlocked only now, so that no other command removes the folder at the same time.
     if (lock := _locks.pop(folder, None)) is not None:
         os.close(lock)
 
@@ -63,6 +64,7 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> None:
     found = entry.stat(follow_symlinks=False)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         return
+    # Another user may have put a link or a pipe there: neither is followed or waited for.
     lock = os.open(Path(entry.path, _MARKER), os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(lock)

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -107,6 +108,8 @@ class RunFiles:
         `work` is this run's own folder, inside a temporary folder that all runs of the command share.
         """
         self._script = script
+        # The contents of files at the start of this run, by path; None from then on.
+        self._at_start: dict[str, str] | None = None
         self._began = _Began(_stamp(work.parent / f"{case}.first-run"), _stamp(work / "script-run"))
         self._notes = work.parent / f"{case}.written"
         self.out = self._own_folder(work)
@@ -125,7 +128,14 @@ class RunFiles:
         self._earlier: set[_Identity] = set()
         tops = dict.fromkeys(os.path.realpath(each) for each in (*map(str, folders), *self._noted))
         found = ((path, _stat(path)) for path in _files_below(list(tops)))
-        earlier = {path: facts for path, facts in found if facts is not None and self._is_earlier(path, facts)}
+        # A rank that reads a file which another rank watches already would be taken for a program of the script. So the
+        # first rank of this machine reads them all, and the others take its results.
+        with open(work / "at-start", "a+", encoding="utf-8", errors="surrogateescape") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            self._at_start = at_start = _read_contents(work / "at-start")
+            earlier = {path: facts for path, facts in found if facts is not None and self._is_earlier(path, facts)}
+            file.writelines(f"{content} {path}\n" for path, content in at_start.items())
+        self._at_start = None
         self._earlier = {(facts.st_dev, facts.st_ino) for facts in earlier.values()}
         self._reads = _Reads([*earlier])
         self._asking = [mock.patch.object(os, name, self._noticing(getattr(os, name))) for name in _ASKS]
@@ -181,7 +191,17 @@ class RunFiles:
         is_others = self._began.is_between(found) or (identity in self._earlier and not is_overwritten)
         if not (is_others or identity in self._appended) or self._is_ours(path := os.path.realpath(path)):
             return False
-        return path not in self._before or _content(path, found) != self._before[path]
+        # At the start this file had another content than before the first run. It is watched since then: bitproof's own
+        # reading would count as the script's.
+        if identity in self._earlier and not is_overwritten:
+            return True
+        if path not in self._before:
+            return True
+        if self._at_start is None:
+            return _content(path, found) != self._before[path]
+        if path not in self._at_start:
+            self._at_start[path] = str(_content(path, found))
+        return self._at_start[path] != self._before[path]
 
     def _is_ours(self, path: str) -> bool:
         # The checkout of a script's revision is below a folder of bitproof's, but it is user code.

@@ -16,6 +16,7 @@ def missing_package(error: BaseException, what: str, asked_for: str = "") -> Usa
     """
     if not isinstance(error, ModuleNotFoundError) or not error.name:
         return None
+    # The module that the user named is missing itself: the caller has a better error for that.
     if asked_for == error.name or asked_for.startswith(error.name + "."):
         return None
     package = error.name.partition(".")[0]

@@ -68,6 +68,7 @@ def names_of(given: Mapping[str, str] | str | Path | None) -> Mapping[str, str]:
 
 def read_names(path: Path) -> dict[str, str]:
     try:
+        # JSON allows a name twice, and Python would keep the last silently.
         values = json.loads(read_plain(path), object_pairs_hook=_refuse_twice)
     except OSError as error:
         raise UsageError(

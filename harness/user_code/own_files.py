@@ -38,6 +38,7 @@ def imported_beside(path: Path) -> set[str]:
         if file in seen:
             continue
         seen.add(file)
+        # For code that is nested too deeply, Python's parser raises RecursionError or MemoryError.
         with contextlib.suppress(OSError, SyntaxError, ValueError, RecursionError, MemoryError):
             for module in imports_of(decode_source(read_plain(file)), package_of(file)[1]):
                 names.add(module.partition(".")[0])

@@ -44,6 +44,7 @@ def load(entry: EntryPoint) -> Any:
     error."""
     try:
         return entry.load()
+    # The distribution's code may raise anything.
     except Exception as error:
         raise UsageError(
             f"entry point {entry.name} of {distribution_of(entry)} cannot be loaded",

@@ -107,6 +107,7 @@ def check_signature(path: Path, name: str, what: str, counts: Sequence[int], giv
     most = len(takes.posonlyargs) + len(takes.args)
     # In Python's syntax tree, the defaults are those of the last positional parameters.
     required = most - len(takes.defaults)
+    # In the syntax tree, a required keyword parameter has None as its default.
     named = [arg.arg for arg, default in zip(takes.kwonlyargs, takes.kw_defaults, strict=True) if default is None]
     if not rest and (named or not any(required <= count and (takes.vararg or count <= most) for count in counts)):
         raise UsageError(
@@ -123,6 +124,7 @@ _LITERALS = (ast.Constant, ast.JoinedStr, ast.List, ast.Tuple, ast.Set, ast.Dict
 def _names_of(node: ast.AST) -> tuple[str | None, ...]:
     if isinstance(node, ast.Name):
         return (node.id,) if isinstance(node.ctx, ast.Store) else ()
+    # Definitions have a `name`. An import has a `name` and may have an `asname`.
     return (getattr(node, "name", None), getattr(node, "asname", None))
 
 

@@ -17,6 +17,7 @@ def user_code(what: str) -> Iterator[None]:
     Raises the first error of bitproof's hooks, even if the code caught it. Raises UsageError if the code calls
     `sys.exit`.
     """
+    # Around the handler below: an error of a hook comes first, even if the code caught it and then exits.
     with refusals_raised():
         try:
             yield

@@ -52,6 +52,7 @@ def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
     """chunk 1's half of a block's input begins and ends a row too early."""
     node = g.require(g.halves(1), "halves of activations")
     x, dim, start, end = node.args
+    # Both ends move, so the half keeps its length, and no later call fails.
     node.args = (x, dim, start - 1, end - 1)
     return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice")]
 
@@ -62,6 +63,7 @@ def halves_overlap_by_one(g: GraphEditor) -> list[Site]:
 )
 def halves_interleaved(g: GraphEditor) -> list[Site]:
     """even rows go to chunk 0 and odd rows to chunk 1, but are joined as halves."""
+    # Chunk 1's half ends where the whole input ends.
     first, second = (g.require(g.halves(chunk), "halves of activations") for chunk in (0, 1))
     # aten.slice(x, dim, start, end, step): every second row, from row 0 or row 1.
     for chunk, node in enumerate((first, second)):
@@ -106,6 +108,7 @@ def folded_documents_forgotten(g: GraphEditor) -> list[Site]:
     """a token attends to every earlier token, also of other documents."""
     # offsets = indices - positions: see `document_offsets`.
     node = g.find("sub", "", where=lambda node: not g.is_floating(node))
+    # Listed before the edit: afterwards the only reader of `node` is the inserted call.
     sites = [*g.sites(node), *g.readers(node)]
     g.after(node, "aten.zeros_like.default")
     return [*sites, *g.sites(node, "zeros_like")]
@@ -166,6 +169,7 @@ def gradient_halves_exchanged(g: GraphEditor) -> list[Site]:
     first.args, second.args = second.args, first.args
     sites = [*g.sites(first, "split"), *g.sites(second, "split")]
     sites += [*g.readers(first), *g.readers(second), g.site(first, "clone"), g.site(second, "clone")]
+    # A reader may only move the values, so its own readers may be the first calls with a wrong result.
     sites += [site for node in (first, second) for user in node.users for site in g.readers(user)]
     return [*sites, *g.chunk_root(first, "split", "slice")]  # a reshape of a non-contiguous tensor is a clone
 
@@ -175,13 +179,16 @@ def last_row_of_chunk_0_lost(g: GraphEditor) -> list[Site]:
     """the last row of chunk 0's output is zero, as padding would leave it."""
     node = g.require(g.joins(), "chunks that are joined")
     first = node.args[0][0]
+    # `cat` without a dim joins along dim 0.
     g.before(node, first, g.kernel("last_row_zeroed"), node.args[1] if len(node.args) > 1 else 0)
+    # The kernel's calls have no origin, so reports name them at the origin of the value that they read.
     return [g.site(first, name) for name in ("clone", "zero_", "select", "cat")] + g.sites(node)
 
 
 @row("ours: a live-out of one region read by both chunks", needs=(CHUNKED,))
 def chunk_1_weighs_by_chunk_0s_routing(g: GraphEditor) -> list[Site]:
     """the outputs of the experts for chunk 1's tokens are weighted by the router's weights for chunk 0's tokens."""
+    # The product with a number is the router's last step: the scale of the weights.
     node = g.find("mul", r".*router", chunk=1, where=lambda node: isinstance(node.args[1], float))
     reader = next(iter(node.users))
     reader.replace_input_with(node, g.twin(node))

@@ -26,12 +26,14 @@ def _gather(g: GraphEditor) -> Call:
 
 
 def _reduction(g: GraphEditor) -> Call:
+    # reduce_scatter_tensor(x, operation, size, group): here, too, a single rank would change nothing.
     return g.find("reduce_scatter_tensor", direction="backward", where=lambda node: node.args[2] > 1)
 
 
 def _not_awaited(g: GraphEditor, name: str, direction: str) -> list[Site]:
     node = g.find(name, direction=direction)
     wait = g.wait_of(node)
+    # Listed before the edit, which removes the wait and its readers.
     sites = [*g.sites(node), *g.sites(wait), *g.readers(wait)]
     g.bypass(wait, node)
     return sites
@@ -41,6 +43,7 @@ def _not_awaited(g: GraphEditor, name: str, direction: str) -> list[Site]:
 def gathered_blocks_rotated(g: GraphEditor) -> list[Site]:
     """each rank's rows of a gathered parameter are at the next rank's offset."""
     node = _gather(g)
+    # After the wait, since the gathered rows are complete only then.
     g.after(g.wait_of(node), g.kernel("rolled_blocks"), node.args[1])
     return [g.site(node, "roll")]
 
@@ -66,6 +69,7 @@ def reduced_in_bfloat16(g: GraphEditor) -> list[Site]:
     """a gradient is summed over ranks in bfloat16."""
     node = _reduction(g)
     g.before(node, node.args[0], "aten._to_copy.default", dtype=g.dtype("bfloat16"))
+    # The cast back keeps the dtype that later calls expect.
     g.after(g.wait_of(node), "aten._to_copy.default", dtype=g.dtype("float32"))
     return g.sites(node, "_to_copy")
 
@@ -98,6 +102,7 @@ def buffer_of_another_gather(g: GraphEditor) -> list[Site]:
     waits = [g.wait_of(node) for node in g.launches("all_gather_into_tensor")]
     pairs = [(one, other) for i, one in enumerate(waits) for other in waits[i + 1 :] if g.alike(one, other)]
     one, other = g.require(pairs, "two parameters of one shape")
+    # A reader may only cast or transpose the parameter, so its own readers may be blamed instead.
     sites = [*g.sites(other), *g.readers(other), *(site for user in other.users for site in g.readers(user))]
     sites.append(g.site(other.all_input_nodes[0]))  # its wait was removed
     g.bypass(other, one)
@@ -130,6 +135,7 @@ def gradient_reduced_twice(g: GraphEditor) -> list[Site]:
     """rows of a reduced gradient are summed over ranks a second time."""
     node = _reduction(g)
     wait = g.wait_of(node)
+    # args[3] is the group of the reduce-scatter.
     launched = g.after(wait, "_c10d_functional.all_reduce.default", "sum", node.args[3])
     g.after(launched, "_c10d_functional.wait_tensor.default")
     return [g.site(node, "all_reduce")]

@@ -47,6 +47,7 @@ def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
     """an activation is flattened and then reshaped back."""
     node = _activation(g)
     flat = g.after(node, "aten.reshape.default", [-1])
+    # The first size is left to `reshape`: an expert's number of rows is known only when the step runs.
     g.after(flat, "aten.reshape.default", [-1, *map(int, g.value(node).shape[1:])])
     return []
 
@@ -54,7 +55,9 @@ def activation_reshaped_and_back(g: GraphEditor) -> list[Site]:
 @row(EXACT)
 def summands_exchanged(g: GraphEditor) -> list[Site]:
     """a + b becomes b + a, everywhere."""
+    # `all` returns the calls of one direction.
     for node in [*g.all("add", direction="backward"), *g.all("add")]:
+        # A sum with a number has a single input node. A number cannot be the first argument, so it is left out.
         if len(node.all_input_nodes) == 2 and g.is_floating(node):
             node.args = (node.args[1], node.args[0])
     return []
@@ -118,11 +121,13 @@ def gathers_moved_early(g: GraphEditor) -> list[Site]:
     moved = []
     for node in [node for node in g.calls if "all_gather" in str(node.target)]:
         source = node.all_input_nodes[0]
+        # A gather reads its parameter directly, or through one cast.
         if source.op == "placeholder":
             moved.append(node)
         elif source.all_input_nodes and source.all_input_nodes[0].op == "placeholder":
             moved += [source, node]
     last = g.graph.find_nodes(op="placeholder")[-1]
+    # A cast that several gathers read moves once.
     for node in dict.fromkeys(moved):
         last.append(node)
         last = node
@@ -176,6 +181,7 @@ def widened_and_narrowed(g: GraphEditor) -> list[Site]:
 @row("ours: no collective in flight", needs=(ASYNC_TENSOR,))
 def tensor_collectives_awaited_at_once(g: GraphEditor) -> list[Site]:
     """each collective over tensor ranks is awaited where it is launched."""
+    # The group's name is the last argument of a launch.
     launches = [node for node in g.calls if str(node.args[-1:]) == "('tp',)" and "chunk" in node.meta]
     for launch in g.require([launches], "collectives over tensor ranks in chunks"):
         launch.append(g.wait_of(launch))
@@ -187,10 +193,12 @@ def reductions_moved_to_the_end(g: GraphEditor) -> list[Site]:
     """gradients are reduced after all else, in the same order."""
     output = g.graph.output_node()
     for launch in g.launches("reduce_scatter_tensor", "backward"):
+        # Every call that depends on the reduction must move with it.
         late, waiting = {launch}, [launch]
         while waiting:
             late.update(users := [user for user in waiting.pop().users if user not in late])
             waiting += users
+        # In the order of the graph, so that each call stays after its inputs.
         for node in [node for node in g.calls if node in late]:
             output.prepend(node)
     return []
@@ -212,6 +220,7 @@ def copies_started_where_they_are_read(g: GraphEditor) -> list[Site]:
 def saved_product_computed_again(g: GraphEditor) -> list[Site]:
     """a matrix product that is saved is recomputed, too."""
     again = set(g.recomputed())
+    # A saved product is read by recomputed calls without being recomputed itself.
     for node in g.all("mm", where=lambda node: node not in again):
         if readers := [reader for reader in node.users if reader in again]:
             copy = g.make_before(readers[0], node.target, *node.args)
@@ -288,7 +297,9 @@ def all_reduce_for_reduce_scatter(g: GraphEditor) -> list[Site]:
     wait = g.wait_of(node)
     whole = g.make_before(node, "_c10d_functional.all_reduce.default", node.args[0], "sum", node.args[3])
     done = g.make_before(wait, "_c10d_functional.wait_tensor.default", whole)
+    # args[2:4] are the size and the group of the reduce-scatter.
     g.instead(wait, g.kernel("own_rows"), done, *node.args[2:4])
+    # A node can be erased only once it has no readers: its wait was the last.
     g.graph.erase_node(node)
     return []
 
@@ -317,6 +328,7 @@ def joined_in_two_steps(g: GraphEditor) -> list[Site]:
     first, second = node.args[0]
     dim = node.args[1] if len(node.args) > 1 else 0
     size = g.value(second).shape[dim]
+    # A new `cat` joins the first half and the head of the second. The old call then adds the tail.
     head = g.make_before(node, "aten.slice.Tensor", second, dim, 0, int(size) // 2)
     tail = g.make_before(node, "aten.slice.Tensor", second, dim, int(size) // 2, int(size))
     joined = g.make_before(node, "aten.cat.default", [first, head], dim)
@@ -329,6 +341,7 @@ def optimizer_one_parameter_a_call(call: TamperedCall) -> Any:
     """AdamW is called once per parameter, starting at the last."""
     # Lists have an entry for each parameter; an empty list stands for state that this AdamW does not keep.
     lists = [value for value in call.args if isinstance(value, (list, tuple))]
+    # No parameter's update reads another parameter, so the order of the calls changes no bit.
     for index in reversed(range(len(lists[0]))):
         args = [[value[index]] if isinstance(value, (list, tuple)) and value else value for value in call.args]
         call.function(*args, **call.kwargs)
@@ -401,6 +414,7 @@ def messages_in_float32(step: Any) -> None:
     send, receive = step.send, step.receive
 
     def narrowed(sender: Any, index: int, crossing: Any) -> Any:
+        # The receiver allocates its buffer as the crossing says, so that must be float32, too.
         return receive(sender, index, replace(crossing, dtype=torch.float32)).to(crossing.dtype)
 
     step.send = lambda action, index, value: send(action, index, value.float())

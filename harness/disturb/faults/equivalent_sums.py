@@ -31,6 +31,7 @@ def _scattered_and_gathered(g: GraphEditor, direction: str) -> list[Site]:
     # Flat, so that the ranks divide the first dim of any tensor.
     flat = g.make_before(node, "aten.reshape.default", node.args[0], [-1])
     own = g.make_before(node, f"{ops}.reduce_scatter_tensor.default", flat, "sum", size, group)
+    # At the old wait: the gather reads the sum, which must be complete before.
     own = g.make_before(wait, f"{ops}.wait_tensor.default", own)
     whole = g.make_before(wait, f"{ops}.all_gather_into_tensor.default", own, size, group)
     whole = g.make_before(wait, f"{ops}.wait_tensor.default", whole)
@@ -56,6 +57,7 @@ def tensor_sum_of_gathered_parts(g: GraphEditor) -> list[Site]:
     """every rank gathers a chunk's partial sums and adds them in rank order."""
     node, wait = _tensor_sum(g)
     size = g.case.parallelism.tp
+    # The leading dim of 1 becomes a dim of ranks when the parts are gathered.
     flat = g.make_before(node, "aten.reshape.default", node.args[0], [1, -1])
     all_parts = g.make_before(node, "_c10d_functional.all_gather_into_tensor.default", flat, size, node.args[2])
     all_parts = g.make_before(wait, "_c10d_functional.wait_tensor.default", all_parts)
@@ -74,6 +76,7 @@ def tensor_sum_in_two_parts(g: GraphEditor) -> list[Site]:
     node, wait = _tensor_sum(g)
     rows, summed = int(g.value(node).shape[0]), []
     for first, end in ((0, rows // 2), (rows // 2, rows)):
+        # Launches come before the old launch and waits before the old wait, so both parts are in flight together.
         part = g.make_before(node, "aten.slice.Tensor", node.args[0], 0, first, end)
         part = g.make_before(node, "_c10d_functional.all_reduce.default", part, *node.args[1:])
         summed.append(g.make_before(wait, "_c10d_functional.wait_tensor.default", part))
@@ -96,7 +99,9 @@ def tensor_sum_transposed(g: GraphEditor) -> list[Site]:
     """a chunk's partial sums are transposed for the all-reduce and transposed back."""
     node, wait = _tensor_sum(g)
     turned = g.before(node, node.args[0], "aten.transpose.int", 0, -1)
+    # Collectives take contiguous tensors only.
     g.before(node, turned, "aten.contiguous.default")
+    # Contiguous again, as the result of the all-reduce was.
     g.after(g.after(wait, "aten.transpose.int", 0, -1), "aten.contiguous.default")
     return []
 

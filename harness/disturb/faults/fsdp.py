@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 
 def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
+    # A part is `getitem(split, index)`; the index is its position in the bucket.
     parts = sorted(split.users, key=lambda part: part.args[1])
     sizes = split.args[1]
     return [
@@ -36,6 +37,7 @@ def _addition_of(node: Call) -> Call:
 
 
 def _reader_sites(g: GraphEditor, nodes: list[Call], depth: int = 4) -> list[Site]:
+    # The first readers of a part only view, cast or copy it, so blame may go several calls further.
     sites, reached = [], nodes
     for _ in range(depth):
         reached = [user for node in reached for user in node.users if user.op == "call_function"]
@@ -55,6 +57,7 @@ def _parts_exchanged(g: GraphEditor, name: str, direction: str) -> list[Site]:
 
 def _bucket_of_reductions(g: GraphEditor) -> Call:
     launches = g.launches("reduce_scatter_tensor", "backward")
+    # Prefer a group of several ranks. A case without data parallelism has none.
     found = [x.args[0] for x in launches if "cat" in x.args[0].name and x.args[2] > 1]
     return g.require(found or [x.args[0] for x in launches if "cat" in x.args[0].name], "a bucket of reduce-scatters")
 
@@ -73,6 +76,7 @@ def gathered_parts_exchanged(g: GraphEditor) -> list[Site]:
 def gathered_bucket_shifted(g: GraphEditor) -> list[Site]:
     """a gathered bucket is unpacked with an offset of 1 element."""
     node = g.require([x for x in g.all("split_with_sizes_copy") if len(x.args[1]) > 1], "a bucket of all-gathers")
+    # Along dim 1: dim 0 of a gathered bucket has a row for each rank.
     g.before(node, node.args[0], "aten.roll.default", [1], [1])
     return [g.site(node, "roll"), *g.sites(node)]
 
@@ -88,6 +92,7 @@ def bucket_forgets_its_last_gradient(g: GraphEditor) -> list[Site]:
     """a bucket is reduced without its last gradient."""
     node = _bucket_of_reductions(g)
     *others, last = node.args[0]
+    # Zeros of the same shape, so that the offsets of the other gradients stay.
     empty = g.make_before(node, "aten.zeros_like.default", last)
     node.args = ([*others, empty], *node.args[1:])
     return [*g.sites(node, "zeros_like", "reduce_scatter_tensor"), *g.readers(node)]
@@ -97,6 +102,7 @@ def bucket_forgets_its_last_gradient(g: GraphEditor) -> list[Site]:
 def bucket_holds_a_gradient_twice(g: GraphEditor) -> list[Site]:
     """a bucket has the same gradient twice, in place of another."""
     node = _bucket_of_reductions(g)
+    # A copy, since lists in the arguments of an fx node are immutable.
     parts = list(node.args[0])
     pairs = [(i, j) for i in range(len(parts)) for j in range(i + 1, len(parts)) if g.alike(parts[i], parts[j])]
     i, j = g.require(pairs, "a bucket with two gradients of one size")
@@ -147,12 +153,14 @@ def gathered_parameter_freed_early(g: GraphEditor) -> list[Site]:
     again = [x for x in again if g.site(x.all_input_nodes[0]).operator == "t"]
     found = [x for x in again if "wait_tensor" in x.all_input_nodes[0].all_input_nodes[0].name]
     node = g.require(found, "a weight that backward reads")
+    # The transposes are views, so the memory to overwrite is that of the wait's result.
     g.make_before(node, "aten.zero_.default", node.all_input_nodes[0].args[0])
     weight = node.all_input_nodes[0].args[0]
     return [g.site(weight, "zero_"), *g.sites(node, "zero_"), *g.readers(node)]
 
 
 def _alike_gathers(g: GraphEditor) -> tuple[Call, Call]:
+    # Both in one group: only collectives of the same group are paired by their order.
     found = [node for node in g.launches("all_gather_into_tensor") if node.args[1] > 1]
     pairs = [
         (one, other)
@@ -182,8 +190,10 @@ def gathers_of_one_rank_in_another_order(g: GraphEditor) -> list[Site]:
     """the last rank launches two gathers of a group in the other order."""
     one, other = _alike_gathers(g)
     read, later = one.args[0], other.args[0]
+    # On the last rank, the first launch reads the second's input, which must therefore be computed before.
     _move_before(g, later, one)
     sites = [site for node in (one, other) for site in (*g.sites(node), *_reader_sites(g, [node]))]
+    # The launches stay in place, and the last rank exchanges their inputs. To NCCL it is the same as another order.
     g.before(one, read, g.kernel("other_on_last_rank"), later)
     g.before(other, later, g.kernel("other_on_last_rank"), read)
     return sites
@@ -194,6 +204,7 @@ def packed_gradients_overwritten_before_a_late_reduction(g: GraphEditor) -> list
     """while a reduction waits for a dense region, its packed gradients are overwritten with zeros."""
     place = {node: index for index, node in enumerate(g.graph.nodes)}
     launches = g.launches("reduce_scatter_tensor", "backward")
+    # A launch right after its input leaves no time in which its memory could be used again.
     found = [node for node in launches if place[node] > place[node.args[0]] + 1]
     node = g.require(found, "a reduction that is launched later than its input is there")
     sites = [*g.sites(node, "zero_"), *_reader_sites(g, [node])]

@@ -91,6 +91,7 @@ def gradients_added_before_reduction(g: GraphEditor) -> list[Site]:
             sites += [*g.sites(node), *g.sites(launches[0], "add"), *g.sites(launches[1], "add")]
             total = g.make_before(last, "aten.add.Tensor", launches[0].args[0], launches[1].args[0])
             reduced = g.make_before(node, launches[0].target, total, *launches[0].args[1:])
+            # The chunks' own reduce-scatters stay in the graph, without a reader.
             g.instead(node, "_c10d_functional.wait_tensor.default", reduced)
     g.require(sites, "two chunks' reduce-scatters of one parameter")
     return sites
@@ -104,6 +105,7 @@ def chunk_gradients_added_in_bfloat16(g: GraphEditor) -> list[Site]:
     narrow, wide = g.dtype("bfloat16"), g.dtype("float32")
     parts = [g.make_before(node, "aten._to_copy.default", x, dtype=narrow) for x in node.args]
     total = g.make_before(node, "aten.add.Tensor", *parts)
+    # Back to float32, the dtype of the sum that later calls expect.
     g.instead(node, "aten._to_copy.default", total, dtype=wide)
     return sites
 
@@ -168,6 +170,7 @@ def router_untrained(g: GraphEditor) -> list[Site]:
 @row("transformers #48205: partial gradients that are never summed", kinds=("grad",))
 def gradient_of_a_branch_lost(g: GraphEditor) -> list[Site]:
     """one of two branches' gradients is left out of their sum."""
+    # Autograd adds the gradients of branches outside any module. Sums of chunks belong to other faults.
     found = g.all("add", "", direction="backward", where=lambda node: node not in g.gradients)
     node = g.require([x for x in found if x not in g.sums_of_chunks()], "a gradient of two branches")
     sites = [*g.sites(node), *g.readers(node)]
@@ -184,6 +187,7 @@ def gradients_exchanged(g: GraphEditor) -> list[Site]:
         (i, j)
         for i in range(len(gradients))
         for j in range(i + 1, len(gradients))
+        # A node may be the gradient of two parameters: to exchange it with itself would change nothing.
         if gradients[i] is not gradients[j] and g.alike(gradients[i], gradients[j])
     )
     i, j = g.require(list(pairs), "two gradients of one shape")
@@ -213,6 +217,7 @@ def gradient_not_zeroed(g: GraphEditor) -> list[Site]:
 def gradient_clipped_by_own_norm(g: GraphEditor) -> list[Site]:
     """a gradient is clipped by the norm of this rank's shard only."""
     node = _gradient_of(g)
+    # A limit far below the norms of gradients, so that clipping always has an effect.
     g.after(node, g.kernel("clipped"), 1e-6)
     names = ("linalg_vector_norm", "mul", "full_like", "maximum", "reciprocal", "div")
     return [g.site(node, name) for name in names]
@@ -273,6 +278,7 @@ def second_piece_has_the_firsts_labels(g: GraphEditor) -> list[Site]:
     """the second piece of tokens is compared with the labels of the first."""
     first, second = (node.args[1] for node in g.all("nll_loss_forward", "output")[:2])
     sites = [*g.sites(second), *g.readers(second), g.site(second, "scatter")]
+    # A copy, since each replacement removes a reader from `users`.
     for reader in list(second.users):
         reader.replace_input_with(second, first)
     return sites

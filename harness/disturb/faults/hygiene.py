@@ -17,6 +17,7 @@ REUSE = "pytorch #108811: memory that is written while it is still to be read"
 @row(REUSE, kinds=("grad",))
 def activation_overwritten_in_place(g: GraphEditor) -> list[Site]:
     """silu overwrites in place a value that backward reads."""
+    # If nothing in backward read silu's input, overwriting it would change no bit.
     node = g.find("silu", where=lambda node: any("backward" in user.name for user in node.args[0].users))
     sites = g.sites(node, "silu_")
     # Backward reads the overwritten value, so blame may name its calls.
@@ -37,6 +38,7 @@ def activation_freed_early(g: GraphEditor) -> list[Site]:
 @row("ours: common subexpressions distinguished by operator and shape alone")
 def unlike_tables_merged(g: GraphEditor) -> list[Site]:
     """rotary embedding reads cosines in place of sines."""
+    # The first `index` reads the table of cosines, the second that of sines.
     one, other = (g.find("index", r".*rope", turn=turn) for turn in (0, 1))
     sites = [*g.sites(other), *g.readers(other), *(site for user in other.users for site in g.readers(user))]
     g.bypass(other, one)
@@ -47,6 +49,7 @@ def unlike_tables_merged(g: GraphEditor) -> list[Site]:
 def unlike_norms_merged(g: GraphEditor) -> list[Site]:
     """two norms share the same root mean square."""
     found = g.all("rsqrt", r".*norm")
+    # Neighbours in the order of the graph, so the first result exists when the second is read.
     pairs = [pair for pair in itertools.pairwise(found) if g.alike(*pair)]
     one, other = g.require(pairs, "two norms of one shape")
     sites = [*g.sites(other), *g.readers(other)]
@@ -62,6 +65,7 @@ def weight_not_transposed(g: GraphEditor) -> list[Site]:
         value = g.value(node)
         return value is not None and value.dim() == 2 and value.shape[0] == value.shape[1]
 
+    # Only a square weight has the same shape with and without its transpose.
     node = g.find("t", r".*\.w.*", where=is_square)
     sites = [*g.sites(node), *g.readers(node)]
     g.bypass(node, node.all_input_nodes[0])
@@ -85,6 +89,7 @@ def heads_scrambled(g: GraphEditor) -> list[Site]:
 @row("ours: two results of one call", needs=(ATTENDS,))
 def parts_exchanged(g: GraphEditor) -> list[Site]:
     """the rotated and unrotated parts of a query are exchanged."""
+    # Parts of different sizes could not be exchanged without an error.
     node = g.find("split_with_sizes", r".*attention", where=lambda node: len(set(node.args[1])) == 1)
     for part in list(node.users):
         # `getitem(node, index)`, with the indices 0 and 1 exchanged.
@@ -117,6 +122,7 @@ def parameter_of_another(g: GraphEditor) -> list[Site]:
     pairs = [(one, other) for one, other in pairs if "embedding" not in str(g.site(one).module)] or pairs
     one, other = g.require(pairs, "two parameters of one shape")
     other.args = (one.args[0], *other.args[1:])
+    # With several ranks, modules read the parameter through its all-gather.
     gathers = [user for user in other.users if "all_gather" in user.name]
     later = [g.wait_of(user) for user in gathers]
     readers = [site for wait in later for user in wait.users for site in (g.site(user), *g.readers(user))]

@@ -33,6 +33,7 @@ class Injector(Injection):
         self._shown: list[str] = []
         self._wraps = False
         self._turns: Any = None
+        # Kernels inserted into a graph get no injector, so they read the rank and the step from this global clock.
         NOW.rank, NOW.world_size, NOW.step = rank, world_size, -1
         NOW.memory.clear()
 
@@ -66,6 +67,7 @@ class Injector(Injection):
 
     def begin_step(self, step: int) -> None:
         self.step = NOW.step = step
+        # A fault counts the calls of its operators from the beginning of each step.
         if self._turns is not None:
             self._turns.clear()
         # These faults wait for a tensor, a sum or a call of the step.
@@ -89,6 +91,7 @@ class Injector(Injection):
         def faulty(inputs: Any) -> Gradients:
             loss, gradients = theirs(function, inputs)
             if isinstance(self.fault, FlipBit) and self.fault.grad and self.fault.step == self.step:
+                # A new dict, so that the function's own dict stays right.
                 gradients = gradients | {self.fault.grad: flip_bit(self.fault, gradients)}
                 self.fired = True
             return loss, gradients

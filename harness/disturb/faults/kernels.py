@@ -40,6 +40,7 @@ def nudged(x: Tensor) -> Tensor:
     """Return x with the element of largest magnitude moved by 1 ULP away from zero."""
     # A copy, since the kernels of a graph must not write their inputs.
     flat = x.detach().clone().reshape(-1)
+    # As integers of the same width, which can count up.
     bits = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[x.element_size()])
     place = flat.float().abs().argmax()
     # Floats are sign and magnitude, so the next integer is 1 ULP further from zero.
@@ -55,6 +56,7 @@ def last_row_zeroed(x: Tensor, dim: int) -> Tensor:
 
 
 def last_row_zeroed_on_last_rank(x: Tensor) -> Tensor:
+    # A rank whose experts got no tokens has no last row.
     return last_row_zeroed(x, 0) if NOW.is_last_rank and len(x) else x
 
 
@@ -92,6 +94,7 @@ def square_mean_in_bfloat16(x: Tensor) -> Tensor:
 
 def mm_in_halves(a: Tensor, b: Tensor) -> Tensor:
     half = a.shape[1] // 2
+    # The second half first: the sum over the inner dim then has another order.
     return a[:, half:] @ b[half:] + a[:, :half] @ b[:half]
 
 
@@ -100,6 +103,7 @@ def mm_through(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def mm_rowwise(a: Tensor, b: Tensor) -> Tensor:
+    # `cat` refuses an empty list.
     return torch.cat([row.unsqueeze(0) @ b for row in a]) if len(a) else a @ b
 
 

@@ -213,6 +213,7 @@ def generator_not_restored(loop: Loop) -> None:
 @row("ours: what a loader read ahead is lost", runner=True, needs=(GOES_ON,), kinds=_SEEN, sites=_DATA)
 def batch_lost_by_a_resume(loop: Loop) -> None:
     """the loader loses a batch at a resume."""
+    # The batch that it draws is dropped.
     _after_load(loop, loop.batch)
 
 
@@ -267,6 +268,7 @@ def schedule_not_restored(loop: Loop) -> None:
     def restart() -> None:
         import torch
 
+        # A new schedule counts from step 0 again.
         loop.schedule = torch.optim.lr_scheduler.LambdaLR(loop.optimizer, lambda step: min(1.0, (step + 1) / 4))
 
     _after_load(loop, restart)
@@ -282,6 +284,7 @@ def schedule_not_restored(loop: Loop) -> None:
 def mean_of_means(loop: Loop) -> None:
     """the means of micro-batches have equal weights in the loss, although their numbers of tokens differ."""
     own = loop.mean
+    # Each micro-batch divides by its own number of tokens, as if all micro-batches had as many.
     loop.mean = lambda rows, tokens: own(rows, loop.count(rows) * loop.micro * loop.world)
 
 
@@ -333,6 +336,7 @@ def stale_keys_in_backward(loop: Loop) -> None:
     """the backward of ring attention uses each rank's values with the keys of the rank before it in the ring."""
 
     def stale(parts: list[Any]) -> list[Any]:
+        # A part is `(owner, (keys, values))`. The first has no part before it, and keeps its own keys.
         keys = [parts[max(turn - 1, 0)][1][0] for turn in range(len(parts))]
         return [(owner, (k, v)) for k, (owner, (_, v)) in zip(keys, parts, strict=True)]
 
@@ -351,6 +355,7 @@ def gradients_of_keys_kept(loop: Loop) -> None:
     own = loop.ring.returned
 
     def returned(shares: Any) -> Any:
+        # The exchange still runs, since the other ranks take part in it.
         own(shares)
         return shares[loop.ring.rank]
 
@@ -385,9 +390,11 @@ def part_merged_twice(loop: Loop) -> None:
 )
 def stage_reads_the_micro_batch_before(loop: Loop) -> None:
     """a stage computes with the previous micro-batch's activation."""
+    # The first stage receives no activation.
     if NOW.rank == 0:
         return
     last: list[Any] = []
+    # The stage's first layer is the one that reads the received activation.
     first = next(iter(loop.model.children()))
 
     def read(module: Any, args: Any) -> Any:

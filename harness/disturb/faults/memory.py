@@ -36,6 +36,7 @@ def _sites_in_both_halves(g: GraphEditor, node: Call, *operators: str) -> list[S
 @row("ours: a setting that recomputation does not see", needs=(RECOMPUTES,), kinds=("grad",))
 def recomputed_with_another_epsilon(g: GraphEditor) -> list[Site]:
     """a norm is recomputed with another epsilon."""
+    # A norm adds its epsilon as a number; other additions have two tensors.
     found = [x for x in g.recomputed("add") if isinstance(x.args[1], float)]
     node = g.require(found, "a recomputed norm")
     node.args = (node.args[0], 1e-4)
@@ -46,6 +47,7 @@ def recomputed_with_another_epsilon(g: GraphEditor) -> list[Site]:
 def recomputed_from_the_other_chunk(g: GraphEditor) -> list[Site]:
     """chunk 1 is recomputed from the values saved by chunk 0."""
     for node in g.recomputed():
+        # Views compute nothing that could be blamed.
         if node.meta.get("chunk") == 1 and g.is_floating(node) and "view" not in node.name:
             # An input of the same chunk that is not recomputed was saved by forward.
             saved = [x for x in node.all_input_nodes if x.meta.get("chunk") == 1 and x not in g.recomputed()]
@@ -80,6 +82,7 @@ def recomputation_counts_tokens(g: GraphEditor) -> list[Site]:
     node = g.find("add_", r".*moe")
     first = g.require(g.recomputed(), "recomputed calls")
     g.make_before(first, node.target, *node.args)
+    # The inserted call has no origin, so reports may name it where its counts are computed.
     sites = [*g.sites(node), g.site(node.args[1], "add_")]
     return [*sites, *(site._replace(direction="backward") for site in sites)]
 
@@ -88,12 +91,14 @@ def recomputation_counts_tokens(g: GraphEditor) -> list[Site]:
 def recomputation_routes_otherwise(g: GraphEditor) -> list[Site]:
     """the weights of a token's experts are in another order when they are recomputed."""
     node = _find_recomputed(g, "gather")
+    # gather(x, dim, index): the index has a row for each token, with its experts along dim 1.
     g.before(node, node.args[2], "aten.flip.default", [1])
     return _sites_in_both_halves(g, node, "flip")
 
 
 def _readers_in_backward(g: GraphEditor, node: Call) -> list[Call]:
     again = set(g.recomputed())
+    # A recomputed call runs in backward although its origin is in forward.
     return [x for x in node.users if x.op == "call_function" and (x in again or g.site(x).direction == "backward")]
 
 
@@ -116,6 +121,7 @@ def _until_backward(g: GraphEditor, readers: Sequence[Call]) -> list[Site]:
         if reader not in seen and reader.op == "call_function":
             seen.add(reader)
             sites += _sites_in_both_halves(g, reader)
+            # Recomputed calls keep the direction of the calls that they repeat.
             waiting += reader.users if g.site(reader).direction == "forward" else []
     return sites
 
@@ -153,6 +159,7 @@ def recomputed_product_of_the_saved_weight(g: GraphEditor) -> list[Site]:
     """a matrix product is recomputed with the weight of another product, which was saved."""
     for node in g.recomputed("mm"):
         weights = [x.args[1] for x in _saved(g, "mm")]
+        # A weight of the same shape, so that only the values are wrong.
         if others := [x for x in weights if x is not node.args[1] and g.alike(x, node.args[1])]:
             sites = _sites_in_both_halves(g, node)
             node.args = (node.args[0], others[0])
@@ -179,6 +186,7 @@ def offloaded_in_bfloat16(g: GraphEditor) -> list[Site]:
     found = [x for x in g.calls if str(x.target).startswith("bitproof.offload") and g.is_floating(x)]
     wide = [x for x in found if str(g.value(x).dtype) == "torch.float32"]
     node = g.require(wide, "an offloaded activation in float32")
+    # Cast back, so that the host copy keeps its dtype and size.
     narrow = g.before(node, node.args[0], "aten._to_copy.default", dtype=g.dtype("bfloat16"))
     g.before(node, narrow, "aten._to_copy.default", dtype=g.dtype("float32"))
     return [g.site(node, "_to_copy")]

@@ -43,6 +43,7 @@ _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; 
 
 
 def _exchange_first_two(action: Any) -> Any:
+    # `^ 1` exchanges 0 and 1. Later micro-batches stay.
     return action._replace(micro_batch=action.micro_batch ^ 1 if action.micro_batch < 2 else action.micro_batch)
 
 
@@ -85,6 +86,7 @@ def activation_of_the_micro_batch_before(step: Step) -> None:
 
     def receive(own: Any, *args: Any) -> Any:
         last.append(own(*args))
+        # The first micro-batch has none before it, and reads its own activation.
         return last[max(len(last) - 2, 0)]
 
     _replace_receive(step, "forward", receive)
@@ -99,6 +101,7 @@ def kept_values_of_the_micro_batch_before(step: Step) -> None:
         if action.half == "forward":
             return own(action)
         # The first backward of a stage has no predecessor: it gets its own values.
+        # The right side is evaluated first, so `values` are those that the backward before this one took.
         values, last[action.stage] = last.get(action.stage), own(action)
         return values or last[action.stage]
 
@@ -217,6 +220,7 @@ def _added_at_the_end(step: Step, total: Callable[[list[Any]], Any]) -> None:
 def micro_batches_from_the_last(step: Step) -> None:
     """every stage takes the micro-batches from the last to the first."""
     count = 1 + max(action.micro_batch for action in step.actions)
+    # The order of forwards and backwards stays: only the numbers of the micro-batches change.
     step.actions = tuple(action._replace(micro_batch=count - 1 - action.micro_batch) for action in step.actions)
 
 
@@ -301,6 +305,7 @@ def loss_of_the_last_micro_batch(step: Step) -> None:
 def losses_summed(step: Step) -> None:
     """the loss is the sum of the micro-batches' losses, not their mean."""
     own = step.finish
+    # A list with a single loss: its mean is the sum.
     step.finish = lambda losses, found: own([sum(losses[1:], losses[0])] if losses else [], found)
 
 
@@ -317,6 +322,7 @@ def _sites_of_join(*operators: str) -> tuple[Site, ...]:
 )
 def shared_gradients_not_joined(step: Step) -> None:
     """each stage updates a shared parameter with its own gradient alone."""
+    # `dict` copies the gradients and exchanges nothing.
     step.join = dict
 
 
@@ -356,6 +362,7 @@ def own_shared_gradient_added_twice(step: Step) -> None:
 
     def join(gradients: Any) -> Any:
         joined = own(gradients)
+        # `join` returns the gradient itself for a parameter that no other stage has.
         return {name: x if x is gradients[name] else x + gradients[name] for name, x in joined.items()}
 
     step.join = join
@@ -383,6 +390,7 @@ def shared_gradients_averaged(step: Step) -> None:
 def shared_gradients_joined_a_micro_batch(step: Step) -> None:
     """gradients of a shared parameter are added over stages for each micro-batch, and then over micro-batches."""
     own, finish, of = step.join, step.finish, dict[int, list[Any]]()
+    # Gradients are only collected here: `join` adds them over stages first.
     step.add = lambda found, gradient: [*(found if isinstance(found, list) else [found]), gradient]
 
     def finished(losses: Any, found: Any) -> Any:
@@ -394,6 +402,7 @@ def shared_gradients_joined_a_micro_batch(step: Step) -> None:
     def join(gradients: Any) -> Any:
         parts = {name: of[id(x)] for name, x in gradients.items()}
         count = len(next(iter(parts.values())))
+        # Both stages exchange in the order of the micro-batches, so that each message finds its partner.
         each = [own({name: x[index] for name, x in parts.items()}) for index in range(count)]
         # `join` returns the gradient itself for a parameter that no other stage has.
         is_joined = {name for name in gradients if each[0][name] is not parts[name][0]}

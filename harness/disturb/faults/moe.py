@@ -23,6 +23,7 @@ def _count(g: GraphEditor, chunk: int | None = None) -> Call:
 
 
 def _is_biased(node: Call) -> bool:
+    # The balancing bias is a buffer, and so an input of the graph.
     return any(x.op == "placeholder" for x in node.all_input_nodes)
 
 
@@ -65,7 +66,9 @@ def tokens_counted_in_bfloat16(g: GraphEditor) -> list[Site]:
     buffer, counts = node.args
     sites = [*g.sites(node, "copy_", "_to_copy", "add"), g.site(counts, "_to_copy"), g.site(counts, "add")]
     narrow = [g.make_before(node, "aten._to_copy.default", x, dtype=g.dtype("bfloat16")) for x in (buffer, counts)]
+    # The sum is in bfloat16. Below, `copy_` casts it to the dtype of the buffer.
     total = g.make_before(node, "aten.add.Tensor", *narrow)
+    # Into the buffer, as the replaced call writes in place.
     g.instead(node, "aten.copy_.default", buffer, total)
     return sites
 
@@ -180,6 +183,7 @@ def one_expert_group_too_few(g: GraphEditor) -> list[Site]:
 def border_rows_to_the_neighbour(g: GraphEditor) -> list[Site]:
     """an expert's first row is computed by the expert before it."""
     node = g.find("searchsorted", r".*experts")
+    # At a border, `right` decides between the expert that ends there and the expert that begins there.
     node.kwargs = dict(node.kwargs) | {"right": False}
     return g.sites(node)
 
@@ -187,6 +191,7 @@ def border_rows_to_the_neighbour(g: GraphEditor) -> list[Site]:
 @row("transformers #48205: rows that a grouped product leaves unwritten", needs=(EXPERTS,))
 def expert_ends_off_by_one(g: GraphEditor) -> list[Site]:
     """each expert's rows end a row early, and the last row is never computed."""
+    # The ends of experts' rows are running sums of the counts, cast for the grouped product.
     node = g.find("_to_copy", r".*experts", where=lambda node: "cumsum" in str(node.args[0]))
     g.before(node, node.args[0], "aten.sub.Tensor", 1)
     return [g.site(node, "sub"), *g.sites(node)]
@@ -232,6 +237,7 @@ def shared_experts_forgotten(g: GraphEditor) -> list[Site]:
 def bias_moves_away_from_balance(call: TamperedCall) -> Any:
     """the balancing bias of an expert with too few tokens is decreased instead of increased."""
     alpha = call.given("alpha")
+    # Only the update of the bias gives `alpha` as a float. Other calls of `add_` run unchanged.
     return call.with_(alpha=-alpha) if isinstance(alpha, float) else call.run()
 
 
@@ -239,6 +245,7 @@ def bias_moves_away_from_balance(call: TamperedCall) -> Any:
 def counts_not_reset(call: TamperedCall) -> Any:
     """token counts are not zeroed after the update."""
     call.fire()
+    # `zero_` returns its argument.
     return call.args[0]
 
 
@@ -251,6 +258,7 @@ def counts_not_reset(call: TamperedCall) -> Any:
 def counts_not_summed_over_ranks(call: TamperedCall) -> Any:
     """each rank balances by its own tokens only."""
     call.fire()
+    # A copy, since a functional collective returns a new tensor.
     return call.args[0].clone()
 
 

@@ -18,6 +18,7 @@ ROPE = "transformers and vLLM alike keep rotary tables in float32; in bfloat16 f
 def _replaced(g: GraphEditor, name: str, at: str, target: str, *operators: str, **options: Any) -> list[Site]:
     node = g.find(name, at, **options)
     sites = g.sites(node, *operators)
+    # A target with a dot is an operator of torch. Other targets are kernels of ours.
     g.instead(node, target if "." in target else g.kernel(target), *node.args)
     return sites
 
@@ -32,6 +33,7 @@ def _cast_through(g: GraphEditor, name: str, at: str, dtype: str, back: str = "f
 @row("ours")
 def other_epsilon(g: GraphEditor) -> list[Site]:
     """a norm adds ten times its epsilon."""
+    # A norm adds a number only once: its epsilon.
     node = g.find("add", NORM, where=lambda node: isinstance(node.args[1], float))
     node.args = (node.args[0], 10 * node.args[1])
     return g.sites(node)
@@ -41,6 +43,7 @@ def other_epsilon(g: GraphEditor) -> list[Site]:
 def mean_square_in_bfloat16(g: GraphEditor) -> list[Site]:
     """a norm's mean of squares is computed in bfloat16."""
     node = g.find("mean", NORM)
+    # The kernel squares the input itself, so it gets the input of the square.
     square = node.args[0]
     sites = g.sites(node, "_to_copy", "square", "pow")
     g.instead(node, g.kernel("square_mean_in_bfloat16"), square.args[0])
@@ -125,6 +128,7 @@ def other_softmax_scale(g: GraphEditor) -> list[Site]:
     """attention scales by 1 / sqrt(d) alone, without YaRN's factor."""
 
     def plain(node: Any) -> float:
+        # The default scale of the operator.
         return float(g.value(node.args[0]).shape[-1]) ** -0.5
 
     found = g.all(ATTEND)
@@ -137,6 +141,7 @@ def other_softmax_scale(g: GraphEditor) -> list[Site]:
 def attention_not_causal(g: GraphEditor) -> list[Site]:
     """a token attends to later positions, too."""
     node = g.find(ATTEND)
+    # The argument `is_causal`.
     node.args = (*node.args[:4], False, *node.args[5:])
     return g.sites(node)
 

@@ -42,6 +42,7 @@ def decay_in_the_gradient(call: TamperedCall) -> Any:
     """weight decay is added to the gradient and so enters the moments."""
     decay = call.given("weight_decay")
     pairs = zip(call.given(GRADIENTS), call.given(PARAMETERS), strict=True)
+    # The decoupled decay is turned off, since the gradient has it now.
     return call.with_(weight_decay=0.0, grads=[gradient + decay * parameter for gradient, parameter in pairs])
 
 
@@ -84,6 +85,7 @@ def a_parameter_skipped_on_one_rank(call: TamperedCall) -> Any:
 @_update("ours")
 def bias_correction_off_by_one(call: TamperedCall) -> Any:
     """bias correction uses a step count that is too large by 1."""
+    # New tensors, so the optimizer's own step counts stay right.
     return call.with_(state_steps=[step + 1 for step in call.given(STEPS)])
 
 
@@ -98,6 +100,7 @@ def moments_in_bfloat16(call: TamperedCall) -> Any:
     """first moments are stored in bfloat16."""
     call.fire()
     result = call.run()
+    # After the update, so that the next step reads rounded moments.
     for moment in call.given(FIRST):
         moment.copy_(moment.bfloat16())
     return result
@@ -123,12 +126,14 @@ def an_update_skipped(call: TamperedCall) -> Any:
     if call.clock.step != 1:
         return call.run()
     call.fire()
+    # Operators that update lists in place return nothing.
     return None
 
 
 @_update("ours: state by position, not by name", needs=(steps(2),))
 def second_moments_exchanged(call: TamperedCall) -> Any:
     """two parameters of the same shape have each other's second moment."""
+    # A copy, since the call's own list must stay in its order.
     second = list(call.given(SECOND))
     shapes = [tuple(x.shape) for x in second]
     for i, shape in enumerate(shapes):

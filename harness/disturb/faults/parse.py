@@ -29,6 +29,7 @@ def parse_fault(text: str) -> Fault:
     if kind not in FAULTS:
         raise UsageError(f"unknown fault {kind!r}", expected=known_faults(), fix=_nearest(kind))
     fault = FAULTS[kind]
+    # Types are texts here, since the module of faults postpones annotations.
     types = {f.name: f.type for f in fields(fault)}
     values: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
@@ -69,6 +70,7 @@ def _nearest(name: str) -> str | None:
 
 
 def _natural(kind: str, item: str, value: str) -> int:
+    # `isdigit` alone also accepts digits that `int` refuses, such as superscripts.
     if not value.isascii() or not value.isdigit():
         raise UsageError(f"fault {kind} does not understand {item!r}", expected="an integer of 0 or more")
     return int(value)

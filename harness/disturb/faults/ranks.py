@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import GraphEditor
 
 SILENT = "ours: silent data corruption of one device; Meta, arXiv:2102.11245"
+# Operators that the kernel `nudged` may call.
 NUDGED = ("clone", "add_", "fill_", "index_put_", "copy_", "view", "index", "select")
 
 

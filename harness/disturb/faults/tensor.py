@@ -21,6 +21,7 @@ def _not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
     wait = g.wait_of(node)
     sites = [*g.sites(node), *g.sites(wait), *g.readers(wait)]
     g.bypass(wait, node.args[0])
+    # The launch had no reader but its wait.
     g.graph.erase_node(node)
     return sites
 
@@ -41,6 +42,7 @@ def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]
     node = g.find("reduce_scatter_tensor", at, direction=direction, where=lambda node: node.args[-1] == "tp")
     wait = g.wait_of(node)
     sites = [*g.sites(node), *g.sites(wait), *g.sites(node, "slice"), *g.readers(wait)]
+    # args[2:4] are the size and the group of the reduce-scatter.
     g.instead(wait, g.kernel("own_rows"), node.args[0], *node.args[2:4])
     g.graph.erase_node(node)
     return sites
@@ -86,6 +88,7 @@ def baked_coordinate(g: GraphEditor) -> list[Site]:
     """the code of all ranks has rank 0's tensor-parallel coordinate as a constant."""
     # For every reader, in forward and backward, as if tracing had baked the constant.
     coordinate, own = g.find("index_select", r".*moe").args[2], g.rank % g.case.parallelism.tp
+    # Listed before the edits, which add readers of the coordinate.
     readers = [node for node in coordinate.users if node.op == "call_function"]
     for node in readers:
         g.before(node, coordinate, "aten.full_like.default", own)

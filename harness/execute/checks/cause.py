@@ -28,6 +28,7 @@ def cause(judgement: Judgement, run: CaseRun) -> Judgement:
     assert first is not None, "there is a difference to explain"
     run.begin_explaining()
     if judgement.verdict == Verdict.NONDETERMINISTIC:
+        # The first divergence is from one of the repeated runs: it decides which two runs are compared.
         return _with_noise(judgement, run, first, next(each for each in run.repeats if each.between == first.between))
     # Missing records make a case UNVERIFIED. A difference between the present ones is still traced, if both sides
     # repeat themselves.
@@ -56,6 +57,7 @@ def _searched(judgement: Judgement, run: CaseRun, search: Callable[[], Judgement
         return judgement.with_error(f"a replay that looks for the cause failed; the verdict stands:\n{error}")
     finally:
         run.seconds.replay = time.monotonic() - began
+        # Logs of calls are large, and only this search reads them.
         shutil.rmtree(run.archives, ignore_errors=True)
 
 

@@ -66,6 +66,7 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
         log=run.folders.log_of(name),
         path=lambda role: run.recordings()[role].resolve(),
         recording=run.recording,
+        # Named after the check, so that the runs of two checks have different folders.
         run=lambda role: read_recording(run.run_again(role, f"check-{name}")),
         log_calls=run.log_calls,
         call=lambda function, **values: (

@@ -55,8 +55,10 @@ def measure(run: CaseRun) -> Closeness:
 
 def _decided(judgement: Judgement, bound: float, may_be_close: bool) -> Judgement:
     found = judgement.closeness
+    # A measurement against another bound decides nothing.
     if found is None or found.bound != bound:
         return judgement.unverified(f"bits differ, and no values were measured against the case's bound of {bound:g}")
+    # A case that expects DIFFERENT stays DIFFERENT within its bound.
     if found.is_within:
         return replace(judgement, verdict=Verdict.CLOSE) if may_be_close else judgement
     key, error = found.first_beyond, found.first_beyond_error

@@ -75,6 +75,7 @@ def accept(
     options = replace(options, values=tuple(values) if new or explainers else (), active=(check,))
     reports: list[Report] = []
 
+    # This hook gets the report; `run_and_report` itself returns only a status.
     def keep(report: Report) -> dict[str, str]:
         reports.append(report)
         return {}
@@ -133,12 +134,14 @@ def _accept(
     for role in sides:
         system = getattr(result.case, role)
         recording = folders.recording(role, "first")
+        # A hidden folder, which searches for baselines leave out.
         copy = baseline_dir / f".{result.case.name}.{role}.{secrets.token_hex(8)}.new"
         copy.parent.mkdir(parents=True, exist_ok=True)
         try:
             # A copy next to the baselines, so that replacing is a rename on the same file system.
             shutil.copytree(recording, copy)
             folder = store_baseline(copy, baseline_dir, result.case, system, force=True, accepted=reasons[role])
+        # After a success the copy has moved, and nothing is left to remove.
         finally:
             shutil.rmtree(copy, ignore_errors=True)
         print(f"{result.case.name}: accepted {role} {system}: {folder}")
@@ -159,6 +162,7 @@ def _explained(case: Case, path: str | None, recording: Path, explainers: Sequen
     comparison = compare(baseline, here, case)
     if comparison.verdict == Verdict.EQUAL:
         return Explanation(True, f"no bit drifted from {path}")
+    # The comparison is UNVERIFIED: without all evidence, no certificate can cover the whole difference.
     if comparison.verdict != Verdict.DIFFERENT:
         return Explanation.lacking(name_baseline_sides(comparison.reason or str(comparison.verdict)))
     found = [explain(baseline, here) for explain in explainers]

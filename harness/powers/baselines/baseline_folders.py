@@ -55,7 +55,9 @@ _MAX_DRIFT = 100
 def environment_id(manifest: Manifest) -> str:
     """Return a folder name for a manifest's environment, such as `cpu-torch2.13.0-1a2b3c4d`."""
     environment = environment_of(manifest)
+    # Sorted, so that equal environments have the same text and hash.
     content = json.dumps(environment, sort_keys=True).encode()
+    # The name shows the version without its build, such as +cpu. The hash covers both.
     torch = str(environment["machine"].get("torch", "")).partition("+")[0]
     prefix = re.sub(r"[^\w.-]", "-", f"{environment['device']}-torch{torch}")[:40]
     return f"{prefix}-{hashlib.sha256(content).hexdigest()[:8]}"
@@ -77,6 +79,7 @@ def store_baseline(
     """
     found = read_recording(recording)
     environment = environment_of(found.manifest)
+    # By contents: an earlier version may have named the folder of this environment differently.
     present = [
         folder
         for folder, manifest in _manifests(baseline_dir, case, system).items()
@@ -90,6 +93,7 @@ def store_baseline(
         restate(recording, accepted=accepted)
     try:
         if present and not force:
+            # Handled below, like a folder that another run has stored meanwhile.
             raise FileExistsError
         put_in_place(recording, folder, replaces=force)
     except FileExistsError as error:
@@ -172,6 +176,7 @@ def _compare(
         if not isinstance(manifest, RecordingError)
     }
     damaged = [manifest for manifest in manifests.values() if isinstance(manifest, RecordingError)]
+    # A baseline of this very environment has no differences, so it is the nearest.
     nearest = min(differences, key=lambda folder: len(differences[folder]), default=None)
     # A damaged baseline may be the one of this environment, unless an intact one is.
     if nearest is None or (damaged and differences[nearest]):
@@ -181,12 +186,14 @@ def _compare(
         return BaselineResult(status=BaselineStatus.NOT_COMPARABLE, path=str(nearest), reasons=reasons)
     there = read_recording(nearest)
     comparison = compare(there, here, case)
+    # With other versions the status stays NOT COMPARABLE, even if all bits agree.
     status = BaselineStatus.NOT_COMPARABLE if reasons else _STATUS[comparison.verdict]
     if comparison.reason:
         reasons.append(name_baseline_sides(comparison.reason))
     drift: list[Drift] = []
     if comparison.verdict == Verdict.DIFFERENT:
         reasons += _other_code(there.manifest, here.manifest)
+        # Drift that cannot be measured is reported all the same.
         try:
             drift = measure_drift(nearest, recording)
         except BitproofError as error:
@@ -216,6 +223,7 @@ def name_baseline_sides(reason: str) -> str:
 
 def _describe_difference(path: str, baseline: Any, here: Any) -> str:
     left, right = (cut(json.dumps(value), _MAX_VALUE) for value in (baseline, here))
+    # Escaped as JSON, since the names come from files.
     return f"{json.dumps(path)[1:-1]}: {left} in the baseline, {right} here"
 
 
@@ -244,11 +252,13 @@ def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
 def _manifests(baseline_dir: Path, case: Case, system: str) -> dict[Path, Manifest | RecordingError]:
     found: dict[Path, Manifest | RecordingError] = {}
     own, earlier = _folders(baseline_dir, case, system)
+    # Both names are often the same folder.
     for folder in dict.fromkeys((own, earlier)):
         for child in _children(folder):
             try:
                 manifest = read_manifest(child)
             except RecordingError as error:
+                # A damaged manifest names no system, so its folder counts for every system that might have used it.
                 found[child] = error
             else:
                 if folder == own or manifest.system == system:

@@ -102,6 +102,7 @@ class BaselineCheck(Check):
         case, found = evidence.case, dict[Role, BaselineResult]()
 
         def measure_drift(baseline: Path, recording: Path) -> list[Drift]:
+            # In another process, since comparing values needs torch.
             drift = evidence.call(f"{__name__}:drift_of", baseline=baseline.resolve(), recording=recording)["drift"]
             return [Drift(**each) for each in drift]
 
@@ -109,6 +110,7 @@ class BaselineCheck(Check):
         for role, system in systems.items():
             about = compare_with_baselines(evidence.path(role), self._folder, case, system, measure_drift)
             found[role] = require_baseline(about) if self.options.require_baseline else about
+        # If the case failed, its systems cannot be replayed to log calls.
         for role, about in found.items() if evidence.result.verdict != Verdict.ERROR else ():
             if about.status == BaselineStatus.DRIFTED:
                 found[role] = _with_call(about, evidence, role)
@@ -158,6 +160,7 @@ def log_calls(logged: Callable[[Role, int], list[Path]], role: Role, recording: 
 
     try:
         add_calls(recording, LOGGED_STEP, [packed_calls(archive) for archive in logged(role, LOGGED_STEP)])
+    # The comparison of bits holds without a log, so the failure is only a reason in the report.
     except BitproofError as error:
         return error.what
     return None
@@ -167,6 +170,7 @@ def _with_call(about: BaselineResult, evidence: Evidence, role: Role) -> Baselin
     from bitproof.harness.powers.baselines.moved_call import moved_call
 
     recording = evidence.path(role)
+    # The log is stored with the recording, which may become the next baseline.
     why = log_calls(evidence.log_calls, role, recording)
     if why is None:
         try:

@@ -39,6 +39,7 @@ def moved_call(baseline: Path, recording: Path) -> BlamedCall | None:
     if call is None:
         return None
     read(BlamedCall, asdict(call), "the call that moved", RecordingError, where=str(baseline))  # names may be no texts
+    # The call is described as a difference of baseline and run, not of reference and candidate.
     return replace(call, how=name_baseline_sides(call.how or ""), chain=None)
 
 

@@ -46,6 +46,7 @@ def finding_of(found: Found, systems: Mapping[Role, str]) -> Finding:
         brief=", ".join(_BRIEF[about.status].format(role) for role, about in found.items() if about.status in _BRIEF),
         blocks=tuple(_blocks(sides)),
         calls=tuple(about.call for _, about in objecting if about.call),
+        # Plain JSON values, as in a report that is read from a file: statuses become texts.
         data=json.loads(json.dumps({role: asdict(about) for role, about in found.items()})),
         **reported,
     )
@@ -61,6 +62,7 @@ def read_data(data: dict[str, Any]) -> dict[Role, BaselineResult]:
 
 
 def _sides(found: Found, systems: Mapping[Role, str]) -> list[tuple[str, BaselineResult]]:
+    # If both roles run the same system with the same result, one line describes them.
     if len({*map(systems.get, ROLES)}) == 1 and len(found) == len(ROLES) and found["reference"] == found["candidate"]:
         return [(f"both sides {systems['reference']}".rstrip(), found["reference"])]
     return [(f"{role} {systems.get(role, '')}".rstrip(), about) for role, about in found.items()]
@@ -80,6 +82,7 @@ def _blocks(sides: list[tuple[str, BaselineResult]]) -> Iterator[Block]:
             yield Sentence(f"{side}: compared with no baseline, as there is none; {_DEMAND}")
         elif about.status == BaselineStatus.NOT_COMPARABLE:
             yield Sentence(f"{side} against {about.path}: {'; '.join(about.reasons)}")
+        # The sentence above has the reasons for NOT COMPARABLE.
         lines = [] if about.status == BaselineStatus.NOT_COMPARABLE else about.reasons
         if lines := [*lines, *_drifted(about)]:
             yield Code(f"{side} against {about.path}" if about.path else side, "\n".join(lines))

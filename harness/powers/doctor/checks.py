@@ -52,12 +52,14 @@ def changes() -> Iterator[tuple[int, int]]:
     The index is first, middle or last.
     """
     for num in (1, 7, 1_000, 4_097, 100_003):
+        # For a single element, all three places are the same.
         yield from ((num, place) for place in dict.fromkeys((0, num // 2, num - 1)))
 
 
 def _is_seen(num: int, place: int, device: torch.device) -> bool:
     values = torch.arange(num, dtype=torch.float32)
     other = values.clone()
+    # -1 is not among the values.
     other[place] = -1.0
     return digest(to_device(other, device)) != digest(to_device(values, device))
 
@@ -121,6 +123,7 @@ def check_attention(setting: Setting) -> Answer:
 
 def attend(device: torch.device, dtype: torch.dtype, qk_dim: int, v_dim: int) -> tuple[list[str], list[str]]:
     """Return (operators that causal attention calls, digests of its output and gradients)."""
+    # Drawn on the CPU, so that every run and every device gets the same inputs.
     generator = torch.Generator().manual_seed(0)
     shapes = ((2, 4, 128, qk_dim), (2, 4, 128, qk_dim), (2, 4, 128, v_dim))
     query, key, value = (torch.randn(s, generator=generator).to(device, dtype).requires_grad_() for s in shapes)
@@ -168,6 +171,7 @@ def lag_copies(device: torch.device) -> None:
 def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
     """Test that an offload (a copy to host memory) starts only after its source has been computed."""
     x = filled(num, _OTHER, device)
+    # A copy that starts too early reads the first values.
     lag(device)
     x.fill_(TEST_VALUE)
     return _reloaded(WAIT_OFFLOAD(OFFLOAD(x), x), device)
@@ -176,6 +180,7 @@ def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
 def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
     """Test that a tensor may be overwritten after the wait for its offload."""
     x = filled(num, TEST_VALUE, device)
+    # The copy is late: without the wait, the fill below would come first.
     lag_copies(device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     x.fill_(_OTHER)
@@ -198,6 +203,7 @@ def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
+    # The late write to this memory is still to come when the reload gets the memory.
     lag(device)
     other.fill_(_OTHER)
     del other
@@ -220,6 +226,7 @@ def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
     host = WAIT_OFFLOAD(OFFLOAD(source), source)
     lag_copies(device)
     filling = RELOAD(host, device.type)
+    # The memory is freed while the late copy still has to fill it, and `x` may get it.
     del filling
     x = filled(num, TEST_VALUE, device)
     WAIT_RELOAD(RELOAD(host, device.type))  # the stream of copies has come past the first reload
@@ -259,6 +266,7 @@ test has begun, since a read would synchronize all streams.
 
 def check_bandwidth(setting: Setting) -> Answer:
     device = setting.device_of(0)
+    # An element of float32 has 4 bytes.
     x = torch.ones(setting.max_bytes // 4, device=device)
     digest(x)  # compile the kernel before measuring
     copy, hashed = seconds_of(x.clone, device), seconds_of(lambda: digest(x), device)

@@ -73,6 +73,7 @@ class Torch:
 def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
     """Yield the result of each check, the cheapest first. `needs_gpus`: runs will use GPUs."""
     yield check_python(sys.version_info[:3])
+    # The cores that this process may use, where the system knows them: a container may have fewer than the machine.
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     yield check_memory(available_gib())
     yield check_report_dir(report_dir)
@@ -195,6 +196,7 @@ def run_trial() -> list[CaseResult] | str:
 
     small = []
     for case in map(CASES.__getitem__, TRIAL_CASES):
+        # Without dense layers, the only layer has experts.
         model, parallelism = replace(case.model, layers=1, dense_layers=0), replace(case.parallelism, world_size=2)
         small.append(replace(case, model=model, parallelism=parallelism, steps=1))
     # Not on GPUs, which another run may occupy for hours.

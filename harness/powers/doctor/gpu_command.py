@@ -97,6 +97,7 @@ def about(torch: Torch, *, share_gpus: bool = False) -> dict[str, str]:
     libraries = sorted(
         f"{name} {found.version}" for found in distributions() if (name := found.name or "").startswith(_LIBRARIES)
     )
+    # NCCL reads its settings from files and from variables.
     settings = [*read_nccl_conf(os.environ, Path("/etc"), Path.home())]
     settings += [f"{name}={value}" for name, value in environment_variables().items()]
     return {
@@ -117,6 +118,7 @@ _LIBRARIES = ("nvidia-", "triton", "pytorch-triton")
 
 
 def _check_lines(report_dir: Path, torch: Torch, kept: tuple[str, ...], *, share_gpus: bool) -> Iterator[CheckLine]:
+    # The kept checks come first. `examine_gpus` adds their findings.
     yield from (CheckLine(name=name, outcome="pass", found="") for name in kept)
     why, ranks = why_not_together(torch, share_gpus=share_gpus), NUM_RANKS if share_gpus else len(torch.gpus)
     left = [name for name in ((*ALONE,) if why else NAMES) if name not in kept]
@@ -167,6 +169,7 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
         log = Path(folder, "gpu_checks.log")
         process = Started("bitproof.harness.powers.doctor.run", arguments, log=log, environment=ENVIRONMENT)
         try:
+            # None: the process has ended, or its next answer took too long.
             while (line := process.inlet.wait(_CHECKS_SECONDS)) is not None:
                 found: CheckResult = framing.read(line, CheckResult)
                 left.pop(found.name, None)
@@ -197,6 +200,7 @@ def run_cases_on(
     for name in names_of("rank", "case"):
         if name in kept:
             continue
+        # Two steps are enough for the faults, which apply in the second (step=1).
         case = CASES[name] if name not in fail else replace(CASES[MAIN_CASES[0]], steps=2)
         # Not NCCL on shared GPUs: its kernels would wait for each other on the same GPU, about 5 s per step.
         judge_equal: JudgeResult = functools.partial(judge_equal_run, backend="gloo") if share_gpus else judge_equal_run
@@ -239,6 +243,7 @@ def try_case(
     """
     from bitproof.harness.execute.launch import run_cases
 
+    # A fault that kills or hangs a rank leaves nothing to repeat.
     control: Control = "never" if inject else "always"
     options = RunOptions(device=device, timeout=timeout, inject=inject, control=control, share_gpus=share_gpus)
     folder = report_dir / f"doctor-gpu-{name.replace(' ', '-')}-{time.strftime('%Y%m%dT%H%M%S')}"
@@ -307,6 +312,7 @@ def judge_equal_run(result: CaseResult, rank: int, backend: str = "nccl") -> tup
     It must have the expected verdict, use this `backend`, and repeat its bits in a second run. `rank` is not used.
     """
     compared, mismatched = sum(result.compared.values()), sum(result.mismatched.values())
+    # On a CPU, as in tests, any backend will do.
     controls, is_joined = set(result.control.values()), result.device == "cpu" or result.backend == backend
     is_ok = result.verdict == Verdict(result.case.expected) and is_joined and controls == {"EQUAL"}
     where = f"{result.world_size} ranks, {result.device}, {result.collectives or result.backend}"

@@ -34,6 +34,7 @@ def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor,
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()
     weights_EDF.requires_grad_()
+    # `grouped_mm` takes the end of each expert's rows.
     ends_E = torch.tensor(counts_E, device=device).cumsum(0).to(torch.int32)
     y_RF = functional.grouped_mm(rows_RD, weights_EDF, offs=ends_E)
     rows_grad, weights_grad = torch.autograd.grad(y_RF, (rows_RD, weights_EDF), upstream_RF)
@@ -73,6 +74,7 @@ def check_grouped_mm(setting: Setting) -> Answer:
         for what, error, x, again in zip(_WHAT, errors, first, second, strict=True):
             if digest(x) != digest(again):
                 wrong.append(f"{what}, {empty} experts without rows: other bits the second time")
+            # A comparison with NaN is false, so NaN needs a question of its own.
             if math.isnan(error) or error >= MAX_ERROR:
                 wrong.append(f"{what}, {empty} experts without rows: off by {error:.2g}")
         lines.append(f"{empty} empty: {max(errors):.2g}")
@@ -108,5 +110,6 @@ def check_no_rows(setting: Setting) -> Answer:
 
 
 def poison(device: torch.device, counts_E: list[int]) -> None:
+    # The tensor is freed at once, and the next tensor of this size probably gets its memory.
     for like in operands(counts_E):
         torch.full(like.shape, math.nan, dtype=like.dtype, device=device)

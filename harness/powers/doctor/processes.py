@@ -66,5 +66,6 @@ def first_unlike(said: list[str]) -> str | None:
         if text != said[0]:
             pairs = zip(text.split("; "), said[0].split("; "), strict=False)
             of = next((mine for mine, first in pairs if mine != first), text)
+            # The last word is the digest, and the words before it are the kind of call.
             return f"process {number} has other bits of {of.rpartition(' ')[0] or of}"
     return None

@@ -76,6 +76,7 @@ def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str]
     for name, check in TOGETHER.items() if setting.ranks > 1 else ():
         if name not in names:
             continue
+        # A store for each check, so that its ranks find no keys of an earlier check.
         with tempfile.TemporaryDirectory(prefix="bitproof-gpu-") as folder:
             body = _on_a_rank(check, setting, f"{folder}/store", native=name in NATIVE)
             yield _forked(name, [body] * setting.ranks, seconds)[0]
@@ -101,6 +102,7 @@ def _answer_in_groups(
     device, backend = setting.device_of(rank), "gloo" if setting.device == "cpu" else "nccl"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        # Before the groups are joined: NCCL reads its variables when it starts.
         pin_nccl(os.environ, native=native)
         if setting.shared_gpus:
             allow_shared_gpu(os.environ, rank)
@@ -122,6 +124,7 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
         result, found = _forked(name, [compute] * ranks, seconds)
         if not result.is_ok:
             return result
+        # One list for all starts: a second start must agree with the first as well.
         said += found
     unlike = processes.first_unlike(said)
     text = f"{len(said)} processes: {said[0]}"

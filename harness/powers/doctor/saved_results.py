@@ -78,6 +78,7 @@ class SavedResults:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 
     def page(self) -> str:
+        # Values come from the machine, so they are escaped for Markdown.
         lines = [f"- {inline(name)}: {inline(value)}" for name, value in self.about.items()]
         rows: list[tuple[str, ...]] = [
             (

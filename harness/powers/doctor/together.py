@@ -47,6 +47,7 @@ def check_joined(setting: Setting, rank: int) -> Answer:
     wrong += [
         f"rank {other} has version {found}, not {version}" for other, found in enumerate(versions) if found != version
     ]
+    # Each rank sends its own number, so the result shows the order of the group's ranks.
     for name in GROUP_NAMES:
         wanted = [*(ranks_in(name) or ())]
         found = all_gather(torch.tensor([rank], device=device), len(wanted), name).tolist()
@@ -81,6 +82,7 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
     from bitproof.reference.parallel.rank_order_group import sum_in_rank_order
 
     device, ranks, wrong, count = setting.device_of(rank), setting.ranks, [], 0
+    # Seeded by the rank: with equal terms, every order would give the same sum.
     generator = torch.Generator().manual_seed(rank)
     for dtype, num_bytes in itertools.product((torch.float32, torch.bfloat16), sizes(setting.max_bytes)):
         # Three parts, so that a fused message mixes rows of several tensors, like a bucket.
@@ -118,6 +120,7 @@ def check_sums_by_parts(setting: Setting, rank: int) -> Answer:
         # One element; fewer than ranks; a size that is no multiple of the number of ranks; the largest.
         for num in (1, ranks - 1, 1000 * ranks + 1, setting.max_bytes // dtype.itemsize):
             x = torch.randn(num, generator=generator).to(device, dtype)
+            # Before the sum under test, which is written into `x`.
             expected = sum_in_rank_order(all_gather(x.view(1, -1), ranks, FSDP).view(ranks, -1))
             group.all_reduce_by_parts(x).wait()
             count += 1
@@ -148,6 +151,7 @@ def check_all_to_all(setting: Setting, rank: int) -> Answer:
         rows = [
             torch.cat([torch.full((int(n),), 1000.0 * i + j) for j, n in enumerate(row)]) for i, row in enumerate(sent)
         ]
+        # This rank receives the parts in its column of `sent`, and sends the parts in its row.
         received = all_to_all(rows[rank].to(device), sent[:, rank].tolist(), sent[rank].tolist(), FSDP)
         expected = torch.cat([torch.full((int(n),), 1000.0 * i + rank) for i, n in enumerate(sent[:, rank])])
         wrong += digest(received) != digest(expected)
@@ -172,6 +176,7 @@ def check_groups_at_once(setting: Setting, rank: int) -> Answer:
     num, began = setting.max_bytes // 64, len(launches)
     for index in range(ROUNDS_AT_ONCE):
         order = launch_order(index, rank)
+        # The two groups send different values, so a result of the wrong group shows.
         sent = {name: torch.full((num,), float(rank + index + 100 * (name == FIRST)), device=device) for name in order}
         begun = {name: OPS.all_reduce(x, "sum", name) for name, x in sent.items()}
         for name in reversed(order):  # wait in reverse order of launch

@@ -60,6 +60,7 @@ def checked_options(case: Case, options: RunOptions) -> RunOptions:
 
 
 def search(case: Case, options: RunOptions, report_dir: Path, replay: Sequence[str]) -> tuple[int, Bisection]:
+    # Interrupts are let in only while cases run, so the results so far are always reported.
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: bisect {case.name}, report in {run_dir}", flush=True)
@@ -116,5 +117,6 @@ def status_of(found: Bisection) -> int:
 
 
 def dumped_diff(found: Bisection, run_dir: Path, name: str) -> Path | None:
+    # Files of graphs begin with the number of the pass, as in 03-chunk.diff.
     files = sorted((run_dir / "graphs" / name).glob(f"??-{file_name(found.blamed or '')}.diff"))
     return files[0] if files else None

@@ -60,6 +60,7 @@ class ComparedRun(Protocol):
 
 def check_case(case: Case) -> None:
     """Raise CaseError for a case whose systems have no passes to bisect."""
+    # A reference with passes would change with each prefix, and nothing would be left to compare with.
     if case.candidate not in (*TRACED, COMPILED) or case.reference in TRACED:
         is_own = case.candidate in BUILT_IN and case.reference in BUILT_IN
         raise CaseError(
@@ -100,6 +101,7 @@ class Bisector:
         run_of: Callable[[Case, RunOptions], ComparedRun],
         on_probe: Callable[[Probe], None] = lambda probe: None,
     ) -> None:
+        # The search is about any differing bit, whatever verdict the case expects.
         self.case = any_difference(case)
         self.options = options
         self.found = Bisection()
@@ -122,6 +124,7 @@ class Bisector:
         except BitproofError as error:
             self.found.problem = f"a prefix could not be judged\n{error}"
             return
+        # Before the second search, whose failure must not hide the pass.
         self._name_pass(self.found.result)
         if self.found.blamed == CHUNK:
             self._search_regions()
@@ -188,6 +191,7 @@ class Bisector:
             self._note(probes, applied, case, Verdict.ERROR, time.monotonic() - began)
             raise
         self._note(probes, applied, case, comparison.verdict, time.monotonic() - began)
+        # Neither EQUAL nor DIFFERENT: the search cannot go on from here.
         if comparison.verdict == Verdict.UNVERIFIED:
             raise RecordingError(f"{applied}: the recordings cannot be compared", found=comparison.reason)
         return comparison.verdict
@@ -210,6 +214,7 @@ class Bisector:
         if self.case.reference != "eager_chunked":
             found.region_problem = f"whether {self.case.reference} can chunk one region alone is not known"
             return
+        # Only up to the chunk pass, so that later passes add no difference of their own.
         prefix = self._case_with_prefix(self._pass_list.index(CHUNK))
         [chunk] = [entry for entry in found.result.passes if entry.name == CHUNK]
         found.regions = tuple(name for own in chunk.by_stage for name in own.get("modules", ()))

@@ -41,6 +41,7 @@ def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dic
     sides: dict[str, Side] = {}
     partitions: dict[str, Partition] = {}
     for role, passes in (("reference", ()), ("candidate", tuple(extra_passes))):
+        # For each side again, so that both start from the same seed and switches.
         set_determinism(case.seed)
         options = GraphOptions(extra_passes=passes)
         graph, groups = step_graph(case, getattr(case, role), torch.device("cpu"), options)

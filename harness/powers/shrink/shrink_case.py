@@ -80,6 +80,7 @@ def symptom_of(result: CaseResult) -> Symptom | None:
 def _without_names(error: str) -> str:
     lines = [line.strip() for line in error.splitlines() if not line.startswith("    ")]
     sentences = [line for index, line in enumerate(lines) if index == 0 or line.startswith("found:")]
+    # Quoted names and words with digits may change while the case shrinks.
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|[\w.]*\d[\w.]*", "_", "; ".join(sentences[:2]))
 
 
@@ -173,6 +174,7 @@ def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseRes
     """
     if {case.reference, case.candidate} & set(BUILT_IN) or not any(before.losses.values()):
         return False
+    # Steps and ranks always have an effect.
     if not all(name.startswith(("model.", "batch.")) for name in changes):
         return False
     names = ("losses", "compared", "mismatched", "differing", "differing_left_out")
@@ -238,6 +240,7 @@ class _Search:
             try:
                 trial = change(self.smallest, changes)
                 trial.check()
+            # Sizes that contradict each other are refused when the case is made.
             except UsageError:
                 continue
             if trial not in self.tried:
@@ -296,6 +299,7 @@ def _ranks(trial: Trial, result: CaseResult) -> Iterator[Changes]:
     for n in _smaller(now.world_size, FEWEST_RANKS):
         for ep, tp in _groups(now.ep, now.tp, n):
             yield _changed(now, world_size=n, ep=ep, tp=tp)
+    # Also smaller groups with the same number of ranks.
     for ep, tp in ((now.ep // 2, now.tp), (now.ep, now.tp // 2), (now.ep // 2, now.tp // 2)):
         yield _changed(now, ep=max(1, ep), tp=max(1, tp))
 
@@ -331,6 +335,7 @@ def _layers(trial: Trial, result: CaseResult) -> Iterator[Changes]:
         if model.dense_layers is None:
             yield {"model.layers": n}
         else:
+            # There are at most as many dense layers as layers. With 0, all layers have experts.
             yield from ({"model.layers": n, "model.dense_layers": d} for d in (min(model.dense_layers, n), 0))
     # Layers without experts are smaller.
     if model.dense_layers is not None and model.dense_layers < model.layers:

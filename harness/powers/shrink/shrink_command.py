@@ -89,6 +89,7 @@ def shrink_and_report(
     refuse_torchrun("shrink", "tries fewer and fewer ranks, so it starts its own")
     start = Trial(case, options.extra_passes, options.inject)
     start.check()
+    # Interrupts are let in only during the search, so a report is always written.
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)
         print(f"bitproof: shrink {case.name}, report in {run_dir}", flush=True)
@@ -148,6 +149,7 @@ class _Shrinking:
         try:
             sizes: dict[str, Any] = self._call_in_stage(case, "model_sizes", _ASK_SECONDS)
         except BitproofError:
+            # Sizes that the case does not state stay as they are: the result is only less small.
             return case
         return replace(case, model=replace(case.model, **sizes))
 
@@ -181,6 +183,7 @@ class _Shrinking:
         on_event: OnEvent,
         logs_calls: bool,
     ) -> CaseResult:
+        # The trial's own passes, since shrinking may have removed some.
         options = replace(options, extra_passes=trial.extra_passes, inject=trial.inject)
         placement = self.client.place(trial.case)
         with lease_gpus(placement, trial.case.parallelism.world_size):
@@ -190,6 +193,7 @@ class _Shrinking:
     def _finish(self, start: Trial, smallest: Trial, final: CaseResult, symptom: Symptom) -> Shrunk:
         # If the last run, with controls, fails in another way, the case is written all the same, but not trusted.
         confirmed = symptom_of(final) == symptom
+        # An ERROR fails in the same way, but shows no difference of bits.
         status = UNJUDGED if not confirmed or final.verdict == Verdict.ERROR else UNEXPECTED
         for line in describe_shrinking(differences(start, smallest), self.budget.spent, self.budget.elapsed):
             print(line)
@@ -330,6 +334,7 @@ def why_no_file(trial: Trial, final: CaseResult) -> str | None:
 
 
 def _report_interrupted(case: Case, options: RunOptions, run_dir: Path) -> Shrunk:
+    # First, so that a further interrupt cannot stop the report.
     interrupts.too_late()
     where = {"device": options.device, "backend": "unknown"}
     results = complete([case], [], "interrupted before the case was shrunk")

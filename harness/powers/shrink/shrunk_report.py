@@ -116,5 +116,6 @@ def _source(text: str, names: Mapping[str, str]) -> str:
 
 
 def docstring(text: str) -> str:
+    # Backslashes first, since the second replacement adds some.
     escaped = text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"')
     return f'"""{escaped}\n"""'

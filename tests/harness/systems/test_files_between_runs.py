@@ -181,6 +181,24 @@ def test_a_file_that_has_another_content_than_before_the_comparison_is_an_earlie
         run(lambda: Path("a").read_text())
 
 
+def test_a_file_from_before_that_every_run_writes_anew_is_no_dependency(run):
+    write("a")
+    run(lambda: Path("a").write_text("of run x"))
+    run(lambda: Path("a").write_text("of run y"))
+    run(lambda: Path("a").write_text("of run z"))
+
+
+def test_ranks_that_look_into_a_file_of_before_do_not_see_each_other(run, tmp_path):
+    write("a")
+    run(lambda: Path("a").write_text("of run x"))
+    time.sleep(0.02)
+    ranks = [RunFiles("train.py", "case", tmp_path / "work" / "run2", [Path.cwd()]) for _ in range(2)]
+    with refusals_raised(), ranks[0]:
+        Path("a").write_text("of run y")
+    with refusals_raised(), ranks[1]:
+        pass
+
+
 def test_a_file_that_python_made_elsewhere_is_watched_there(run, tmp_path):
     elsewhere = tmp_path / "elsewhere"
     run(elsewhere.mkdir, lambda: BY_ITSELF.creat(os.fsencode(elsewhere / "a"), 0o600))

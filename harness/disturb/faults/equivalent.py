@@ -183,7 +183,8 @@ def tensor_collectives_awaited_at_once(g: GraphEditor) -> list[Site]:
     """each collective over tensor ranks is awaited where it is launched."""
     # The group's name is the last argument of a launch.
     launches = [node for node in g.calls if str(node.args[-1:]) == "('tp',)" and "chunk" in node.meta]
-    for launch in g.require([launches], "collectives over tensor ranks in chunks"):
+    g.require(launches, "collectives over tensor ranks in chunks")
+    for launch in launches:
         launch.append(g.wait_of(launch))
     return []
 

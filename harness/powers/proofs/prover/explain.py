@@ -127,8 +127,8 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """Return the indices of the calls at which a graph begins to differ from the other graph, in ascending order.
 
     - `side`: the graph with its terms.
-    - `alone`: the calls whose value the other graph does not compute.
-    - `known`: the terms of the other graph.
+    - `alone`: the indices of the calls whose value the other graph does not compute.
+    - `known`: the indices of the terms that the other graph computes.
 
     The result has the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies
     on in-place calls do not count. Earlier calls that only reorder elements are added, such as a concatenation in
@@ -232,7 +232,7 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Compare each call in `starts` with its counterpart in the other graph. Returns the differing arguments, as text.
+    """Compare each call in `starts` with its counterpart in the other graph. Returns the differing arguments.
 
     - The result maps (0 for the reference or 1 for the candidate, call index) to texts such as "dim 1".
     - Two calls are counterparts if each is the only call in its graph's `starts` with this operator, module and

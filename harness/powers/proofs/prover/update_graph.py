@@ -39,7 +39,7 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """Trace `Trainer.update`. `gradients` has a tensor with the layout of the gradient for each parameter's name.
+    """Trace `Trainer.update`. `gradients` maps each parameter's name to a tensor with the layout of its gradient.
 
     The optimizer is traced as in a second step, when its state exists. Raises the errors of the update.
     """

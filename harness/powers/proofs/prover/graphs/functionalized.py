@@ -136,13 +136,13 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add a call of an optimizer's kernel as a call per parameter, since the CPU kernel processes them one by one.
+    """Replace a call of an optimizer's kernel by a call per parameter, since the CPU kernel processes them one by one.
 
-    Yields the new fake values of each parameter.
+    Adds these calls to `calls`, and yields the new fake values of each parameter.
 
     - `call`: the call of the kernel, whose arguments are lists.
-    - `given`: its arguments by name, as fake values.
-    - `names`: the arguments that the kernel writes by its schema.
+    - `given`: the kernel's arguments by name, as fake values.
+    - `names`: the arguments that the kernel writes according to its schema.
     - `layout`: returns the layout of a fake value.
     """
     for place in range(len(given["self"])):

@@ -1,4 +1,4 @@
-"""Watches a program's operator calls by a dispatch mode, and describes each: operator, layouts, inputs, results."""
+"""Watches a program's operator calls by a dispatch mode. It describes each call: operator, layouts, inputs, results."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Listener:
 
 
 class Events(TorchDispatchMode):
-    """Dispatch mode that runs a program's calls unchanged, describes each to `listener`, and adds it to `log`.
+    """Dispatch mode that runs a program's calls unchanged, describes each call to `listener`, and adds it to `log`.
 
     - `uncollected`: reason -> number of calls that could not be described, for example on another device.
     - `errors`: errors of bitproof's own code. They are raised again at the end of the run, in case the program caught

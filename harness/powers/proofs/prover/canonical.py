@@ -105,7 +105,7 @@ class Canonicalizer:
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """For each call, the indices of the earlier calls on which its arguments depend.
+        """A list with an entry per call: the indices of the earlier calls on which its arguments depend.
 
         An argument depends on the call that computed it. If its size has a symbol such as `u0`, it also depends on the
         first call whose result has the symbol.

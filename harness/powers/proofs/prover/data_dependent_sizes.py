@@ -64,7 +64,7 @@ class Symbols:
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Define the symbol in the number of rows that an all-to-all receives.
+        """Define the symbol that occurs in the number of rows that an all-to-all receives.
 
         The number of received rows is the sum of the output splits. It is traced as the first split plus a symbol, so
         the symbol is the sum of the other splits.

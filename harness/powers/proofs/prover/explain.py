@@ -27,7 +27,7 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """A call as shown to a reader.
+    """A call as a report shows it.
 
     - `changed`: the arguments that differ from those of the other graph's call, as text.
     - `beside`: the neighbours of the call, as text. Used for a call without a module and a source line, such as a call

@@ -249,7 +249,7 @@ def _without_sign(table: Table, place: int) -> int | None:
 
 
 def exact_through_wider(table: Table, term: Term) -> int | None:
-    """Rule: the first of two consecutive casts is skipped if its dtype is wider, so that it changes no number.
+    """Rule: of two consecutive casts, the first is skipped if it casts to a wider dtype, since this changes no number.
 
     For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16.
     """

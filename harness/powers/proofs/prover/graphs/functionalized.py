@@ -138,7 +138,8 @@ def add_updates(
 ) -> Iterator[Any]:
     """Replace a call of an optimizer's kernel by a call per parameter, since the CPU kernel processes them one by one.
 
-    Adds these calls to `calls`, and yields the new fake values of each parameter.
+    Adds each of these calls to `calls`, followed by copies of its results. Yields the new fake values of each
+    parameter.
 
     - `call`: the call of the kernel, whose arguments are lists.
     - `given`: the kernel's arguments by name, as fake values.

@@ -60,7 +60,8 @@ def _digests(*tensors: Tensor) -> str:
 def first_unlike(said: list[str]) -> str | None:
     """Compare `said`, the text that `compute` returned in each process, with the text of process 0.
 
-    Returns a text that names the first process that differs, and its kind of call that differs. None if all are equal.
+    Returns a text that names the first process that differs, and a kind of call that differs there. None if all are
+    equal.
     """
     for number, text in enumerate(said):
         if text != said[0]:

@@ -40,8 +40,8 @@ class OneProcess:
         `what` is the request, and `asked` has its arguments:
 
         - "record" records the program's calls, with at most `budget` bytes of values.
-        - "results" stores results of calls below `folder`, up to `budget` bytes. The calls are selected by `keys` and
-          `inputs` (see `call_events.CallEvent`).
+        - "results" stores the results of some calls in a folder below `folder`, up to `budget` bytes. The calls are
+          selected by `keys` and `inputs` (see `call_events.CallEvent`).
         - "exchange" runs the program once for each set of keys in `sets`, and lets the calls with these keys return the
           stored results.
         """

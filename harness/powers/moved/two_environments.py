@@ -169,7 +169,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """Find the smallest shape at which each moved call moves, causes, and a setting that restores the old bits."""
+        """Find for each moved call the smallest shape at which it moves, causes, and a setting that restores bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:

@@ -42,7 +42,7 @@ def prove(
 ) -> int:
     """Prove cases, print the results, and return the exit status.
 
-    - 0: each case has its expected answer: PROVED if it is expected to be EQUAL, NOT PROVED if DIFFERENT.
+    - 0: each case has its expected answer: PROVED if EQUAL is expected, NOT PROVED if DIFFERENT is expected.
     - 1: a case has another answer than expected.
     - 3: a case is REFUSED or cannot be tried.
 

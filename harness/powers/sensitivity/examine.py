@@ -37,7 +37,7 @@ class CallFinding:
 
     - `shown`: kind of the compared tensor that showed an error of 1 ULP, or None.
     - `tries`: number of elements that were changed, each alone.
-    - `is_blind`: whether even gross errors in all elements on all ranks did not show.
+    - `is_blind`: whether even gross errors, in all elements on all ranks, stayed unseen.
     - `lost`: if nothing showed, indices of the calls that returned right bits from wrong inputs; -1 if no call reads
       the output. For a blind call, these are the calls at which gross errors disappeared.
     - `neighbours`: name of a formula with other rounding -> result of computing the call by this formula.

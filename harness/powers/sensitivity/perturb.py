@@ -23,7 +23,7 @@ def same(x: Any, y: Any) -> bool:
 
 
 def as_integers(x: Tensor) -> Tensor:
-    """View a tensor's memory as integers; a complex element becomes two. A bool tensor is returned unchanged."""
+    """View a tensor's memory as integers; a complex element becomes two integers. A bool tensor stays unchanged."""
     x = torch.view_as_real(x) if x.is_complex() else x
     return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
 
@@ -51,7 +51,7 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Return whether wrong elements of this value cannot make a kernel access invalid memory.
+    """Return whether kernels access only valid memory even if elements of this value are wrong.
 
     Only floating-point tensors are safe, since integers may be indices or sizes.
     """

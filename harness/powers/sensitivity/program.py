@@ -150,7 +150,7 @@ def slots_in(value: Any) -> Iterable[int]:
 
 
 def filled(value: Any, get: Callable[[int], Any]) -> Any:
-    """Return nested arguments with each `Slot` replaced by its value. `get` returns a value by its number."""
+    """Replace each `Slot` in nested arguments by its value, and return the result. `get` takes a slot's number."""
     kind = type(value)
     if kind is Slot:
         return get(value.number)

@@ -3,7 +3,7 @@
 1. The separate process replays a step for all ranks, and checks that the step has the recorded bits.
 2. It forks a process per core. Each forked process makes errors in its share of the calls, in random order, until the
    time is up.
-3. It repeats both for the next training step and the calls whose errors did not show. With other parameters, these
+3. It does the same in the next training step, for the calls whose errors did not show. With other parameters, these
    errors may show.
 
 An error is followed only to the end of its step. If it affects later steps, it has changed parameters or optimizer
@@ -118,7 +118,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """Examine, in this step, the calls whose errors were not seen so far. Return whether another step may help."""
+        """Examine, in the current step, the calls with unseen errors so far. Return whether another step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None

@@ -112,10 +112,10 @@ class Listener:
     """
 
     def before(self, event: CallEvent) -> None:
-        """Called before the operator runs."""
+        """Handle a call before its operator runs."""
 
     def after(self, event: CallEvent) -> None:
-        """Called after the operator ran. `event.values` has its results."""
+        """Handle a call after its operator ran. `event.values` has its results."""
 
 
 class Events(TorchDispatchMode):

@@ -208,7 +208,7 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 
 
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
-    """Run the call at smaller shapes. Returns shapes as text -> digests of the results, for at most MOST_SHAPES shapes.
+    """Run the call at up to MOST_SHAPES smaller shapes. Returns a dict: shape as text -> digest of the results.
 
     The dict is empty for calls that draw random numbers or take lists of integers, which may be sizes.
     """

@@ -38,8 +38,8 @@ MUST_READ = (PARAMETER, INPUT)
 class OutputAnswer:
     """The answer for an output: PROVED, NOT PROVED (no rule proves it equal) or REFUSED (no answer is possible).
 
-    - `terms`: (index of the output's term in the reference, index in the candidate). Both indices are places in the
-      proof's table; -1 if unknown.
+    - `terms`: (index of the output's term in the reference, index in the candidate). Both are indices in the proof's
+      table; -1 if unknown.
     - `reason`: why the output is REFUSED.
     - `finding`: for a NOT PROVED output, the calls at which the two graphs first differ.
     - `layouts`: for a PROVED output, its strides in both graphs if these differ.

@@ -33,8 +33,8 @@ class Canonicalizer:
     """Computes the term of each call in a graph.
 
     - `side`: 0 for the reference's graph, 1 for the candidate's.
-    - `values`: for each call, the index in the table of its result's term; after an in-place write, of the new value's
-      term. A call with several results has a list of indices, and a refused call has None.
+    - `values`: for each call, the index of the term of its result. After an in-place write, this is the term of the new
+      value. A call with several results has a list of indices, and a refused call has None.
     """
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:

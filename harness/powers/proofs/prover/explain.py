@@ -56,12 +56,14 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """The calls at which two graphs first differ in an output. In each pair, the reference's calls come first.
+    """The calls at which two graphs first differ in an output.
+
+    Each field is a pair: the calls of the reference, and the calls of the candidate.
 
     - `first`: the first calls whose value the other graph does not compute.
     - `moved`: additions that one graph seems to do before a reduction, and the other graph after it.
     - `reshaped`: two calls of the same operator on different shapes, such as all rows and half of the rows. A kernel's
-      rounding may depend on the shape.
+      rounding may depend on the shape. None if there are no such calls.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]

@@ -86,7 +86,7 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 
 
 def without_redundant_arguments(call: Call, calls: Sequence[Call]) -> Call:
-    """Remove the arguments of a call that follow from the layouts of its tensors, so that equal calls are equal data.
+    """Remove those arguments of a call that follow from the layouts of its tensors, so that equivalent calls are equal.
 
     For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any other call that returns the same view.
     """

@@ -79,7 +79,7 @@ class Provable:
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
-        """The graph as data, and the bounds of its symbolic sizes. Raises RefusedError for an unsupported call."""
+        """(the graph as data, the bounds of its symbolic sizes). Raises RefusedError for an unsupported call."""
         if self.written is not None:
             return self.written
         assert self.module is not None, "a graph or what was written of it"
@@ -120,7 +120,7 @@ class PairProof:
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:
-        """The answer for every output. Empty if the programs were refused as a whole."""
+        """The answers for all outputs; () if the programs were refused as a whole."""
         return self.proof.answers if self.proof else ()
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Proves that the steps of a case's two systems compute equal bits.
 
-Both steps are traced without starting ranks, the candidate's after its passes. Then they are proved equal (`pairs.py`),
-and computed on the case's own tokens.
+Both steps are traced without starting ranks, and the candidate's passes run on its graph. Then the two graphs are
+proved equal (`pairs.py`), and computed on the case's own tokens.
 """
 
 from __future__ import annotations

@@ -132,7 +132,7 @@ class Table:
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
-        """Return the index of the term of a tensor whose elements all are `number`."""
+        """Return the index of the term of a tensor whose elements all have the value `number`."""
         place = self.make(("number", dtype, number.hex()))
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 

@@ -28,7 +28,7 @@ from bitproof.reference.step import Trainer, build_sharded_model
 class UpdateGraph(NamedTuple):
     """The traced update. `module` is a graph that writes its inputs and returns nothing.
 
-    The other fields are the inputs of `module`, in its order: name -> fake tensor with the layout of the real tensor.
+    The other fields are the inputs of `module`, in order: name -> fake tensor with the layout of the real tensor.
     """
 
     module: GraphModule

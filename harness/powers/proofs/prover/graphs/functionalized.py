@@ -42,8 +42,8 @@ def add_copies(calls: list[Call]) -> None:
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
     """Add a call that fills a tensor with zeros, before the call `name` overwrites the tensor.
 
-    So the tensor's old content affects no answer. `written` is the tensor as an argument in data; `place` is the origin
-    of the call `name`.
+    So the tensor's old content affects no answer. `written` is the tensor as an argument of a call in the data; `place`
+    is the origin of the call `name`.
     """
     fields = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*fields, writes=("self",), place=place))

@@ -58,7 +58,7 @@ def not_run(converted: ConvertedProgram) -> str | None:
 
 
 def check_run(converted: ConvertedProgram, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph for some steps. Raises RefusedError if they differ.
+    """Run a program and its graph for some steps. Raises RefusedError if the two runs differ.
 
     - `drawn`: random inputs by name, instead of the program's own. If program and graph both fail on these, no error is
       raised.

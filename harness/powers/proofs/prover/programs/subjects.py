@@ -113,10 +113,10 @@ def prove_converted(one: ConvertedProgram, other: ConvertedProgram) -> PairProof
 
 
 def refuse_unlike_runs(found: PairProof, one: ConvertedProgram, other: ConvertedProgram) -> PairProof:
-    """Run both programs, and return their proof `found`, updated as follows:
+    """Run both programs, and return their proof `found` with changes:
 
-    - REFUSED if a program does not do the same as its graph;
-    - with the reason in `not_run` if a program cannot be run.
+    - It becomes REFUSED if a program does not do the same as its graph.
+    - It gets the reason in `not_run` if a program cannot be run.
     """
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)

@@ -1,7 +1,7 @@
 """Checks of a single GPU: digests, attention, copies to host memory and back.
 
-A check returns whether it passed, and a text about its findings. Tests run the checks on a CPU. `run.py` lists all
-checks.
+A check returns a pair: whether it passed, and a text about its findings. Tests run the checks on a CPU. `run.py` lists
+all checks.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def check_digests(setting: Setting) -> Answer:
 
 
 def changes() -> Iterator[tuple[int, int]]:
-    """Yield (number of elements, index of the element to change) for several numbers.
+    """Yield (number of elements, index of the element to change) for tensors of several sizes.
 
-    The index is first, middle or last.
+    The index is that of the first, the middle or the last element.
     """
     for num in (1, 7, 1_000, 4_097, 100_003):
         # For a single element, all three places are the same.
@@ -79,7 +79,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def layouts() -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, CPU tensor) for each dtype, shape and view. Zeros of both signs are among the values."""
+    """Yield (name, CPU tensor) for each dtype, shape and view. The values include 0.0 and -0.0."""
     generator = torch.Generator().manual_seed(0)
     for dtype, shape, (name, view) in itertools.product(DTYPES, SHAPES, VIEWS.items()):
         # Multiples of 0.5, which every floating-point dtype holds exactly; the zeros are -0.0.
@@ -88,7 +88,7 @@ def layouts() -> Iterator[tuple[str, Tensor]]:
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return a copy on the device with the same bits and strides."""
+    """Return a copy of `tensor` on the device, with the same bits and strides."""
     # `to` alone would make some layouts contiguous.
     sizes = [(n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True)]
     # The elements of the storage up to the last one that the view uses.
@@ -169,7 +169,7 @@ def lag_copies(device: torch.device) -> None:
 
 
 def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
-    """Test that an offload (a copy to host memory) starts only after its source has been computed."""
+    """Return a tensor of TEST_VALUE if an offload (a copy to host memory) starts only after its source is computed."""
     x = filled(num, _OTHER, device)
     # A copy that starts too early reads the first values.
     lag(device)
@@ -178,7 +178,7 @@ def _offloaded_while_computed(num: int, device: torch.device) -> Tensor:
 
 
 def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
-    """Test that a tensor may be overwritten after the wait for its offload."""
+    """Return a tensor of TEST_VALUE if a tensor may be overwritten after the wait for its offload."""
     x = filled(num, TEST_VALUE, device)
     # The copy is late: without the wait, the fill below would come first.
     lag_copies(device)
@@ -188,7 +188,7 @@ def _written_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
-    """Test that the memory of a tensor that is freed during its offload is not reused before the offload has ended."""
+    """Return a tensor of TEST_VALUE if memory that is freed during its offload is reused only after the offload."""
     x = filled(num, TEST_VALUE, device)
     lag_copies(device)
     host = OFFLOAD(x)
@@ -199,7 +199,7 @@ def _freed_while_offloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
-    """Test that a reload (a copy back to the device) into reused memory starts after earlier writes to this memory."""
+    """Return a tensor of TEST_VALUE if a reload (a copy to the device) starts after earlier writes to its memory."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
@@ -211,7 +211,7 @@ def _reloaded_where_others_wrote(num: int, device: torch.device) -> Tensor:
 
 
 def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
-    """Test that a tensor has the reloaded values after the wait for its reload."""
+    """Return a tensor of TEST_VALUE if a tensor has the reloaded values after the wait for its reload."""
     x = filled(num, TEST_VALUE, device)
     host = WAIT_OFFLOAD(OFFLOAD(x), x)
     other = filled(num, _OTHER, device)
@@ -221,7 +221,7 @@ def _read_after_the_wait(num: int, device: torch.device) -> Tensor:
 
 
 def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
-    """Test that memory that is freed while a reload fills it is not reused before the reload has ended."""
+    """Return a tensor of TEST_VALUE if memory that is freed during a reload is reused only after the reload."""
     source = filled(num, _OTHER, device)
     host = WAIT_OFFLOAD(OFFLOAD(source), source)
     lag_copies(device)
@@ -234,7 +234,7 @@ def _freed_while_reloaded(num: int, device: torch.device) -> Tensor:
 
 
 def _read_by_the_host(num: int, device: torch.device) -> Tensor:
-    """Test that the host reads the right values from a copy in host memory once it has waited for the copy."""
+    """Return a tensor of TEST_VALUE if a copy in host memory has the right values once the host has waited for it."""
     other = filled(num, _OTHER, device)
     land(OFFLOAD(other))  # pinned memory of that size holds other values then
     x = filled(num, TEST_VALUE, device)

@@ -46,7 +46,7 @@ print(json.dumps({
 class MachineCheck:
     """The result of checking whether this machine meets a requirement.
 
-    `is_required`: the main cases cannot run without it. Other requirements are only for optional features.
+    `is_required`: whether the main cases need this requirement. Other requirements are only for optional features.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Torch:
 
 
 def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCheck]:
-    """Yield the result of each check, the cheapest first. `needs_gpus`: runs will use GPUs."""
+    """Yield the result of each check, the cheapest first. `needs_gpus`: whether runs will use GPUs."""
     yield check_python(sys.version_info[:3])
     # The cores that this process may use, where the system knows them: a container may have fewer than the machine.
     yield check_cores(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -90,7 +90,7 @@ def examine(report_dir: Path, *, needs_gpus: bool = False) -> Iterator[MachineCh
 
 
 def summarize(checks: list[MachineCheck]) -> MachineCheck:
-    """Return a check that passes if the main cases can run here. Otherwise it lists the missing requirements."""
+    """Return a check that passes if the main cases can run here. If it fails, it lists the missing requirements."""
     missing = [check.name for check in checks if check.is_required and not check.is_ok]
     names = ", ".join(MAIN_CASES)
     found = f"{names} can run" if not missing else f"{names} cannot run, because of: {', '.join(missing)}"
@@ -169,7 +169,7 @@ def check_torch(torch: Torch | str, *, needs_gpus: bool = False) -> Iterator[Mac
 
 
 def check_trial(results: list[CaseResult] | str) -> MachineCheck:
-    """Check that small cases are EQUAL: a torch release may fail to trace them although all other checks passed.
+    """Check that small cases are EQUAL, since a torch release that passes all other checks may fail to trace them.
 
     If the cases could not be run, `results` is the reason as a string.
     """
@@ -187,7 +187,7 @@ def check_trial(results: list[CaseResult] | str) -> MachineCheck:
 
 
 def run_trial() -> list[CaseResult] | str:
-    """Run two small cases on the CPU. Returns their results, or the error as a string.
+    """Run two small cases on the CPU. Return their results, or the error as a string.
 
     Cases that exceed TRIAL_SECONDS are stopped.
     """
@@ -211,7 +211,7 @@ def run_trial() -> list[CaseResult] | str:
 def check_ranks_code(found: str | None) -> MachineCheck:
     """Check that the first and the last rank get the same code for a small step; `found` is the difference, or None.
 
-    All ranks use the step that a single rank has traced or precompiled.
+    This must hold because all ranks use the step that a single rank has traced or precompiled.
     """
     # A constant in the code that depends on the rank, such as the rank's position in a process group, would be wrong on
     # all other ranks.

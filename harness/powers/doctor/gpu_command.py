@@ -66,7 +66,7 @@ def examine_gpus(
 ) -> Iterator[CheckLine]:
     """Check all GPUs that torch can use, yield each result, and save the results in `report_dir`.
 
-    Checks that passed in an interrupted call are not repeated. `share_gpus`: 8 ranks may share fewer GPUs.
+    Checks that passed in an interrupted call are not repeated. `share_gpus`: whether 8 ranks may share fewer GPUs.
     """
     torch = probe_torch() if torch is None else torch
     if why := why_not(torch):
@@ -152,15 +152,15 @@ def why_not_together(torch: Torch, *, share_gpus: bool = False) -> str | None:
 
 
 def status_of(lines: list[CheckLine]) -> int:
-    """Return the exit status: 1 if a check failed, 3 if a check was not run or there is none, otherwise 0."""
+    """Return the exit status: 1 if a check failed, 3 if a check was not run or there are no checks, otherwise 0."""
     outcomes = {line.outcome for line in lines}
     return UNEXPECTED if "FAIL" in outcomes else SUCCESS if outcomes == {"pass"} else UNJUDGED
 
 
 def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: int | None = None) -> Iterator[CheckLine]:
-    """Run the named checks in a separate process, and yield their results.
+    """Run the named checks in a separate process, and yield a line with the result of each.
 
-    If the process ends early, each check without a result has failed.
+    If the process ends early, the lines of checks without a result state that they failed.
     """
     left = dict.fromkeys(names)
     arguments = ["--device", device, "--ranks", str(ranks), *(f"--name={name}" for name in left)]
@@ -186,7 +186,7 @@ def run_checks(device: str, ranks: int, names: Iterable[str], *, shared_gpus: in
 def run_cases_on(
     ranks: int, report_dir: Path, kept: Iterable[str] = (), device: Device = "cuda", *, share_gpus: bool = False
 ) -> Iterator[CheckLine]:
-    """Run a case with a killed rank, a case with a hanging rank, then the other planned cases.
+    """Run a case with a killed rank, a case with a hanging rank, then the other planned cases. Yields a line for each.
 
     `kept` has the names of checks to skip, because they passed in an interrupted call. Ranks that share GPUs use gloo.
     """
@@ -215,7 +215,7 @@ def run_cases_on(
 
 
 def on_ranks(case: Case, ranks: int, *, is_for_all: bool) -> Case:
-    """Return the case with `ranks` ranks. If not `is_for_all`, a case that has fewer ranks keeps its number.
+    """Return the case with `ranks` ranks. Unless `is_for_all`, a case that has fewer ranks keeps its number of ranks.
 
     Raises CaseError if the case cannot run on this number of ranks.
     """
@@ -237,7 +237,7 @@ def try_case(
     *,
     share_gpus: bool = False,
 ) -> CheckLine:
-    """Run a case, and return its line of the table. `judge` returns whether the case passed, and a text.
+    """Run a case, and return its line of the table. `judge` returns a pair: whether the case passed, and a text.
 
     Each system runs twice, unless a fault is injected with `inject`. The device "cpu" is for tests of this function.
     """
@@ -266,7 +266,7 @@ def judge_killed(result: CaseResult, rank: int) -> tuple[bool, str]:
 
 
 def judge_hung(result: CaseResult, rank: int) -> tuple[bool, str]:
-    """Return whether the report of a time-out shows that `rank` blocks the others, and the finding in words.
+    """Return a pair: whether the report of a time-out shows that `rank` blocks the others, and the finding in words.
 
     The report must list `rank` and another rank as late at step 1, and show that `rank` is behind.
     """
@@ -287,7 +287,7 @@ _COLLECTIVE = re.compile(r"(\d+) of group (\w+)")
 
 
 def _holds_up(hung: str, other: str | None) -> bool:
-    """Return whether a hanging rank may block another rank, judged by their last actions `hung` and `other`."""
+    """Return whether a hanging rank may block another rank, judged by the last action of each: `hung` and `other`."""
     # The rank that causes a hang hangs in its own code, not in a collective.
     if other is None or other == hung or hung.startswith(("launches ", "waits for ")):
         return False
@@ -307,7 +307,7 @@ def _error_names(result: CaseResult, *wanted: str) -> tuple[bool, str]:
 
 
 def judge_equal_run(result: CaseResult, rank: int, backend: str = "nccl") -> tuple[bool, str]:
-    """Return whether a case ran on GPUs as expected, and a text about its result.
+    """Return a pair: whether a case ran on GPUs as expected, and a text about its result.
 
     It must have the expected verdict, use this `backend`, and repeat its bits in a second run. `rank` is not used.
     """

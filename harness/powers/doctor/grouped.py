@@ -24,12 +24,13 @@ COUNTS_E = ([5, 0, 7, 0, 0, 3, 1, 0], [0] * 7 + [16], [2] * 8, [0, 16] + [0] * 6
 
 
 def products(device: torch.device, counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the result of a grouped matrix product, and its gradients.
+    """Return the result of a grouped matrix product, and its gradients, as three tensors:
 
-    - The result (R, F): each row times the weights of its expert.
-    - The gradients of the rows (R, D) and of the weights (E, D, F).
+    - the result (R, F): each row times the weights of its expert;
+    - the gradient of the rows (R, D);
+    - the gradient of the weights (E, D, F).
 
-    `counts_E` is the number of rows per expert.
+    `counts_E` has the number of rows of each expert.
     """
     rows_RD, weights_EDF, upstream_RF = (x.to(device) for x in operands(counts_E))
     rows_RD.requires_grad_()
@@ -62,9 +63,9 @@ def one_by_one(counts_E: list[int]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def check_grouped_mm(setting: Setting) -> Answer:
-    """Check that grouped products and their gradients repeat their bits, and are right.
+    """Check that grouped products and their gradients repeat their bits, and have the right values.
 
-    Each element may differ from that of `one_by_one`, which computes in float32, by less than `MAX_ERROR`.
+    Each element may differ by less than `MAX_ERROR` from the float32 result of `one_by_one`.
     """
     device, lines, wrong = setting.device_of(0), [], []
     for counts_E in COUNTS_E:
@@ -88,7 +89,7 @@ _WHAT = ("products", "gradients of rows", "gradients of weights")
 def check_no_rows(setting: Setting) -> Answer:
     """Check that the weight gradients of experts without rows are zero, not uninitialized memory.
 
-    All other results must be finite. A further test has no rows at all, like a rank that receives none.
+    All other results must be finite. A second test has no rows at all, as on a rank that receives none.
     """
     device, wrong = setting.device_of(0), []
     for counts_E in (*COUNTS_E, [0] * 8):

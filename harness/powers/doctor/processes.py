@@ -21,7 +21,7 @@ GENERATIONS = 2
 
 
 def compute(setting: Setting, rank: int) -> Answer:
-    """Return True, and a digest per kind of call on the device of a rank.
+    """Return True, and a text with a digest for each kind of call, made on the device of `rank`.
 
     For example, `attention 0f3a..; layers in float32 77c1..`.
     """
@@ -35,7 +35,7 @@ def compute(setting: Setting, rank: int) -> Answer:
 
 
 def layers(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
-    """Return loss and gradients of a small model: embedding, norm, linear layers and cross entropy.
+    """Return the loss and the gradients of a small model: embedding, norm, linear layers and cross entropy.
 
     The embedding's gradient adds the rows of equal tokens. The other gradients add over all tokens.
     """
@@ -60,7 +60,8 @@ def _digests(*tensors: Tensor) -> str:
 def first_unlike(said: list[str]) -> str | None:
     """Compare `said`, the text that `compute` returned in each process, with the text of process 0.
 
-    Returns the first process that differs, and the kind of call that differs, in words. None if all are equal.
+    Returns a text that names the first process that differs, and a kind of call that differs there. None if all are
+    equal.
     """
     for number, text in enumerate(said):
         if text != said[0]:

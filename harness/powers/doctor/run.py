@@ -61,7 +61,7 @@ NAMES = (*ALONE, *PROCESSES, *TOGETHER)
 
 
 def run_checks(setting: Setting, seconds: float = SECONDS, names: Container[str] = NAMES) -> Iterator[CheckResult]:
-    """Run the named checks, each in newly forked processes. With a single rank, checks that need several are left out.
+    """Run the named checks, each in newly forked processes. With a single rank, checks for several ranks are left out.
 
     This process must not touch a device: its forks could not use CUDA.
     """
@@ -134,7 +134,7 @@ def _repeated(name: str, compute: Callable[[int], Answer], ranks: int, seconds: 
 def _forked(name: str, bodies: list[Callable[[int], Answer]], seconds: float) -> tuple[CheckResult, list[str]]:
     """Run each function of `bodies` in a forked process. Returns (result of the check, findings of each process).
 
-    If processes fail, the result is the first failure, and there are no findings.
+    If processes fail, the result has the first failure, and the list of findings is empty.
     """
     forked = [fork(functools.partial(_answer_from_fork, name, body, rank)) for rank, body in enumerate(bodies)]
     answers: dict[int, Answer] = {}

@@ -50,7 +50,7 @@ class SavedCheck:
 class SavedResults:
     """The results of a `doctor --gpu` call so far.
 
-    - `is_over`: the call has run all checks.
+    - `is_over`: whether the call has run all checks.
     - `about`: the machine, libraries, settings and code. A later call continues only from results with the same
       `about`.
     """
@@ -73,7 +73,7 @@ class SavedResults:
         write_atomically(report_dir / PAGE, self.page())
 
     def keep(self, folder: Path | None) -> None:
-        """Save these results in the cache `folder`, for the next call to continue from. None saves nothing."""
+        """Save these results in the cache `folder`, so that the next call can continue. If None, nothing is saved."""
         if folder is not None:
             keep(folder, KIND, _key(self.about), dataclasses.asdict(self))
 

@@ -27,14 +27,14 @@ def note(rank: int, line: str) -> None:
 
 
 def library(device: torch.device) -> list[int]:
-    """Return the version of NCCL, or of torch on a CPU, as a list of numbers."""
+    """Return the version of NCCL as a list of numbers; on a CPU, the version of torch."""
     if device.type == "cuda":
         return [*torch.cuda.nccl.version()]
     return [int(part) for part in build()[0].partition("+")[0].split(".") if part.isdigit()]
 
 
 def check_joined(setting: Setting, rank: int) -> Answer:
-    """Check that all ranks have the same NCCL version, and that each group gathers from its ranks, in order."""
+    """Check that all ranks have the same NCCL version, and that each group gathers values from its ranks in order."""
     from torch import distributed
 
     from bitproof.reference.parallel.collectives import all_gather
@@ -63,7 +63,7 @@ def check_joined(setting: Setting, rank: int) -> Answer:
 def check_rank_order_sums(setting: Setting, rank: int) -> Answer:
     """Check that bitproof's own sums over ranks add in ascending rank order.
 
-    Tensors of each size are summed separately, and together in a single message.
+    Tensors of each size are summed twice: separately, and together in a single message.
     """
     return _sums(setting, rank, is_ordered=True)
 
@@ -105,7 +105,7 @@ def _sums(setting: Setting, rank: int, *, is_ordered: bool) -> Answer:
 
 
 def check_sums_by_parts(setting: Setting, rank: int) -> Answer:
-    """Check that an all-reduce that is done in parts, as for large tensors, adds in ascending rank order."""
+    """Check that an all-reduce in several parts, as done for large tensors, adds in ascending rank order."""
     from bitproof.harness.torch_distributed import group_named
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.device_order_group import DeviceOrderGroup
@@ -139,7 +139,7 @@ def sizes(max_bytes: int) -> list[int]:
 
 
 def check_all_to_all(setting: Setting, rank: int) -> Answer:
-    """Check that each row arrives at the rank to which it was sent, in order, with uneven and empty parts."""
+    """Check that an all-to-all with uneven and empty parts sends each row to the right rank, in order."""
     from bitproof.reference.parallel.collectives import all_to_all
     from bitproof.reference.parallel.mesh import FSDP
 
@@ -163,9 +163,9 @@ FIRST, SECOND = "first", "second"
 
 
 def check_groups_at_once(setting: Setting, rank: int) -> Answer:
-    """Check that two groups of the same ranks can sum at the same time, if all ranks launch both in the same order.
+    """Check that two groups of the same ranks can sum at the same time, if all ranks start the sums in the same order.
 
-    All ranks must also have launched the same collectives in the same order.
+    The record of launched collectives must also be the same on all ranks.
     """
     from bitproof.reference.parallel.collectives import all_gather
     from bitproof.reference.parallel.mesh import FSDP, ensure_group
@@ -203,9 +203,9 @@ def launch_order(index: int, rank: int) -> tuple[str, str]:
 
 
 def _first_unlike(codes_WN: Tensor) -> tuple[int, int] | None:
-    """Return (index of the first launch that differs between ranks, rank that differs from rank 0), or None.
+    """Return (index of the first launch that differs between ranks, rank that differs from rank 0); None if all agree.
 
-    `codes_WN` has a checksum for each of N launches on each of W ranks.
+    `codes_WN` has a checksum of each launch: W ranks with N launches each.
     """
     found = (codes_WN != codes_WN[0]).nonzero()
     if not len(found):

@@ -12,7 +12,7 @@ from bitproof.harness.powers.doctor.setting import Answer, Setting
 
 @dataclass(frozen=True)
 class Gpu:
-    """The properties of a GPU that decide which kernels it runs, and `peers`, the GPUs whose memory it can access."""
+    """The properties of a GPU that decide which kernels it runs. `peers` are the GPUs whose memory it can access."""
 
     name: str
     capability: str

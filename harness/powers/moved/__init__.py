@@ -1,4 +1,4 @@
-"""Finds the operator calls whose bits change between two environments, and checks if they explain the whole difference.
+"""Finds the calls whose bits change between two environments, and checks whether they explain the whole difference.
 
 An environment is a Python with torch, for example before and after an upgrade of torch.
 """

@@ -1,6 +1,6 @@
 """Runs a system on each rank of `bitproof record`, and watches its operator calls for `bitproof moved`.
 
-A request states which results to record or replace. Its file is named by the environment variable REQUEST.
+A request states which results to record or replace. The environment variable REQUEST has the path of its file.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Observe = Callable[[Any, str, torch.Tensor], None]
 
 
 def make(case: Case, mesh: Mesh) -> WatchedRank:
-    """Make the system that a request of `bitproof moved` names, on this rank, with its operator calls watched."""
+    """Make the system that a request of `bitproof moved` names, for this rank, and watch its operator calls."""
     request = json.loads(Path(os.environ[REQUEST]).read_text())
     return WatchedRank(request, case, mesh)
 

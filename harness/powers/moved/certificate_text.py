@@ -30,7 +30,7 @@ def lines_of(certificate: MovedCertificate) -> Iterator[str]:
 
 
 def call_text(row: MovedRow) -> str:
-    """Return an operator with its inputs' dtypes and shapes: `aten.mm.default float32 [4, 8] [8, 4]`."""
+    """Return a row's operator with the dtypes and shapes of its inputs: `aten.mm.default float32 [4, 8] [8, 4]`."""
     return one_line(f"{row.operator} {', '.join(row.dtypes)} {' '.join(map(str, row.shapes))}")
 
 

@@ -27,7 +27,7 @@ CERTIFICATE, PAGE = "moved.json", "moved.md"
 def record(folder: Path, program: ProgramRuns, *, budget: int, seconds: float) -> int:
     """Record a program's operator calls in `folder`, as an archive that can be replayed elsewhere.
 
-    Raises UsageError if the folder is not empty.
+    Returns the exit status. Raises UsageError if the folder is not empty.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError("the folder for the archive is not empty", expected="a new folder", found=str(folder))
@@ -43,9 +43,10 @@ def replay(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> i
 
 
 def compare(comparison: TwoEnvironments, out: Path | None, *, as_json: bool) -> int:
-    """Record a program's calls in the old environment, replay them in the new, and print those whose results change.
+    """Record a program's calls in the old environment, replay them in the new one, and print those that have moved.
 
-    The program itself also runs in the new environment, to check that these calls explain its whole difference.
+    The program itself also runs in the new environment, to check whether the moved calls (those whose results change)
+    explain its whole difference. Returns the exit status.
     """
     with tempfile.TemporaryDirectory(prefix="bitproof-moved-") as folder:
         comparison.folder = Path(folder, "archive")

@@ -27,7 +27,7 @@ _REQUIREMENT = re.compile(r"([A-Za-z0-9][\w.-]*?)[<>=!~]=?[\w.+*,<>=!~]+")
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """A Python interpreter, and environment variables that are set for it in addition to this process's."""
+    """A Python interpreter, and environment variables that its processes have in addition to those of this process."""
 
     python: str = sys.executable
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -65,9 +65,9 @@ class Environment:
     def bitproof(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> None:
         """Run a command of bitproof in this environment.
 
-        `words` are its command line, and `variables` further environment variables. Raises MachineError if
-        bitproof is not installed there, UsageError if the command line is wrong, and RecordingError if the command
-        fails.
+        `words` are the words of the command line, and `variables` are further environment variables. Raises
+        MachineError if bitproof is not installed there, UsageError if the command line is wrong, and RecordingError if
+        the command fails.
         """
         done = self._run(["-m", "bitproof", *words], {**self.variables, **variables}, seconds)
         if done.status == 0:
@@ -90,7 +90,7 @@ class Environment:
 def answer_or_refusal(found: dict[str, Any], what: str = "", python: str | None = None) -> dict[str, Any]:
     """Return the answer `found`. If it has the key "error", raise the error that it describes.
 
-    The error's text names the kind of request, `what`, and the Python that answered.
+    The error's text names `what` (the kind of request) and `python` (the Python that answered).
     """
     if "error" not in found:
         return found
@@ -120,8 +120,8 @@ def _failure(what: str, python: str, status: int, printed: str) -> BitproofError
 def installed(requirement: str) -> str:
     """Return the path of a Python that has a package such as `torch==2.15.0`, and all other packages of this Python.
 
-    Its environment is created on first use. Raises UsageError if `requirement` is not a package with a release, and
-    MachineError if the installation fails.
+    An environment with this Python is created on first use. Raises UsageError if `requirement` is not a package with a
+    release, and MachineError if the installation fails.
     """
     if not (named := _REQUIREMENT.fullmatch(requirement)):
         raise UsageError("--to takes a package and its release", expected="torch==2.15.0", found=requirement)
@@ -153,7 +153,7 @@ def installed(requirement: str) -> str:
 def package_of(requirement: str) -> str:
     """Return the package that a requirement names, such as `transformers`.
 
-    Returns "" for torch, whose release is always a fact of an environment.
+    Returns "" for torch, because the facts about an environment always include torch's release.
     """
     named = _REQUIREMENT.fullmatch(requirement)
     return "" if named is None or named[1].lower() == "torch" else named[1]

@@ -14,9 +14,9 @@ MOST_REASONS = 3
 
 
 def explainer(path: Path) -> Explainer:
-    """Return a function that explains the differences between two recordings by the certificate in this file.
+    """Return a function that explains the differences between two recordings by the certificate in the file `path`.
 
-    The recordings may be given in either order. Raises RecordingError if the certificate is damaged.
+    The function takes the recordings in either order. Raises RecordingError if the certificate is damaged.
     """
     certificate = read_certificate(path)
 

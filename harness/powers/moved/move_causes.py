@@ -1,4 +1,4 @@
-"""Finds why a call's results differ between two environments: facts about its kernel that were probed in both."""
+"""Finds why a call's results differ between two environments, by comparing facts about its kernel (`order_probes`)."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def causes_of(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _added(sizes: Sequence[int]) -> str:
-    """Describe when a kernel adds the bias of a product: "last", or "to term 0 first".
+    """Describe when a kernel adds the bias of a product: "last", or to which term, such as "to term 0 first".
 
-    `sizes` has for each term the number of other terms that are added before it meets the bias.
+    `sizes` has a number for each term: how many other terms are added before this term meets the bias.
     """
     # The bias meets first the term with the fewest other terms in between.
     first = min(range(len(sizes)), key=sizes.__getitem__)

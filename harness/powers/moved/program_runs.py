@@ -39,9 +39,9 @@ class OneProcess:
 
         `what` is the request, and `asked` has its arguments:
 
-        - "record" records the program's calls. `budget`: most bytes of values to store.
-        - "results" stores results of calls below `folder`, up to `budget` bytes. The calls are selected by `keys` and
-          `inputs` (see `call_events.CallEvent`).
+        - "record" records the program's calls, with at most `budget` bytes of values.
+        - "results" stores the results of some calls in a folder below `folder`, up to `budget` bytes. The calls are
+          selected by `keys` and `inputs` (see `call_events.CallEvent`).
         - "exchange" runs the program once for each set of keys in `sets`, and lets the calls with these keys return the
           stored results.
         """
@@ -61,7 +61,7 @@ class CaseOnRanks:
     - `system`: the system of the case to record.
     - `arguments`: further options of `bitproof record`, such as `--steps 2`.
     - `old`: the recording of the old environment.
-    - `identities`: identities of the old and the new recording, once both exist.
+    - `identities`: [identity of the old recording, identity of the new recording], once both recordings exist.
     """
 
     name: str
@@ -100,7 +100,7 @@ class CaseOnRanks:
         return found
 
     def _compared(self, recording: Recording) -> dict[str, Any]:
-        """Compare a recording with the old environment's. Returns a dict:
+        """Compare a recording with the recording of the old environment. Returns a dict:
 
         - "equal": whether the recordings are equal.
         - "first": the first differing record in words, or "".

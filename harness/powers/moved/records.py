@@ -57,8 +57,7 @@ class Verified:
     """The program's run in the new environment, compared with its run in the old environment.
 
     - `plain`: verdict of an unchanged run.
-    - `with_exchange`: verdict of a run in which all moved calls return their old results. A call has moved if its
-      results changed.
+    - `with_exchange`: verdict of a run in which all moved calls (those whose results changed) return their old results.
     - `first`: first difference of the unchanged run, in words.
     - `remainder`: first difference of the run with old results, in words.
     - `exchanged`: number of replaced results.
@@ -90,7 +89,7 @@ class MovedCertificate:
     """The result of comparing two environments.
 
     - `uncollected`: reason -> number of calls that were not compared for this reason.
-    - `recordings`: identities of the old and the new recording of a case; empty for a script or function.
+    - `recordings`: [identity of the old recording of a case, identity of the new one]; [] for a script or function.
     """
 
     __pydantic_config__ = STRICT

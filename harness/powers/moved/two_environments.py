@@ -35,7 +35,7 @@ SWITCHES: tuple[Mapping[str, str], ...] = (
 
 @dataclass(kw_only=True)
 class TwoEnvironments:
-    """Compares two environments; the archive of calls is in `folder`.
+    """Compares two environments. The archive of calls is in `folder`.
 
     - `budget`: most bytes of values to store.
     - `memory`: most bytes of memory that a replay may use.
@@ -71,10 +71,8 @@ class TwoEnvironments:
     def replay(self, *, control: bool) -> MovedCertificate:
         """Replay the archive's calls in the new environment, and return the certificate so far.
 
-        The program does not run.
-
-        `control`: also replay the calls in the old environment. Calls whose results differ there count as
-        nondeterministic, not as moved.
+        The program does not run. If `control`, also replay the calls in the old environment. Calls whose results differ
+        there count as nondeterministic, not as moved.
         """
         repeats = self._replay(self.old)["rows"] if control else {}
         found = self._replay(self.new, device=self.device)
@@ -104,7 +102,7 @@ class TwoEnvironments:
         return environment.ask("replay", asked, self.seconds)
 
     def verify(self) -> Verified:
-        """Run the program in the new environment: unchanged, then with the old results of the moved calls.
+        """Run the program in the new environment: first unchanged, then with the old results of the moved calls.
 
         Call `replay` before this method: it finds the moved calls, whose results changed.
         """
@@ -171,7 +169,7 @@ class TwoEnvironments:
         return runs
 
     def explain(self) -> None:
-        """Find, for each moved call, the smallest shape at which it moves, causes, and a setting that restores bits."""
+        """Find for each moved call the smallest shape at which it moves, causes, and a setting that restores bits."""
         rows = self.rows.items()
         keys = [key for key, row in rows if row["state"] == MOVED and not row.get("only_in_the_program")]
         if not keys:

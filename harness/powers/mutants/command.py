@@ -44,7 +44,7 @@ FAULTS_TABLE = "faults.md"
 
 
 class Page(NamedTuple):
-    """A Markdown file into which the table of faults is written; `call` is the command shown above the table."""
+    """A Markdown file into which the table of faults is written. The page shows the command `call` above the table."""
 
     file: Path
     call: str
@@ -78,7 +78,7 @@ def list_faults(entries: Sequence[Entry]) -> Iterator[str]:
 
 
 def homes(entry: Entry, cases: Sequence[Case]) -> list[Case]:
-    """Return the cases to which a fault applies. Cases that should detect it come first, then those that cannot."""
+    """Return the cases to which a fault applies: first those that should detect the fault, then those that cannot."""
     able = [case for case in cases if not entry.unmet(case)]
     return sorted(able, key=lambda case: bool(entry.hidden(case)))
 
@@ -96,8 +96,8 @@ def faults(
 ) -> int:
     """Inject faults into cases, print and write each outcome, and return the exit status.
 
-    - `everywhere`: inject each fault into each case to which it applies. Otherwise only the first case that should
-      detect it is used.
+    - `everywhere`: inject each fault into each case to which it applies. Otherwise inject it only into the first case
+      that should detect it.
     - `resume`: the folder of an earlier call, whose outcomes are reused.
     - `page`: a Markdown file into which the table of results is written, too.
 

@@ -1,10 +1,10 @@
 """Injects faults into a case, one after the other, and judges each.
 
-1. Run the reference, and the candidate without a fault. They must agree; otherwise, a difference could not be
+1. Run the reference, and the candidate without a fault. Both must agree; otherwise, a difference could not be
    attributed to a fault.
-2. For each fault, run the first step with the fault and every call logged, and compare it with the reference. If the
-   step does not differ, run all steps.
-3. If a later step differs first, repeat this step with every call logged.
+2. For each fault, run the candidate's first step with the fault, log every call, and compare the step with the
+   reference. If the step does not differ, run all steps.
+3. If a later step is the first that differs, repeat this step, and log every call.
 4. Compare the blamed call with the calls that the fault changed.
 """
 
@@ -52,7 +52,7 @@ from bitproof.harness.records import (
 
 
 def shows_faults(result: CaseResult) -> bool:
-    """Return whether a case without a fault has the verdict that is needed to detect faults.
+    """Return whether a case has, without a fault, the verdict that is needed to detect faults.
 
     It must be EQUAL, or CLOSE if that is the expected verdict, as for systems with different layouts.
     """
@@ -95,10 +95,7 @@ class FaultRuns:
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
-        """Run the case with a fault.
-
-        The outcome states whether the fault was detected and blamed correctly, and the time.
-        """
+        """Run the case with a fault, and return whether the fault was detected and blamed correctly, and the time."""
         began, cpu = time.monotonic(), self.cpu_seconds
         with self._counting():
             outcome = self._outcome(entry)
@@ -171,9 +168,9 @@ class FaultRuns:
         )
 
     def _outcome_of_first_step(self, blank: FaultOutcome, entry: Entry) -> FaultOutcome | None:
-        """Run only the first step with a fault. Returns the outcome, or None if all steps must run.
+        """Run only the first step with a fault. Return the outcome, or None if all steps must run.
 
-        All steps must run unless the fault changes the first step. `blank` is the outcome before any run.
+        All steps must run if the fault does not change the first step. `blank` is the outcome before any run.
         """
         if not self._is_clean_when_logged_too():
             return None
@@ -301,8 +298,10 @@ def _with_blame_checked(
 ) -> FaultOutcome:
     """Return a copy of `outcome` that states whether module, operator and rank of the blamed call are right.
 
-    They are right if a call in `sites`, the calls that the fault changed, has the same. If no call is blamed, `place`
-    is compared instead: (module, direction).
+    - Module and operator are right if a call in `sites`, the calls that the fault changed, has the same ones.
+    - The rank is right if it is the rank of the fault.
+
+    If no call is blamed, `place` is checked instead: (module, direction).
     """
     call, rank = outcome.call, entry.rank_of(outcome.ranks)
     # An observed activation may differ before the kinds that the row names.

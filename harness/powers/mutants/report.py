@@ -143,9 +143,9 @@ BEGIN, END = "<!-- bitproof faults: begin -->", "<!-- bitproof faults: end -->"
 
 
 def table_into(page: str, found: FaultsFound, environment: Mapping[str, Any], call: str) -> str | None:
-    """Return the page with the text between its lines BEGIN and END replaced by a table of results.
+    """Replace the text between the lines BEGIN and END of a page by a table of results, and return the page.
 
-    None if the page has no such lines. `call` is the command that measured the results.
+    Returns None if the page has no such lines. `call` is the command that measured the results.
     """
     # Anchored to whole lines, since a sentence of the page may mention BEGIN.
     place = re.search(f"^{BEGIN}$.*?^{END}$", page, re.MULTILINE | re.DOTALL)

@@ -48,7 +48,7 @@ def check_certificates(
     """Check the certificates in a folder or its subfolders, print what they state, and return the exit status.
 
     - 0: all certificates are accepted, and state that every output is equal.
-    - 1: all are accepted, but some output is not stated to be equal.
+    - 1: all certificates are accepted, but one does not state that every output is equal.
     - 3: a certificate is rejected.
 
     Options:

@@ -1,4 +1,4 @@
-"""`--prove-first`: prove each case before any runs, and report which outputs are equal for every input."""
+"""`--prove-first`: prove all cases before the first case runs, and report which outputs are equal for every input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from bitproof.harness.settings import CHECKS, setting
 
 @dataclass(frozen=True)
 class ProofOptions:
-    """The option to prove each case before any runs."""
+    """The option `--prove-first`: prove all cases before the first case runs."""
 
     prove_first: bool = setting(
         False, "--prove-first", CHECKS, "Prove each case before any runs; list what may differ."
@@ -26,7 +26,7 @@ class ProofOptions:
 
 
 class ProofCheck(Check):
-    """A check that proves each case before any runs, and compares the proof with the run's verdict."""
+    """A check that proves all cases before the first case runs, and compares each proof with the verdict of the run."""
 
     name = "proof"
     Options = ProofOptions
@@ -43,7 +43,7 @@ class ProofCheck(Check):
         refuse_many_ranks()
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prove the cases. Yields lines to print: the verdict of each proof, and which outputs may differ."""
+        """Prove the cases, and yield lines to print: the verdict of each proof, and the outputs that may differ."""
         from bitproof.harness.powers.proofs.report import describe
 
         for name, found in prove_cases(cases, options, folder):
@@ -55,9 +55,9 @@ class ProofCheck(Check):
         return True
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Return the proof of the case as a finding, with a headline if the run contradicts the proof.
+        """Return the proof of the case as a finding; None if there is no proof.
 
-        None if there is no proof.
+        If the run contradicts the proof, the finding has a headline.
         """
         from bitproof.harness.powers.proofs.report import contradicted, finding_of
 
@@ -88,7 +88,7 @@ class ProofCheck(Check):
 
 
 def prove_cases(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[tuple[str, ProofOutcome]]:
-    """Prove cases in a separate process. Yields (name of the case, outcome). Raises UsageError under torchrun."""
+    """Prove cases in a separate process, and yield (name of the case, outcome). Raises UsageError under torchrun."""
     from bitproof.harness.powers.proofs.preflight import Task, preflight_proofs
 
     refuse_many_ranks()

@@ -42,16 +42,17 @@ def prove(
 ) -> int:
     """Prove cases, print the results, and return the exit status.
 
-    - 0: each case has its expected answer: PROVED if it is expected to be EQUAL, NOT PROVED if DIFFERENT.
-    - 1: a case has the other answer.
+    - 0: each case has its expected answer: PROVED if EQUAL is expected, NOT PROVED if DIFFERENT is expected.
+    - 1: a case has another answer than expected.
     - 3: a case is REFUSED or cannot be tried.
 
     Options:
 
-    - `asked`: the user selected the cases. Otherwise cases that cannot be tried do not change the status.
+    - `asked`: whether the user selected the cases. If not, cases that cannot be tried do not change the status.
     - `as_json`, `as_table`: print JSON, or rows of a table.
     - `folder`: the certificate of each tried case is written to a subfolder.
-    - `precompiled`: the folder of a step to use as each candidate. It is refused if a run would refuse it.
+    - `precompiled`: the folder of a precompiled step that replaces each candidate. A folder that a run would refuse is
+      refused.
 
     Raises UsageError for contradicting options, before anything is traced.
     """
@@ -121,7 +122,10 @@ def _expected(case: Case) -> str:
 
 
 def assumptions_of(result: CaseProof) -> list[str]:
-    """Return the assumptions of a case's proof. Those about tracing are left out, because every proof has them."""
+    """Return the assumptions of a case's proof, as sentences.
+
+    Assumptions about tracing are left out, because every proof has them.
+    """
     proof = _whole_proof(result)
     return [*assumed([side.graph for side in proof.sides], proof.table.used())]
 

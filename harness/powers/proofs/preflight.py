@@ -1,7 +1,8 @@
 """Proves every case before any rank starts, in a separate process.
 
-If the process dies or exceeds the time limit, the remaining cases are NOT TRIED, and still run. A separate process is
-needed: the command line's process must not import torch, and the process that starts the ranks must not trace.
+If this process dies or exceeds the time limit, the remaining cases are NOT TRIED, but they still run. A separate
+process is needed: the command line's process must not import torch, and the process that starts the ranks must not
+trace.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Task:
 def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOutcome, None, None]:
     """Yield the outcome of a proof for each case of `task`, in order.
 
-    - `log`: gets the output of the proving process.
+    - `log`: the file for the output of the proving process.
     - `timeout`: the seconds for each case. After a time-out, all later cases are NOT TRIED.
 
-    Closing the iterator ends the process.
+    Closing the iterator ends the proving process.
     """
     found = answers_from_subprocess(
         "bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout

@@ -24,10 +24,10 @@ class ProofOutcome:
 
     - `reason`: why the case is REFUSED or NOT TRIED, or why its first refused output is REFUSED.
     - `unproved`: the first outputs that are not proved.
-    - `first`: the calls at which the two systems first differ, for the first of these outputs.
-    - `otherwise`: how many PROVED outputs have different strides in the two systems. Code after the step may depend on
+    - `first`: for the first output in `unproved`, the calls at which the two systems begin to differ.
+    - `otherwise`: how many PROVED outputs have different strides in the two systems; code after the step may depend on
       strides.
-    - `laid_out_otherwise`: the first of the outputs that `otherwise` counts.
+    - `laid_out_otherwise`: the names of the first outputs that `otherwise` counts.
     """
 
     __pydantic_config__ = GROWING

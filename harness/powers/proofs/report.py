@@ -59,8 +59,8 @@ def describe(name: str, found: ProofOutcome, most: int = 3) -> list[str]:
 def contradicted(result: CaseResult, found: ProofOutcome, *, injects: bool = False) -> str | None:
     """Return a headline if a case was PROVED but its run differs: the false assumption, and the blamed call.
 
-    None if the run does not contradict the proof, as for a difference that the proof does not cover. `injects` is True
-    if the run injected a fault.
+    None if the run does not contradict the proof, for example because the proof does not cover the difference.
+    `injects` is True if the run injected a fault.
     """
     first = result.first_divergence
     if found.verdict != ProofVerdict.PROVED:

@@ -14,7 +14,7 @@ from bitproof.harness.settings import CHECKS, option, settings
 
 @dataclass(frozen=True)
 class SensitivityOptions:
-    """The option `--sensitivity`: the limits of the measurement; None if it was not requested."""
+    """The option `--sensitivity`: the limits of the measurement; None if no measurement was requested."""
 
     sensitivity: Effort | None = settings(
         None,
@@ -31,14 +31,14 @@ class SensitivityOptions:
 
 
 class SensitivityCheck(Check):
-    """Makes each call of a step wrong by 1 ULP, one at a time, and counts the calls that the case notices."""
+    """Makes each call of a step wrong by 1 ULP, one call at a time, and counts the errors that the case notices."""
 
     name = "sensitivity"
     Options = SensitivityOptions
 
     @classmethod
     def of(cls, options: SensitivityOptions) -> Self | None:
-        """Return the check; None if it was not requested."""
+        """Return the check for these options; None if it was not requested."""
         return None if options.sensitivity is None else cls(options)
 
     def refuse(self, options: RunOptions) -> None:
@@ -48,7 +48,7 @@ class SensitivityCheck(Check):
         refuse_torchrun("sensitivity", "replays all ranks in one process")
 
     def judge(self, evidence: Evidence) -> Finding | None:
-        """Measure a case's sensitivity in a separate process; None if the case's verdict is not as expected."""
+        """Measure a case's sensitivity in a separate process. Return None if the verdict is not the expected one."""
         from bitproof.harness.powers.sensitivity.report import finding_of
         from bitproof.harness.powers.sensitivity.sensing import Sensing, sense_apart
 

@@ -37,10 +37,10 @@ class CallFinding:
 
     - `shown`: kind of the compared tensor that showed an error of 1 ULP, or None.
     - `tries`: number of elements that were changed, each alone.
-    - `is_blind`: even gross errors in all elements on all ranks did not show.
+    - `is_blind`: whether even gross errors, in all elements on all ranks, stayed unseen.
     - `lost`: if nothing showed, indices of the calls that returned right bits from wrong inputs; -1 if no call reads
       the output. For a blind call, these are the calls at which gross errors disappeared.
-    - `neighbours`: name of a formula with other rounding -> result.
+    - `neighbours`: name of a formula with other rounding -> result of computing the call by this formula.
     """
 
     call: int
@@ -52,7 +52,7 @@ class CallFinding:
 
 
 class NotRepeatableError(Exception):
-    """A repeated call returned other bits for the same inputs, so no error can be followed through this call."""
+    """A call, repeated on the same inputs, returned other bits, so no error can be followed through this call."""
 
 
 class Examiner:
@@ -64,7 +64,7 @@ class Examiner:
     def __init__(
         self, program: Program, ranks: Ranks, seed: str, isolate: Isolate, compared: Compared | None = None
     ) -> None:
-        """`compared` is given if the case compares every call, not only records. It decides which wrong values show."""
+        """`compared` decides which wrong values show if every call is compared; None if only records are compared."""
         self._compared = compared
         self._program = program
         self._ranks = ranks

@@ -157,9 +157,9 @@ def names_of(program: Program, call: ReplayedCall) -> list[str]:
 
 
 def computed(program: Program, call: ReplayedCall, name: str, gets: list[Get]) -> dict[tuple[int, int], Any]:
-    """Compute a call on all ranks by the formula `name`. Returns (value number, rank) -> result.
+    """Compute a call on all ranks by the formula `name`. Returns a dict: (value number, rank) -> result.
 
-    `gets` has a function for each rank, from the number of a value to the value.
+    `gets` has a function for each rank, which takes the number of a value and returns the value.
     """
     formula = dict(_formulas_of(program, call))[name]
     return {key: value for rank in range(len(gets)) for key, value in formula(gets, rank)}
@@ -225,7 +225,7 @@ def _from_last_rank(call: ReplayedCall, gets: list[Get], rank: int) -> Slots:
 def _sums(program: Program, call: ReplayedCall) -> Iterator[tuple[str, Callable[[list[Get], int], Slots]]]:
     """Yield (name, formula) for formulas that combine a sum with the call that makes its input.
 
-    They are `a*b + c` with an unrounded product, like an FMA, and `a + (b+c)` for `(a+b) + c`.
+    The formulas are `a*b + c` with an unrounded product, like an FMA, and `a + (b+c)` for `(a+b) + c`.
     """
     for place, read in enumerate(call.args):
         maker = program.makers.get(read.number) if isinstance(read, Slot) else None

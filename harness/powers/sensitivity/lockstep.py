@@ -25,7 +25,7 @@ Ranks = Sequence[Sequence[Any]]
 
 
 def run_call(call: ReplayedCall, get: Get) -> list[tuple[int, Any]]:
-    """Run a call that is not a collective. Returns (value number, new value) for its result and each written argument.
+    """Run a call other than a collective. Return (value number, new value) for its result and each written argument.
 
     `get` returns a value by its number. Values are not modified: the call writes to copies.
     """
@@ -51,8 +51,8 @@ def _keyword_arguments(call: ReplayedCall, get: Get) -> Mapping[str, Any]:
 def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]) -> list[Any]:
     """Return the result of a collective on each rank of `group`, in the group's order.
 
-    `gets` has a function for each rank, from the number of a value to the value. Raises RuntimeError if the ranks'
-    sizes or dtypes do not match.
+    `gets` has a function for each rank, which takes the number of a value and returns the value. Raises RuntimeError if
+    the ranks' sizes or dtypes do not match.
     """
     arguments: list[Any] = [() for _ in gets]
     for rank in group:
@@ -75,7 +75,7 @@ def run_collective(call: ReplayedCall, group: Sequence[int], gets: Sequence[Get]
 def run_step(program: Program, before: Sequence[dict[Source, Tensor]]) -> list[list[Any]]:
     """Run a step for all ranks, and return its values as `[rank][value number]`.
 
-    `before` has each rank's values before the step. Raises PassError if single calls cannot be repeated.
+    `before` has each rank's values before the step. Raises PassError if the step's calls cannot be repeated one by one.
     """
     ranks: list[list[Any]] = [[None] * program.num_slots for _ in before]
     for values, own in zip(ranks, before, strict=True):

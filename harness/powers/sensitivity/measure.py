@@ -98,7 +98,7 @@ class Steps:
 
 
 def refuse_hidden_state(program: Program) -> None:
-    """Raise PassError if a step changes a value that the next step reads, and no record compares this value.
+    """Raise PassError if a step changes a value that the next step reads, but that no record compares.
 
     Errors could hide in such a value.
     """

@@ -23,13 +23,13 @@ def same(x: Any, y: Any) -> bool:
 
 
 def as_integers(x: Tensor) -> Tensor:
-    """View a tensor's memory as integers; a complex element becomes two. A bool tensor is returned unchanged."""
+    """View a tensor's memory as integers; a complex element becomes two integers. A bool tensor stays unchanged."""
     x = torch.view_as_real(x) if x.is_complex() else x
     return x.view(_INTEGERS[x.element_size()]) if x.dtype != torch.bool else x
 
 
 def copied(x: Tensor) -> Tensor:
-    """Return a copy with the same strides, storage offset and alignment, which can affect the choice of a kernel."""
+    """Return a copy with the same strides, storage offset and alignment, since a kernel may be chosen by these."""
     # The whole storage, since `clone` of the tensor would drop its offset and its strides.
     storage = x.untyped_storage().clone()
     return torch.empty(0, dtype=x.dtype).set_(storage, x.storage_offset(), x.size(), x.stride())
@@ -51,7 +51,7 @@ def replaced(value: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def is_safe(value: Any) -> bool:
-    """Return whether wrong elements of this value cannot make a kernel access invalid memory.
+    """Return whether kernels access only valid memory even if elements of this value are wrong.
 
     Only floating-point tensors are safe, since integers may be indices or sizes.
     """
@@ -59,7 +59,7 @@ def is_safe(value: Any) -> bool:
 
 
 def by_one_ulp(value: Any, chance: random.Random) -> Any:
-    """Return the value with an element off by 1 ULP; None if the value has no elements and is no number.
+    """Return a copy of a value in which an element is off by 1 ULP; None if there is neither an element nor a number.
 
     - `chance`, a random generator, chooses the element: a finite nonzero element, if there is one.
     - An integer, or a Python number, changes by 1. Integers stay in the range of the tensor's values, unless all are
@@ -118,7 +118,7 @@ def _element(x: Tensor, chance: random.Random) -> tuple[int, ...]:
 
 
 def grossly(value: Any, chance: random.Random) -> Any:
-    """Return the value with every element far from the original. A value without elements is unchanged.
+    """Return a copy of a value in which every element is far from the original. A value without elements is unchanged.
 
     Finite elements stay finite. Integers are drawn from the range of the tensor's values. A Python number grows by 1.
     """

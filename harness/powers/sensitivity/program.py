@@ -150,7 +150,7 @@ def slots_in(value: Any) -> Iterable[int]:
 
 
 def filled(value: Any, get: Callable[[int], Any]) -> Any:
-    """Return nested arguments with each `Slot` replaced by its value. `get` returns a value by its number."""
+    """Replace each `Slot` in nested arguments by its value, and return the result. `get` takes a slot's number."""
     kind = type(value)
     if kind is Slot:
         return get(value.number)
@@ -166,7 +166,7 @@ class Variables:
     """The current value of each node or tensor, as a slot (value number).
 
     - `of`: first slot of each node or tensor.
-    - `newest`: slot of overwritten memory -> slot that replaced it.
+    - `newest`: slot of an overwritten value -> slot of the value that replaced it.
     """
 
     program: Program
@@ -262,9 +262,9 @@ def _add_node(
 
 
 def _add_observed(program: Program, variables: Variables, node: Node) -> None:
-    """Add an observed activation to the records to compare.
+    """Add an observed activation to the values that records compare.
 
-    If the activation is concatenated or sliced from several values, a call that does this is added.
+    If the activation is concatenated or sliced from several values, also add a call that makes it from them.
     """
     name, parts, dim, piece = node.args
     slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]

@@ -29,7 +29,7 @@ class SensitivityRow:
     - `calls`: all calls.
     - `tried`: calls in which errors were made.
     - `seen`: calls whose error was noticed.
-    - `at_once`: calls whose first error was noticed: a single changed element in the first step.
+    - `at_once`: calls whose error was noticed at the first try: a single changed element in the first step.
     - `blind`: calls whose errors no comparison can notice (see `UnseenCall`).
     """
 
@@ -48,8 +48,8 @@ class SensitivityRow:
 class UnseenCall:
     """A call whose errors of 1 ULP showed in no compared tensor.
 
-    - `is_blind`: no comparison can see an error in this call: even gross errors did not show, or no call reads its
-      output.
+    - `is_blind`: whether no comparison can see an error in this call, because even gross errors did not show or no call
+      reads its output.
     - `reason`: where the errors disappeared.
     """
 
@@ -88,12 +88,12 @@ class FormulaRow:
 class Sensitivity:
     """How many of a case's calls the comparison would notice if their results were wrong.
 
-    - `steps`, `ranks`: numbers of measured steps and ranks.
+    - `steps`, `ranks`: number of measured steps, and number of ranks.
     - `rows`: counts by module and direction.
     - `unseen`: calls that were not noticed, including those that no comparison can notice.
     - `formulas`: results for formulas with other rounding.
-    - `shown`: kind of the first compared tensor that differs -> number of noticed calls. The kind is "failure" if the
-      error made a call fail.
+    - `shown`: kind of the first compared tensor that showed an error -> number of such calls. The kind is "failure" if
+      the error made a call fail.
     - `seconds`, `processes`: elapsed time, and number of measuring processes.
     - `reason`: why nothing was measured, or None.
     """

@@ -37,7 +37,7 @@ def percent(share: float) -> str:
 
 
 def headline(found: Sensitivity) -> str:
-    """Return a line: `clause`, sample size, calls seen at the first try, calls never visible, ranks, steps, time."""
+    """Return a line with `clause`, sample size, calls seen at the first try, blind calls, ranks, steps and time."""
     if found.share is None:
         return f"sensitivity not measured: {found.reason or 'no call was tried'}"
     tried = f", by a sample of {found.total('tried'):,}" if found.is_sampled else ""
@@ -70,7 +70,7 @@ def formula_rows(found: Sensitivity) -> list[tuple[str, ...]]:
 def reason_rows(found: Sensitivity, is_blind: bool) -> list[tuple[str, ...]]:
     """Return table rows on where the errors of unseen calls disappeared, the most frequent first.
 
-    `is_blind`: the rows are about blind calls instead, whose errors no comparison can see.
+    If `is_blind`, the rows are about blind calls instead, whose errors no comparison can see.
     """
     counts = Counter((x.direction, x.operator, x.reason) for x in found.unseen if x.is_blind == is_blind)
     return [(way, name, str(count), reason) for (way, name, reason), count in counts.most_common()]

@@ -1,8 +1,9 @@
 """Measures a case's sensitivity in a separate process, from a recording of the candidate.
 
 1. The separate process replays a step for all ranks, and checks that the step has the recorded bits.
-2. It forks a process per core. Each makes errors in its share of the calls, in random order, until the time is up.
-3. In the next step, steps 1 and 2 are repeated for the calls whose errors did not show. With other parameters, these
+2. It forks a process per core. Each forked process makes errors in its share of the calls, in random order, until the
+   time is up.
+3. It does the same in the next training step, for the calls whose errors did not show. With other parameters, these
    errors may show.
 
 An error is followed only to the end of its step. If it affects later steps, it has changed parameters or optimizer
@@ -77,7 +78,7 @@ def main() -> None:
 
 
 def outcome_of(task: Sensing) -> Sensitivity:
-    """Measure a case. If this is impossible, the result has only the reason."""
+    """Measure a case. If this is impossible, the result has only the field `reason`."""
     from bitproof.harness.capture.recording_files import read_recording
     from bitproof.harness.graph.graph_options import GraphOptions
     from bitproof.harness.machine.determinism import set_determinism
@@ -117,7 +118,7 @@ class _Search:
         self._num_steps = 0
 
     def examine(self) -> bool:
-        """Examine, in this step, the calls whose errors were not seen so far. Return whether another step may help."""
+        """Examine, in the current step, the calls with unseen errors so far. Return whether another step may help."""
         is_first = not self._found
         pending = [index for index in self._order if is_first or self._is_open(index)]
         deadline = None

@@ -1,4 +1,4 @@
-"""Follows a wrong value through a step: repeats, in program order, the calls that read a wrong value.
+"""Follows a wrong value through a step, by repeating the calls that read a wrong value, in program order.
 
 An error ends if a call returns the right bits, a compared tensor is wrong, or a call fails.
 """
@@ -43,7 +43,8 @@ class Fate:
 class Compared:
     """Decides which wrong values are noticed if every call is compared, not only records.
 
-    - `values`: for each rank, the digests of all values of the correct step. A value with another digest is noticed.
+    - `values`: for each rank, the digests of all values of the correct step. A value whose digest is not among these is
+      noticed.
     - `packing`: nodes whose calls are not compared.
     """
 
@@ -71,7 +72,7 @@ class Compared:
 def follow(
     program: Program, ranks: Ranks, wrong: Mapping[tuple[int, int], Any], compared: Compared | None = None
 ) -> Fate:
-    """Follow wrong values through a step. Returns the kind of the first compared tensor that shows the error.
+    """Follow wrong values through a step, and return the kind of the first compared tensor that shows the error.
 
     If no tensor shows the error, the result has the calls at which it disappeared.
 
@@ -93,9 +94,9 @@ def follow(
 
 @torch.no_grad()
 def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: Any) -> bool:
-    """Return whether the calls that read a value on a rank return the recorded bits if they are repeated.
+    """Return whether the calls that read a value on a rank return the recorded bits when they are repeated.
 
-    The calls read `value`, an unchanged copy of the value number `slot`.
+    They are repeated with `value`, an unchanged copy of the value number `slot`.
     """
     found = _Wrong(program, ranks)
     found.set_value(slot, rank, value)
@@ -106,7 +107,7 @@ def readers_agree(program: Program, ranks: Ranks, slot: int, rank: int, value: A
 
 
 class _Wrong:
-    """The state of following an error: the wrong values so far, and the calls to repeat, with their ranks."""
+    """What is known while an error is followed: the wrong values so far, and the calls to repeat, with their ranks."""
 
     def __init__(self, program: Program, ranks: Ranks, compared: Compared | None = None) -> None:
         self._program = program

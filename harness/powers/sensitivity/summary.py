@@ -19,7 +19,7 @@ def summed_up(program: Program, found: Mapping[int, CallFinding], at_once: set[i
     """Return a case's sensitivity, with rows in program order.
 
     - `found`: index of an examined call -> finding.
-    - `at_once`: calls whose first error was seen: a single changed element in the first step.
+    - `at_once`: calls whose error was seen at the first try: a single changed element in the first step.
     """
     rows: dict[tuple[str, str], Counter[str]] = {}
     unseen: list[UnseenCall] = []
@@ -65,9 +65,10 @@ def _unseen(program: Program, call: ReplayedCall, finding: CallFinding, is_blind
 
 
 def _reason(program: Program, finding: CallFinding, how: Literal["blind", "lost"]) -> str:
-    """Describe where a call's error disappeared, such as `rounded away in the cast to bfloat16`, most frequent first.
+    """Describe where a call's error disappeared, such as `rounded away in the cast to bfloat16`.
 
-    `how` is "blind" if even gross errors disappeared, and "lost" if only errors of 1 ULP did.
+    If there are several places, the most frequent comes first. `how` is "blind" if even gross errors disappeared, and
+    "lost" if only errors of 1 ULP did.
     """
     places = Counter(_where_lost(None if index < 0 else program.calls[index], how) for index in finding.lost)
     return ", ".join(text for text, _ in places.most_common(3))

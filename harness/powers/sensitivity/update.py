@@ -105,7 +105,7 @@ def _zero_gradients(trainer: TrainerLike) -> dict[str, Tensor]:
 
 
 class _Tape(TorchDispatchMode):
-    """Dispatch mode that adds each call to a program. With `runs_only`, calls only run."""
+    """Dispatch mode that adds each call to a program. With `runs_only`, it runs the calls without adding them."""
 
     def __init__(self, program: Program, partitions: Mapping[str, Partition], *, runs_only: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Programs that run in both environments by their path, and import only the standard library and torch.
+"""Code that runs in both environments, started by its path. It imports only the standard library and torch.
 
 The new environment may have another Python and torch, and no bitproof. The file to run is `answer_request.py`.
 """

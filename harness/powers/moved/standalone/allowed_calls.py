@@ -108,7 +108,7 @@ def overwrites(operator: Any) -> bool:
 
 
 def outcome(operator: Any, result: Any, args: Any, kwargs: Any) -> list[Any]:
-    """Return all values that a call makes: its results, then the arguments that it writes but does not return."""
+    """Return all values that a call computes: its results, then the arguments that it writes but does not return."""
     found = leaves(result)
     # In-place operators return what they write.
     seen = {id(each) for each in found}

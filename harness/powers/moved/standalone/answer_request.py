@@ -1,6 +1,7 @@
 """Answers a request: `python answer_request.py WHAT REQUEST.json ANSWER.json`, with any Python that has torch.
 
-The request is a JSON object with the arguments of WHAT, such as "replay". An answer with the key "error" is a failure.
+The request is a JSON object with the arguments of WHAT, such as "replay". An answer with the key "error" means that the
+request failed.
 """
 
 from __future__ import annotations

@@ -157,9 +157,9 @@ class Archive:
         return content
 
     def bases(self, call: dict[str, Any]) -> list[bytes]:
-        """Return the bytes of each storage that a call's tensors use, from the file or drawn from the recorded seed.
+        """Return the bytes of each storage that a call's tensors use, from the file or drawn from a recorded seed.
 
-        Raises RefusedArchiveError if drawn bytes differ from those that were drawn during recording.
+        Raises RefusedArchiveError if drawn bytes differ from those of the recording.
         """
         found = []
         for storage in call["storages"]:
@@ -184,7 +184,7 @@ class Archive:
 
 
 def is_drawn(call: dict[str, Any]) -> bool:
-    """Return whether a call is replayed on drawn (random) inputs, because its own were too large for the archive."""
+    """Return whether a call is replayed with random inputs, because its own inputs were too large for the archive."""
     return any(storage.get("block") is None for storage in call["storages"])
 
 
@@ -222,8 +222,8 @@ def arguments(
 ) -> tuple[list[Any], dict[str, Any]]:
     """Make a call's arguments (args, kwargs) in new memory on a device, with the recorded strides.
 
-    On the CPU they also have the recorded alignment. `bases` has the bytes of each storage. Raises RefusedArchiveError
-    if the arguments are invalid.
+    On the CPU they also have the recorded alignment. `bases` has the bytes of each storage, and `state` the random
+    generator's state. Raises RefusedArchiveError if the arguments are invalid.
     """
     hold(state is None or device == "cpu", "it draws from the CPU's generator")
     contents = zip(bases, call["storages"], strict=False)

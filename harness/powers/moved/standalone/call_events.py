@@ -1,4 +1,4 @@
-"""Watches a program's operator calls by a dispatch mode, and describes each: operator, layouts, inputs, results."""
+"""Watches a program's operator calls by a dispatch mode. It describes each call: operator, layouts, inputs, results."""
 
 from __future__ import annotations
 
@@ -112,14 +112,14 @@ class Listener:
     """
 
     def before(self, event: CallEvent) -> None:
-        """Called before the operator runs."""
+        """Handle a call before its operator runs."""
 
     def after(self, event: CallEvent) -> None:
-        """Called after the operator ran. `event.values` has its results."""
+        """Handle a call after its operator ran. `event.values` has its results."""
 
 
 class Events(TorchDispatchMode):
-    """Dispatch mode that runs a program's calls unchanged, describes each to `listener`, and adds it to `log`.
+    """Dispatch mode that runs a program's calls unchanged, describes each call to `listener`, and adds it to `log`.
 
     - `uncollected`: reason -> number of calls that could not be described, for example on another device.
     - `errors`: errors of bitproof's own code. They are raised again at the end of the run, in case the program caught

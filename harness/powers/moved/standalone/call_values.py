@@ -32,7 +32,7 @@ MAX_DEPTH, MAX_ITEMS, MAX_TEXT = 4, 1 << 14, 200
 
 
 class RefusedArchiveError(Exception):
-    """An archive is damaged, forged, or contains something that is not replayed. The message states which."""
+    """An archive is damaged, forged, or contains something that is not replayed. The message states the reason."""
 
 
 def hold(condition: bool, text: str) -> None:
@@ -173,7 +173,7 @@ def _number(text: str) -> float:
 
 
 def span(tensor: Tensor) -> tuple[int, int]:
-    """Return the byte offsets of a tensor's first element in its storage, and of the end of its last element."""
+    """Return (byte offset of a tensor's first element in its storage, byte offset of the end of its last element)."""
     size = tensor.element_size()
     first = int(tensor.storage_offset()) * size
     return first, first + reach(tensor.shape, tensor.stride()) * size

@@ -1,6 +1,6 @@
-"""Runs a program in the new environment, with results of some calls replaced by those of the old environment.
+"""Runs a program in the new environment, while some calls return their results from the old environment.
 
-Only calls with the same operator, arguments, layouts and input bits are replaced.
+A result is only replaced if operator, arguments, layouts and input bits of the call are the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .watched_program import FailedProgramError, run_program
 
 
 class _Exchange(Listener):
-    """Replaces the results of calls whose key is in `keys` by those of the old environment.
+    """Replaces the results of calls whose key is in `keys` by the old environment's results.
 
     `kept` maps the digest of a call's inputs to its old results, which are in the file `path`.
     """
@@ -48,7 +48,7 @@ class _Exchange(Listener):
 
 
 class ExchangeSession:
-    """Replaces results in a run by those of the old environment. Run the program under `events`, then call `end`.
+    """Replaces results in a run by the old environment's results. Run the program under `events`, then call `end`.
 
     - `results`: folder with the old results; None if there are none.
     - `keys`: keys of the calls to replace.
@@ -98,12 +98,12 @@ def run_exchanged(archive: Archive, results: str | None, keys: set[str]) -> dict
 
 
 def _first_unlike_call(old: list[Any], new: list[Any]) -> dict[str, Any]:
-    """Return the first call of the new log that the old log does not have, as a dict with two keys.
+    """Return the first call of the new log that has no equal call in the old log, as a dict with two keys.
 
-    - "moved_again": a call whose inputs are in the old log, but with other results.
-    - "other": a call whose inputs are not in the old log.
+    - "moved_again": the call, if its inputs are in the old log, but with other results.
+    - "other": the call, if its inputs are not in the old log.
 
-    The key that does not apply, or both, are None.
+    A key that does not apply has the value None.
     """
     # Matched by their inputs, not by position: another torch may issue additional calls in a step.
     outputs = {row["in"]: row["out"] for row in old}

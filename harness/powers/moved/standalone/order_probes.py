@@ -3,8 +3,8 @@
 The order is found as in FPRev (Xie et al., USENIX ATC 2025):
 
 1. In a sum of n ones, replace two terms by +big and -big.
-2. Each of the two absorbs the ones that are added to it, until both meet and cancel.
-3. So the result is the number of ones that are added later, outside the smallest partial sum that contains both.
+2. Each of the two terms absorbs the ones that are added to it, until both terms meet and cancel.
+3. So the result is the number of ones that are added later, outside the smallest partial sum that contains both terms.
 
 Example: 8 terms are added from left to right, with +big first and -big third. The result is 5.
 """
@@ -31,7 +31,7 @@ SUMS = {"sum", "mean"}
 
 
 def probe(archive: Archive, call: dict[str, Any]) -> dict[str, Any]:
-    """Return facts about the kernel that a call uses here, for comparison with another environment.
+    """Return facts about the kernel that a call uses in this environment, for comparison with another environment.
 
     The dict has the key "shapes", and those keys of `_ASKED` that can be probed for this call, such as "order" and
     "bias".
@@ -101,8 +101,8 @@ def _inner(call: dict[str, Any]) -> tuple[int, torch.dtype]:
 def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
     """Return facts about the order in which a call's kernel adds terms; None if it cannot be probed.
 
-    - "sizes": for pairs of terms, the number of terms in the smallest partial sum that contains both. The pairs are
-      term 0 with each other term, then the middle term with each other term. Example: in a sum from left to right,
+    - "sizes": for pairs of terms, the number of terms in the smallest partial sum that contains both terms. The pairs
+      are term 0 with each other term, then the middle term with each other term. Example: in a sum from left to right,
       terms 0 and 2 have size 3.
     - "first": the term that is added to term 0 first.
     - "terms": number of terms.
@@ -130,7 +130,7 @@ def order_of_additions(call: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _bias(call: dict[str, Any]) -> list[int] | None:
-    """Return, for each term of a product, how many other terms are added before it meets the bias.
+    """Return a number for each term of a product: how many other terms are added before this term meets the bias.
 
     Example: 0, 1, 2, ... if the kernel starts with the bias. None if this cannot be probed, for example without a bias.
     """
@@ -208,7 +208,7 @@ def _flushes(call: dict[str, Any]) -> bool | None:
 
 
 def _shapes(archive: Archive, call: dict[str, Any]) -> dict[str, str]:
-    """Run the call at smaller shapes. Returns shapes as text -> digests of the results, for at most MOST_SHAPES shapes.
+    """Run the call at up to MOST_SHAPES smaller shapes. Returns a dict: shape as text -> digest of the results.
 
     The dict is empty for calls that draw random numbers or take lists of integers, which may be sizes.
     """

@@ -17,7 +17,7 @@ from .watched_program import run_program
 
 
 class _Recorder(Listener):
-    """Writes each distinct call once: its inputs before it runs, and its results afterwards."""
+    """Stores each distinct call once: its inputs before it runs, and its results afterwards."""
 
     def __init__(self, values: ValuesFile) -> None:
         self.values = values
@@ -141,8 +141,8 @@ def record(folder: str, program: str, arguments: list[str], steps: int, budget: 
 def merge(folder: str, ranks: int, program: str, arguments: list[str], steps: int) -> dict[str, Any]:
     """Merge the archives of all ranks into an archive of their distinct calls.
 
-    The ranks' archives are in the subfolders `0`, `1`, ... of `folder`; only they have logs and records. Returns the
-    numbers that `record` returns.
+    The ranks' archives are in the subfolders `0`, `1`, ... of `folder`. The merged archive has no logs and records.
+    Returns the numbers that `record` returns.
     """
     # Without a budget, as each rank's archive was within its own.
     values = ValuesFile(os.path.join(folder, "values.bin"), 1 << 62)

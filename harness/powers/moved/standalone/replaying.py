@@ -1,4 +1,4 @@
-"""Replays an archive's calls in this environment, three times each, and measures how much their results changed."""
+"""Replays each call of an archive three times in this environment, and measures how much its results changed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TIMES = 3
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the facts on which a kernel's bits depend: torch, Python, processor, instruction set, threads, and device.
 
-    "device" is missing for the CPU.
+    For the CPU, the key "device" is missing.
     """
     found = {
         "torch": torch.__version__,
@@ -64,7 +64,7 @@ def run_loaded(
 ) -> list[Any]:
     """Run a call on new storages with the bytes `bases`. Return its results, followed by the arguments that it wrote.
 
-    `threads` replaces the recorded number of threads.
+    `threads` replaces the recorded number of threads, unless it is None.
     """
     operator = operator_named(call["op"])
     args, kwargs = arguments(call, bases, state, device)
@@ -121,8 +121,8 @@ def replay(
 ) -> dict[str, Any]:
     """Replay an archive's calls, and compare their results with the recorded results.
 
-    `only` has the keys of the calls to replay; None for all. `package` is a package whose version "environment" states.
-    Returns a dict:
+    `only` has the keys of the calls to replay; None for all calls. `package` is a package whose version is added to
+    "environment". Returns a dict:
 
     - "rows": key of a call -> facts about it, with its "state" ("equal", "moved", ...). For a moved call, also how much
       its results changed.

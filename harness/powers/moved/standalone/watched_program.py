@@ -31,7 +31,7 @@ class FailedProgramError(Exception):
 
 
 class _LastStepDone(BaseException):
-    """Raised inside a script, to stop it after its last step."""
+    """An exception that is raised inside a script, to stop it after its last step."""
 
 
 class Records:
@@ -66,7 +66,7 @@ class Records:
             self._losses += 1
 
     def optimizer_step(self, optimizer: Any, *_: Any) -> None:
-        """Record all gradients and parameters of an optimizer; called after its step.
+        """Record all gradients and parameters of an optimizer, after its step.
 
         In a script, the first optimizer's step also ends the training step, and the last training step stops the
         script.

@@ -38,12 +38,13 @@ MUST_READ = (PARAMETER, INPUT)
 class OutputAnswer:
     """The answer for an output: PROVED, NOT PROVED (no rule proves it equal) or REFUSED (no answer is possible).
 
-    - `terms`: the indices of the output's terms in the proof's table (reference, candidate); -1 if unknown.
+    - `terms`: (index of the output's term in the reference, index in the candidate). Both are indices in the proof's
+      table; -1 if unknown.
     - `reason`: why the output is REFUSED.
     - `finding`: for a NOT PROVED output, the calls at which the two graphs first differ.
     - `layouts`: for a PROVED output, its strides in both graphs if these differ.
-    - `witness`: how the output's two values differed when both graphs were computed on the same inputs.
-    - `agreed`: the number of sets of inputs for which its two values were equal.
+    - `witness`: how the output's values in the two graphs differed, computed from the same inputs.
+    - `agreed`: the number of sets of inputs for which these two values were equal.
     """
 
     output: str
@@ -74,7 +75,7 @@ class Proof:
     """The answers for all outputs of two graphs.
 
     - `table`: the terms of both graphs.
-    - `sides`: the calls of each graph with their terms, the reference first.
+    - `sides`: (calls of the reference with their terms, calls of the candidate with their terms).
     - `row_splits`: the operators that one graph calls on all rows, and the other graph on each half of the rows.
     - `reads_something`: False if all outputs are PROVED and none depends on an input.
     """
@@ -117,8 +118,8 @@ def prove_graphs(
     """Prove two graphs of the same step, output by output.
 
     - `rules`: rules to use instead of RULES, for tests.
-    - `must_read`: prefixes of input names. A proved output must depend on an input with each prefix.
-    - `table`: a table to which the terms are added. Its own rules then apply instead of `rules`.
+    - `must_read`: prefixes of input names. For each prefix, a PROVED output must depend on an input with this prefix.
+    - `table`: a table to which the terms are added. The rules of this table then apply instead of `rules`.
     """
     table = Table(RULES if rules is None else rules) if table is None else table
     sides = Canonicalizer(table, reference, 0), Canonicalizer(table, candidate, 1)

@@ -5,7 +5,7 @@
    because kernels may choose a code path by layouts.
 3. An in-place write gives a new value to all tensors that have exactly the written elements. Other tensors in this
    memory become stale: a call that reads them is refused.
-4. Each random call reads the state that the previous one left in the generator.
+4. Each random call reads the state of the generator after the previous random call.
 5. A symbolic size, such as `u0`, is replaced by the term that defines its number.
 """
 
@@ -33,8 +33,8 @@ class Canonicalizer:
     """Computes the term of each call in a graph.
 
     - `side`: 0 for the reference's graph, 1 for the candidate's.
-    - `values`: for each call, the index of its result's term in the table. A list of indices for a call with several
-      results, None for a refused call. After an in-place write, this is the term of the new value.
+    - `values`: for each call, the index of the term of its result. After an in-place write, this is the term of the new
+      value. A call with several results has a list of indices, and a refused call has None.
     """
 
     def __init__(self, table: Table, graph: Graph, side: int) -> None:
@@ -65,7 +65,7 @@ class Canonicalizer:
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
-        """Return the index of the term of an output, which is the value of call `index` at the end of the step.
+        """Return the index of an output's term. The output is the value of call `index` at the end of the step.
 
         If this call is an input, its value is the last value written into it. Raises RefusedError if the term is
         unknown.
@@ -99,16 +99,16 @@ class Canonicalizer:
 
     @functools.cached_property
     def computed(self) -> set[int]:
-        """The indices of all terms that the graph computes, and of all terms inside these."""
+        """The indices of all terms that the graph computes, and of all terms inside these terms."""
         values = (value if isinstance(value, list) else [value] for value in self.values)
         return self.table.reachable(place for places in values for place in places if place is not None)
 
     @functools.cached_property
     def reads(self) -> list[list[int]]:
-        """For each call, the indices of the earlier calls on which its arguments depend.
+        """A list with an entry per call: the indices of the earlier calls on which its arguments depend.
 
-        These are the calls that computed its arguments. For a symbol such as `u0` in the size of an argument, this is
-        the first call whose result has the symbol.
+        An argument depends on the call that computed it. If its size has a symbol such as `u0`, it also depends on the
+        first call whose result has the symbol.
         """
         brought: dict[str, int] = {}
         found = []

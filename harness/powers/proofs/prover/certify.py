@@ -43,7 +43,7 @@ def subject_of(case: Case, proof: Proof, extra_passes: tuple[str, ...] = (), *, 
 
 
 def certificate_of(case: str, proof: Proof, subject: Subject | None = None) -> Certificate:
-    """Return the proof of a case as a certificate, without the steps of the proof that the checker does not need.
+    """Return the proof of a case as a certificate, with only those steps of the proof that the checker needs.
 
     Raises RejectedError if the checker does not accept the certificate.
     """

@@ -20,7 +20,7 @@ from bitproof.harness.powers.proofs.prover.terms import Table
 class Symbols:
     """Maps each symbol of a graph, such as `u0`, to the term that defines it.
 
-    The methods `name_...` are called with the first call whose result contains the symbol.
+    The methods `name_...` define a symbol. They are called with the first call whose result contains it.
     """
 
     def __init__(self, table: Table) -> None:
@@ -28,9 +28,9 @@ class Symbols:
         self._terms: dict[str, int] = {}
 
     def size(self, size: Size) -> Size:
-        """Return a size in which each symbol is replaced by the index of its term.
+        """Return `size` after replacing each symbol by the index of the term that defines it.
 
-        Raises RefusedError for a symbol without a term.
+        Raises RefusedError for a symbol without such a term.
         """
         if isinstance(size, int):
             return size
@@ -64,7 +64,7 @@ class Symbols:
             self._terms[name] = self.table.make(("extent", term, shape.index(("size", (1, name)))))
 
     def name_rows(self, call: Call) -> None:
-        """Define the symbol in the number of rows that an all-to-all receives.
+        """Define the symbol that occurs in the number of rows that an all-to-all receives.
 
         The number of received rows is the sum of the output splits. It is traced as the first split plus a symbol, so
         the symbol is the sum of the other splits.

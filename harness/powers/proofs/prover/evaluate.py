@@ -1,7 +1,7 @@
 """Computes terms and graphs on values, to find wrong proofs.
 
-The term of every PROVED output is computed on random inputs, operator by operator. On every rank, it must have the same
-bits as both graphs. All ranks run in this process: a value is a list with an entry per rank.
+The term of every PROVED output is computed on random inputs, operator by operator. On every rank, the result must have
+the same bits as the output in both graphs. All ranks run in this process: a value is a list with an entry per rank.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def run_graph(
     late: bool = False,
     watch: Callable[[Node, Sequence[Any]], None] = lambda node, values: None,
 ) -> tuple[list[Any], list[list[Tensor]]]:
-    """Run a graph on every rank. Returns (results, final values of the inputs), both as a list per rank.
+    """Run a graph on every rank. Returns (results, final values of the inputs), each as a list with an entry per rank.
 
     - `inputs`: for each rank, the list of its inputs. They are copied.
     - `groups`: the process groups by name.
     - `late`: run each collective again at its wait. The result then changes if an input was written since the launch.
-    - `watch`: is called with each node and the list of its results per rank.
+    - `watch`: a function that is called with each node, and a list of its results per rank.
 
     Raises FailsError, which names the node, if a call fails on these values. Raises NotEvaluatedError if a call cannot
     be computed in a single process.

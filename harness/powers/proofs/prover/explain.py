@@ -27,7 +27,7 @@ _ADD = "aten.add.Tensor"
 
 @dataclass(frozen=True)
 class Shown:
-    """A call as shown to a reader.
+    """A call as a report shows it.
 
     - `changed`: the arguments that differ from those of the other graph's call, as text.
     - `beside`: the neighbours of the call, as text. Used for a call without a module and a source line, such as a call
@@ -56,12 +56,14 @@ class Shown:
 
 @dataclass(frozen=True)
 class FirstDifferences:
-    """The calls at which two graphs first differ in an output. In each pair, the reference's calls come first.
+    """The calls at which two graphs first differ in an output.
+
+    Each field is a pair: the calls of the reference, and the calls of the candidate.
 
     - `first`: the first calls whose value the other graph does not compute.
     - `moved`: additions that one graph seems to do before a reduction, and the other graph after it.
     - `reshaped`: two calls of the same operator on different shapes, such as all rows and half of the rows. A kernel's
-      rounding may depend on the shape.
+      rounding may depend on the shape. None if there are no such calls.
     """
 
     first: tuple[tuple[Shown, ...], tuple[Shown, ...]]
@@ -127,8 +129,8 @@ def _starts(side: Canonicalizer, alone: list[int], known: set[int]) -> list[int]
     """Return the indices of the calls at which a graph begins to differ from the other graph, in ascending order.
 
     - `side`: the graph with its terms.
-    - `alone`: the calls whose value the other graph does not compute.
-    - `known`: the terms of the other graph.
+    - `alone`: the indices of the calls whose value the other graph does not compute.
+    - `known`: the indices of the terms that the other graph computes.
 
     The result has the calls of `alone` that depend on no other call of `alone`. Inputs are left out, and dependencies
     on in-place calls do not count. Earlier calls that only reorder elements are added, such as a concatenation in
@@ -232,7 +234,7 @@ def _behind(side: Canonicalizer, root: int) -> list[int]:
 def _changed(
     sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Compare each call in `starts` with its counterpart in the other graph. Returns the differing arguments, as text.
+    """Compare each call in `starts` with its counterpart in the other graph. Returns the differing arguments.
 
     - The result maps (0 for the reference or 1 for the candidate, call index) to texts such as "dim 1".
     - Two calls are counterparts if each is the only call in its graph's `starts` with this operator, module and

@@ -41,7 +41,7 @@ class InFlight:
     def run(self, index: int, call: Call, awaited: int | None) -> list[Race]:
         """Record a call that launches a collective, or waits for the collective that call `awaited` launched.
 
-        Returns races if the collective's memory was freed before the wait; [] for a launch.
+        Returns the races of a wait: memory of the collective that was freed before the wait. [] for a launch.
         """
         row = _row(call)
         found = self._order.wait(row.wait, self._storages([awaited]), index) if row.wait and awaited is not None else []

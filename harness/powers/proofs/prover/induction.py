@@ -24,7 +24,7 @@ GENERATOR = "the random generator's state"
 class Induction:
     """Whether equal bits in a single step imply equal bits in any number of steps.
 
-    - `holds`: True if they do.
+    - `holds`: True if equal bits in a single step imply this.
     - `state`: names of what a step changes: inputs, and the random generator's state.
     - `reason`: why the proof does not extend to further steps; None if it does.
     """
@@ -37,7 +37,7 @@ class Induction:
 def induction(
     proof: Proof, graphs: tuple[Graph, Graph], verdict: str, single_step_reason: Sequence[str | None]
 ) -> Induction:
-    """Return whether a proof of a single step extends to any number of steps, and if not, why.
+    """Return whether a proof of a single step extends to any number of steps, and if it does not, why.
 
     - `verdict`: the verdict on the step.
     - `single_step_reason`: other reasons why the proof does not extend, such as a changed optimizer setting. None

@@ -102,8 +102,8 @@ def holds(dtype: str, number: float) -> bool:
 def number_in(argument: Any, dtype: str) -> float | None:
     """Return the number that a kernel computes with if it gets this argument together with tensors of `dtype`.
 
-    For example, 0.5 for ("float", "0x1p-1"). None if the argument is not a number, is an integer beyond 2**53, or if
-    the dtype cannot represent it.
+    For example, 0.5 for ("float", "0x1p-1"). None if the argument is not a number, is an integer beyond 2**53, or
+    cannot be represented by the dtype.
     """
     match argument:
         case int():

@@ -26,7 +26,7 @@ _ITEM_BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bfloat16": 2
 
 
 def alignment_of(dtype: str, offset: int, device: str) -> int:
-    """Return the number of bytes from the last multiple of `line_of(device)` to a tensor's first element.
+    """Return by how many bytes the address of a tensor's first element exceeds a multiple of `line_of(device)`.
 
     `offset` is the tensor's offset in its storage, in elements. For example, a float32 tensor at offset 3 on the CPU
     has alignment 12.
@@ -35,10 +35,10 @@ def alignment_of(dtype: str, offset: int, device: str) -> int:
 
 
 def overlaps(x: Tensor) -> bool:
-    """Return whether two indices of a tensor may be the same element in memory, as in `x.expand(3, 4)`.
+    """Return whether two indices of a tensor may refer to the same element in memory, as in `x.expand(3, 4)`.
 
-    Also True if a size or stride depends on data, since an overlap cannot be ruled out then. Only the first size of a
-    contiguous tensor may depend on data.
+    Also True if a size or stride depends on data, since an overlap cannot be ruled out then. The only exception is the
+    first size of a contiguous tensor.
     """
     if any(not isinstance(n, int) for n in (*x.shape, *x.strides)):
         return not _is_dense(x)
@@ -86,7 +86,7 @@ def _is_paired(x: Tensor, results: Sequence[Tensor]) -> bool:
 
 
 def without_redundant_arguments(call: Call, calls: Sequence[Call]) -> Call:
-    """Remove the arguments of a call that follow from the layouts of its tensors, so that equal calls are equal data.
+    """Remove those arguments of a call that follow from the layouts of its tensors, so that equivalent calls are equal.
 
     For example, `prims.split_dim(a, 0, 2)` becomes `view(self)`, as does any other call that returns the same view.
     """
@@ -134,7 +134,7 @@ def windows_of(call: Call, x: Tensor) -> list[Window | None]:
 def _window_on_tensor(shape: tuple[int, ...], strides: tuple[int, ...], memory: Window) -> Window | None:
     """Convert a window on memory into a window on a tensor in that memory. None if the window reaches other memory.
 
-    - `shape`, `strides`: the tensor's.
+    - `shape`, `strides`: the layout of the tensor.
     - `memory`: the window, with addresses counted from the tensor's first element.
 
     For example, a transposed matrix has shape (2, 3) and strides (1, 2). The element at address 2 is element number 1

@@ -67,7 +67,7 @@ class GraphMemory:
 
         Raises RefusedError if the call:
 
-        - writes anything else, or writes a constant;
+        - writes another argument, or writes a constant;
         - changes a layout;
         - writes memory that a collective may be using;
         - has a result that depends on the order in which elements are read and written.

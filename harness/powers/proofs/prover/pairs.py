@@ -79,7 +79,7 @@ class Provable:
 
     @functools.cached_property
     def exported(self) -> tuple[Graph, SizeBounds]:
-        """The graph as data, and the bounds of its symbolic sizes. Raises RefusedError for an unsupported call."""
+        """(the graph as data, the bounds of its symbolic sizes). Raises RefusedError for an unsupported call."""
         if self.written is not None:
             return self.written
         assert self.module is not None, "a graph or what was written of it"
@@ -103,8 +103,8 @@ class PairProof:
     - `seconds`: (phase, seconds) for each phase.
     - `bounds`: the bounds of symbolic sizes within which the result holds, as text.
     - `induction`: whether the proof extends to any number of steps.
-    - `not_run`: why the programs themselves could not be run, or None. Without a run, it is only assumed that the
-      graphs compute the same as the programs.
+    - `not_run`: why the programs themselves could not be run, or None. If they were not run, it is only assumed that
+      the graphs compute the same as the programs.
     """
 
     verdict: str
@@ -120,7 +120,7 @@ class PairProof:
 
     @property
     def answers(self) -> tuple[OutputAnswer, ...]:
-        """The answer for every output. Empty if the programs were refused as a whole."""
+        """The answers for all outputs; () if the programs were refused as a whole."""
         return self.proof.answers if self.proof else ()
 
     def __str__(self) -> str:
@@ -174,10 +174,10 @@ def prove_programs(
     """Prove two programs with the same inputs equal, output by output.
 
     - `values`: returns sets of inputs on which both programs are also computed. If None, nothing is computed.
-    - `must_read`: prefixes of input names. A PROVED output must depend on an input with each prefix. If empty, it
-      suffices that some output depends on an input.
+    - `must_read`: prefixes of input names. For each prefix, a PROVED output must depend on an input with this prefix.
+      If empty, it suffices that some output depends on an input.
     - `rules`: rules to use instead of RULES, for tests.
-    - `lap`: is called with the name of each phase when it ends.
+    - `lap`: a function that is called at the end of each phase, with the phase's name.
 
     Unsupported calls do not raise: outputs, or the whole result, become REFUSED. The whole result is also REFUSED if
     the programs leave the random generator in different states.
@@ -351,7 +351,7 @@ def _refused(found: PairProof, error: RefusedError) -> PairProof:
 
 
 def refusal_text(error: RefusedError) -> str:
-    """Return a refusal as a line of text: the reason, and where it is."""
+    """Return a refusal as a line of text: its reason, and the part of the program that caused it."""
     return f"{error.what}, in {error.where}"
 
 
@@ -410,7 +410,7 @@ def _as_on_a_rank() -> Iterator[None]:
 
 @contextmanager
 def filling_memory() -> Iterator[None]:
-    """Context in which torch fills newly allocated memory with fixed values.
+    """Let torch fill newly allocated memory with fixed values, within a `with` block.
 
     So uninitialized elements are equal in two runs.
     """

@@ -22,8 +22,8 @@ def precompiled_step(
 ) -> tuple[StepGraph, GroupTable]:
     """Return the graph and the process groups of the precompiled step in `folder`.
 
-    Without `folder`, precompile a step first. Determinism switches must be set. Raises ArtifactError for a file that a
-    run would refuse, and any error of precompiling.
+    Without `folder`, precompile a step first. The determinism switches must already be set. Raises ArtifactError for a
+    file that a run would refuse, and any error of precompiling.
     """
     made_as = GRAPH if system == PRECOMPILED else system
     if folder is None:

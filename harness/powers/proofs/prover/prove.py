@@ -1,7 +1,7 @@
 """Proves that the steps of a case's two systems compute equal bits.
 
-Both steps are traced without starting ranks, the candidate's after its passes. Then they are proved equal (`pairs.py`),
-and computed on the case's own tokens.
+Both steps are traced without starting ranks, and the candidate's passes run on its graph. Then the two graphs are
+proved equal (`pairs.py`), and computed on the case's own tokens.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ KNOWN_SYSTEMS = ("eager", "eager_chunked", *PREPARED)
 class CaseProof(PairProof):
     """The proof that the two steps of a case compute equal bits.
 
-    `update` is the proof of the optimizer's update after the steps. None if it was not requested, or if the steps are
-    not PROVED.
+    `update` is the proof of the optimizer's update after the steps. None if this proof was not requested, or if the
+    steps are not PROVED.
     """
 
     case: Case = field(kw_only=True)
@@ -91,7 +91,8 @@ def prove_case(
     - `evaluate`: also compute both graphs on values.
     - `follow`: if the step is PROVED, also prove the optimizer's update after it.
     - `rules`: rules to use instead of RULES, for tests.
-    - `in_turn`: trace both graphs in this process. If False, another process may trace a large reference meanwhile.
+    - `in_turn`: trace both graphs in this process, one after the other. If False, another process may trace a large
+      reference at the same time.
     - `clock`: measures the `seconds` of the result.
 
     If `why_not` returns a reason, the case is NOT TRIED. Unsupported calls do not raise: they are REFUSED. Raises the

@@ -43,7 +43,8 @@ The limit is three times as long as the parent takes for the candidate, plus the
 class Reference:
     """The traced step of a reference. Its `inputs` are fake tensors.
 
-    If another process traced it, `module` is None, and `written` has the graph as data with the bounds of its sizes.
+    If another process traced the step, `module` is None, and `written` has the graph as data and the bounds of its
+    sizes.
     """
 
     parameter_names: list[str]
@@ -84,7 +85,7 @@ def graph_of(case: Case, system: str, device: torch.device, options: GraphOption
 
 
 def of_the_reference(case: Case) -> Case:
-    """Return the case reduced to the settings that affect its reference. Cases with the same reference become equal."""
+    """Return `case` with only the settings that affect its reference. Cases with the same reference become equal."""
     kept = ("reference", "chunking", "model", "parallelism", "batch", "schedule", "precision", "seed", "autoplace")
     return Case(name="reference", family="prove", **{name: getattr(case, name) for name in kept})
 
@@ -100,11 +101,13 @@ def traced_reference(case: Case, device: torch.device) -> Reference:
 
 @contextmanager
 def reference_of(case: Case, device: torch.device, *, in_turn: bool) -> Iterator[Callable[[], Reference]]:
-    """Context for tracing a case's reference. Yields a function that returns the traced reference.
+    """Trace a case's reference, at the start of a `with` block or during it.
 
-    - With `in_turn`, or for a small reference, this process traces it when the context is entered.
-    - Otherwise a forked process traces it while the context runs, and the function waits for the result. If the process
-      fails or takes too long, the function traces the reference itself.
+    Yields a function that returns the traced reference:
+
+    - With `in_turn`, or for a small reference, this process traces at the start of the block.
+    - Otherwise a forked process traces during the block, and the function waits for the result. If the process fails or
+      takes too long, the function traces the reference itself.
 
     Raises the errors of tracing.
     """

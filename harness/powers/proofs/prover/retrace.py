@@ -1,6 +1,6 @@
 """Checks that the graphs in a certificate are those of its case.
 
-The case is traced again, and each call must be equal.
+The case is traced again, and each call must be equal to the certificate's call.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 """The rules that rewrite terms. Each rule keeps every bit, and its docstring states why.
 
+A rule returns the index of the rewritten term; None if the rule does not apply.
+
 The rules move operators inwards, to element-by-element operators on views of the remaining terms. For example,
 `cat(neg(x[:2]), neg(x[2:]))` becomes `neg(x)`.
 
@@ -122,7 +124,7 @@ def cat_of_neighbours(table: Table, term: Term) -> int | None:
 
 
 def _consecutive_views(table: Table, place: int, dim: int, sizes: list[int]) -> tuple[int, ...]:
-    """Return views of consecutive parts of a term along `dim`: x[0:2] and x[2:5] for `sizes` (2, 3)."""
+    """Return the indices of views of consecutive parts of a term along `dim`: x[0:2] and x[2:5] for `sizes` (2, 3)."""
     shape, begin, found = table.shape(place), 0, []
     for size in sizes:
         here = Window((*shape[:dim], size, *shape[dim + 1 :]), row_major(shape), begin * row_major(shape)[dim])
@@ -165,7 +167,7 @@ def _joined(table: Table, first: int, second: int, dim: int) -> int | None:
 def exact_of_number(table: Table, term: Term) -> int | None:
     """Rule: the negation or cast of a number becomes the resulting number.
 
-    None if the dtype cannot represent the resulting number exactly.
+    The rule does not apply if the dtype cannot represent the resulting number exactly.
     """
     _, name, dtype, _, operands = term
     number = table.number(operands[0])
@@ -247,7 +249,7 @@ def _without_sign(table: Table, place: int) -> int | None:
 
 
 def exact_through_wider(table: Table, term: Term) -> int | None:
-    """Rule: the first of two consecutive casts is skipped if its dtype is wider, so that it changes no number.
+    """Rule: of two consecutive casts, the first is skipped if it casts to a wider dtype, since this changes no number.
 
     For example, bfloat16 -> float32 -> float16 is bfloat16 -> float16.
     """
@@ -344,7 +346,7 @@ def gather_of_cat(table: Table, term: Term) -> int | None:
 
 
 def reduce_of_cat(table: Table, term: Term) -> int | None:
-    """Rule: a reduce-scatter of columns concatenated together is a concatenation of reduce-scatters.
+    """Rule: a reduce-scatter of concatenated columns is a concatenation of reduce-scatters.
 
     The reduced term has a row for each rank. The rule assumes that all columns are summed in the same order, whatever
     their number and position. The certificate lists this assumption.

@@ -23,8 +23,8 @@ class Table:
 
     - `rules`: for each kind of term, such as "view", the rules that may rewrite it.
     - `steps`: each term, with the rule that rewrote it. A step refers only to earlier steps.
-    - `joins`: a cache for the rules: (first term, second term, dim) -> the term of both terms' concatenation along this
-      dim. None if the two terms are not adjacent parts of a term.
+    - `joins`: a cache for the rules: (one term, next term, dim) -> the term of their concatenation along this dim. None
+      if the two terms are not adjacent parts of a term.
     - `hint`: an intermediate result that a rule stores for the checker.
     """
 
@@ -132,7 +132,7 @@ class Table:
         return float.fromhex(term[2]) if term[0] == "number" else None
 
     def filled(self, shape: tuple[int, ...], dtype: str, number: float) -> int:
-        """Return the index of the term of a tensor that is filled with a number."""
+        """Return the index of the term of a tensor whose elements all have the value `number`."""
         place = self.make(("number", dtype, number.hex()))
         return self.view(place, Window(shape, (0,) * len(shape), 0)) if shape else place
 

@@ -28,7 +28,7 @@ from bitproof.reference.step import Trainer, build_sharded_model
 class UpdateGraph(NamedTuple):
     """The traced update. `module` is a graph that writes its inputs and returns nothing.
 
-    The other fields are the inputs of `module`, in its order: name -> fake tensor with the layout of the real tensor.
+    The other fields are the inputs of `module`, in order: name -> fake tensor with the layout of the real tensor.
     """
 
     module: GraphModule
@@ -39,7 +39,7 @@ class UpdateGraph(NamedTuple):
 
 
 def update_graph(case: Case, gradients: Mapping[str, Tensor], device: torch.device) -> UpdateGraph:
-    """Trace `Trainer.update`. `gradients` has a tensor with the layout of the gradient for each parameter's name.
+    """Trace `Trainer.update`. `gradients` maps each parameter's name to a tensor with the layout of its gradient.
 
     The optimizer is traced as in a second step, when its state exists. Raises the errors of the update.
     """

@@ -130,8 +130,8 @@ def _on_meta(x: data.Tensor) -> Tensor:
 def join(step: Graph, update: Graph) -> Graph:
     """Return the graph of a step followed by its update.
 
-    - An input of the update may have the name of an input or output of the step, such as `gradient of layers.0.w`. Then
-      it reads that value.
+    - If an input of the update has the name of an input or output of the step, such as `gradient of layers.0.w`, the
+      update reads this value.
     - Any other input of the update becomes an input of the joined graph.
 
     Raises RefusedError if a value's layout after the step is not the layout that the update reads.

@@ -136,7 +136,7 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
     `parts` has the shapes of these parts. Returns None if the window cannot be split, otherwise (along, pieces):
 
     - `pieces`: the windows on the parts. Concatenated along dim `along`, they have the elements of `outer`.
-    - `along`: None if `outer` is within a single part, so that there is a single piece.
+    - `along`: None if `outer` is within a single part, so that `pieces` has only one window.
     """
     # In row-major order, elements come in blocks, one for each index of the dims before `dim`. Within a block, part
     # follows part. A dim of the window either moves from block to block or stays within a block.

@@ -1,10 +1,10 @@
 """The operators that a proof admits, each with the tensor layouts and dtypes for which it is admitted.
 
-A scan (`tests/benchmarks/scan_operators.py`) called each listed operator. Its results were as its schema and its fake
-results state.
+A scan (`tests/benchmarks/scan_operators.py`) called each listed operator. The real results agreed with the schema and
+the fake results of the operator.
 
-Many operators have a fake result of a wrong dtype if their tensors have several dtypes. So a list of its own states
-which operators are admitted for such tensors, and `mixes_as_tried` checks each call.
+Many operators have a fake result of a wrong dtype if their tensors have several dtypes. So separate lists name the
+operators that are admitted for such tensors, and `mixes_as_tried` checks each call.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ FILES = {
 def names(mixture: str = ALIKE) -> Mapping[str, str]:
     """Return the admitted operators, each with the loosest layout admitted for it: {"aten.add.Tensor": "any-layout"}.
 
-    With a `mixture`, return only operators whose tensors may have this mixture of dtypes.
+    With a `mixture`, return the operators whose tensors may have this mixture of dtypes.
     """
     rows = (line.split() for line in FILES[mixture].read_text().splitlines() if line and not line.startswith("#"))
     return {f"{packet}.{overload}": layout for layout, packet, *own in rows for overload in own}
@@ -96,9 +96,9 @@ def mixtures_of(name: str, given: Mapping[str, Any]) -> list[str]:
 def mixes_as_tried(target: Any, given: Mapping[str, Any]) -> bool:
     """Return whether a call with tensors of several dtypes is like the calls that the scan tried.
 
-    In-place calls always are. For any other call, these conditions must hold (`given` has its arguments by name):
+    True for every in-place call. Any other call must meet these conditions (`given` has its arguments by name):
 
-    - There are two dtypes.
+    - Its tensors have two dtypes.
     - The tensors are all row-major, or all have the same shape and strides. Operators of MIXES_FLOATS_IN_ANY_LAYOUT may
       have any layouts.
     - Scalar tensors do not occur together with other tensors, except in operators of TAKES_NUMBERS_AS_TENSORS.
@@ -142,7 +142,7 @@ def write(found: Mapping[str, str], mixture: str = ALIKE) -> None:
 def layout_of(given: Mapping[str, Any]) -> str:
     """Return the strictest of LAYOUTS that covers all tensor arguments of a call.
 
-    The result is at least `any-layout` in two cases:
+    The result is `any-layout` or a looser layout in two cases:
 
     - a tensor's stride, or a size other than the first, depends on data;
     - the argument `input_dtype` names a dtype that none of the tensors has.
@@ -303,7 +303,7 @@ def _is_update(name: str, given: Mapping[str, Any]) -> bool:
     """Return whether a call is an optimizer's kernel, such as `_fused_adamw_`, in an admitted form.
 
     - Its lists must be equally long and have row-major CPU tensors.
-    - At each index, all tensors but the step count must have the same dtype and size.
+    - At each index, all tensors except the step count must have the same dtype and size.
     - It must not scale gradients.
     - The written tensors must share no memory with each other or with other arguments.
     """

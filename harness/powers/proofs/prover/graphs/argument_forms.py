@@ -61,7 +61,7 @@ def canonical(target: Any, given: Sequence[tuple[str, Any]], calls: Sequence[Cal
     """Return the arguments of a call in canonical form, without arguments that equal their defaults.
 
     - `target`: the operator.
-    - `given`: (name, argument as data).
+    - `given`: (name, argument as data) for each argument.
     - `calls`: the earlier calls, to which an argument may refer by index.
     """
     schema = schema_of(target)

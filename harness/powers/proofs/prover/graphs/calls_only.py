@@ -16,7 +16,7 @@ _CALLS = ("forward", "_call_impl", "_wrapped_call_impl", "_compiled_call_impl", 
 
 
 def why_not_calls_only(module: GraphModule) -> str | None:
-    """Return why a graph module would not run exactly its graph, such as "hooks"; None if it does.
+    """Return what makes a graph module run anything but its graph, such as "hooks"; None if it runs exactly its graph.
 
     A user's pass may add hooks, replace the function or class that runs the graph, or rewrite its code.
     """

@@ -54,7 +54,7 @@ _TRANSPOSES = torch.ops.aten.transpose_.default
 
 
 class CallOrigin(NamedTuple):
-    """The origin of a call, for readers: module, `forward` or `backward`, number of its chunk, source line."""
+    """The origin of a call, for reports: module, `forward` or `backward`, number of its chunk, source line."""
 
     module: str | None = None
     direction: str | None = None
@@ -261,7 +261,7 @@ class _Exporter:
             self._add(node, node.name, known.CHOICE, args, self.values[node])
 
     def _add_copied(self, node: Node, op: str, args: Sequence[tuple[str, Any]], own: data.Tensor) -> None:
-        """Record an in-place call as a call of the functional operator `op`, and a copy of its result.
+        """Record an in-place call as two calls: the functional operator `op`, and a copy of its result.
 
         The copy writes into the tensor that the in-place call writes. `own` is the layout of this tensor.
         """
@@ -397,8 +397,8 @@ def refuse(call: Call, what: str) -> RefusedError:
 def _nested(caller: Node, module: GraphModule) -> Any:
     """Return a nested graph as data.
 
-    Raises RefusedError if it writes, draws random numbers, or has an operator that is not admitted. Nodes have numbers
-    instead of names, so graphs that differ only in names have equal data.
+    Raises RefusedError if the nested graph writes, draws random numbers, or has an operator that is not admitted. Nodes
+    have numbers instead of names, so graphs that differ only in names have equal data.
     """
     index: dict[Node, int] = {}
 

@@ -42,8 +42,8 @@ def add_copies(calls: list[Call]) -> None:
 def add_zeros(calls: list[Call], name: str, written: Any, place: Any) -> None:
     """Add a call that fills a tensor with zeros, before the call `name` overwrites the tensor.
 
-    So the tensor's old content affects no answer. `written` is the tensor as an argument in data; `place` is the origin
-    of the call `name`.
+    So the tensor's old content affects no answer. `written` is the tensor as an argument of a call in the data; `place`
+    is the origin of the call `name`.
     """
     fields = f"{name} overwrites", known.ZEROS_INTO, (("self", written),), calls[written[1]].value
     calls.append(Call(*fields, writes=("self",), place=place))
@@ -136,13 +136,14 @@ def _add_copies(calls: list[Call], written: Mapping[int, tuple[str, Any]]) -> No
 def add_updates(
     calls: list[Call], call: Call, given: Mapping[str, Any], names: Sequence[str], layout: Callable[[Any], Any]
 ) -> Iterator[Any]:
-    """Add a call of an optimizer's kernel as a call per parameter, since the CPU kernel processes them one by one.
+    """Replace a call of an optimizer's kernel by a call per parameter, since the CPU kernel processes them one by one.
 
-    Yields the new fake values of each parameter.
+    Adds each of these calls to `calls`, followed by copies of its results. Yields the new fake values of each
+    parameter.
 
     - `call`: the call of the kernel, whose arguments are lists.
-    - `given`: its arguments by name, as fake values.
-    - `names`: the arguments that the kernel writes by its schema.
+    - `given`: the kernel's arguments by name, as fake values.
+    - `names`: the arguments that the kernel writes according to its schema.
     - `layout`: returns the layout of a fake value.
     """
     for place in range(len(given["self"])):

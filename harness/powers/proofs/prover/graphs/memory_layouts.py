@@ -28,7 +28,7 @@ class Layouts:
     def __call__(self, node: Node, values: Sequence[Any]) -> None:
         """Compare the real results of a node, a result per rank, with the graph.
 
-        Raises RefusedError, which names the node.
+        Raises RefusedError, which names the node, if a layout differs.
         """
         call = next(self._inputs) if node.op == "placeholder" else self._calls.get(node.name)
         if call is None:

@@ -25,15 +25,16 @@ LEAST = 2
 
 @dataclass
 class SizeBounds:
-    """The bounds of the open sizes of a graph's inputs: place -> (least, most), such as `dim 0 of input 1` -> (2, 64).
+    """The bounds of the open sizes of a graph's inputs. `found` maps where a size occurs to (least, most).
 
-    `most` is None if there is no limit. A size that occurs in several places is listed under the first of these.
+    For example, `dim 0 of input 1` -> (2, 64). `most` is None if there is no limit. A size that occurs several times is
+    listed only where it occurs first.
     """
 
     found: dict[str, tuple[int, int | None]] = field(default_factory=dict)
 
     def joined(self, other: SizeBounds) -> Iterator[str]:
-        """Yield the bounds within which both graphs' bounds hold, as lines such as `dim 0 of input 1: 2 to 64`."""
+        """Yield the bounds that `self` and `other` together imply, as lines such as `dim 0 of input 1: 2 to 64`."""
         for place in dict.fromkeys([*self.found, *other.found]):
             sides = [x.found[place] for x in (self, other) if place in x.found]
             most = min((end for _, end in sides if end is not None), default=None)

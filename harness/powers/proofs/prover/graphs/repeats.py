@@ -76,7 +76,7 @@ class Repeats:
         self._of_fake: dict[int, StoredTensor] = {}  # by id of a fake value, which stays alive
 
     def stored(self, value: Any) -> Any:
-        """Return a call's result as it is stored: with a `StoredTensor` for each plain tensor with fixed sizes."""
+        """Return a call's result after replacing each plain tensor with fixed sizes by a `StoredTensor`."""
         if type(value) in (tuple, list):
             return type(value)(map(self.stored, value))
         layout = _layout(value) if isinstance(value, Tensor) else None
@@ -137,7 +137,7 @@ class Repeats:
         return found
 
     def remember(self, node: Node, value: Any) -> None:
-        """Remember the results of a node's call, which has run.
+        """Remember the results of a node's call, after the call ran.
 
         All results must be plain tensors with fixed sizes. Each must be in an argument's memory, or alone in new
         memory.

@@ -1,4 +1,4 @@
-"""Checks shapes for operators that do not check them.
+"""Checks shapes for operators that do not check their shapes themselves.
 
 With mismatched shapes, such an operator reads memory outside its tensors or aborts. Calls from autograd have matching
 shapes, but a graph from elsewhere may not. `index` is checked for another reason: for some indices, its fake result has

@@ -24,7 +24,7 @@ backwards, with 1 and 3 heads and 1 and 33 rows.
 
 
 def unsure_product(calls: Sequence[Call]) -> Call | None:
-    """Return the first call that multiplies matrices and reads a tensor whose fake stride may be wrong, or None."""
+    """Return the first matrix product that reads a tensor whose fake stride may be wrong; None if there is none."""
     unsure: set[int] = set()  # the storages of results with an unsure stride
     for call in calls:
         read = [x for place in call.reads for x in calls[place].results]

@@ -58,7 +58,7 @@ def not_run(converted: ConvertedProgram) -> str | None:
 
 
 def check_run(converted: ConvertedProgram, drawn: Mapping[str, Any] | None = None, *, num_steps: int = 1) -> None:
-    """Run a program and its graph for some steps. Raises RefusedError if they differ.
+    """Run a program and its graph for some steps. Raises RefusedError if the two runs differ.
 
     - `drawn`: random inputs by name, instead of the program's own. If program and graph both fail on these, no error is
       raised.
@@ -94,10 +94,12 @@ class _Call:
 def _difference(
     converted: ConvertedProgram, drawn: Mapping[str, Any] | None, num_steps: int
 ) -> tuple[str | None, list[Any]]:
-    """Run a program and its graph. Returns (first difference in words or None, all computed values).
+    """Run a program and its graph. Returns a pair:
 
-    The values are outputs and final values of inputs, so that two runs can be compared. `drawn` has input values by
-    name.
+    - the first difference in words; None if there is none;
+    - all computed outputs and final values of inputs, so that two runs can be compared.
+
+    `drawn` has input values by name.
     """
     memories = Memories()
     world = copied({"subject": converted.subject, "inputs": tuple(converted.inputs)}, memories)
@@ -190,7 +192,7 @@ class _Real:
         return Reached(roots_of(self._subject, self._inputs) | more, self._known)
 
     def now(self, name: str) -> Tensor | None:
-        """Return the tensor that is now the input `name`, since a step may replace the original tensor."""
+        """Return the tensor that is currently the input `name`, since a step may replace the original tensor."""
         return self._last.tensors.get(name, self.named.get(name))
 
     def step(self) -> _Call:

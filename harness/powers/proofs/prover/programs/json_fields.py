@@ -100,7 +100,7 @@ class Field:
 def field_of(content: bytes | memoryview, name: str) -> Field:
     """Parse a JSON text. `name` begins the paths in errors.
 
-    Raises FieldError if the text is damaged, nested too deep or ambiguous, such as an object with a key twice.
+    Raises FieldError if the text is damaged, nested too deep or ambiguous, such as an object that has a key twice.
     """
     try:
         return Field(validate.parse(bytes(content)), name)

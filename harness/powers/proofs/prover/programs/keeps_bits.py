@@ -80,7 +80,7 @@ def keeps_bits(
     Without a pass, return a context that proves Inductor's own passes. It yields KeptPasses.
 
     - `inputs`: the inputs of the graph. By default, their layouts come from the graph's placeholders.
-    - `check`: at its end, the context raises PassError for the first pass that is not proved.
+    - `check`: only for the context. At its end, it raises PassError for the first pass that is not proved.
     """
     if a_pass is None:
         return _watching(check)
@@ -120,8 +120,8 @@ class KeptPass:
     def uuid(self) -> Any:
         """Return a digest that identifies the pass for Inductor's cache.
 
-        It covers bitproof's source and the pass's own `uuid()`, or its source if it has none. None if these do not
-        determine the pass: Inductor then caches no graph.
+        It covers bitproof's source, and the pass's own `uuid()` or else the source of the pass. None if these do not
+        determine what the pass does: Inductor then caches no graph.
         """
         own = getattr(self._pass, "uuid", None)
         try:
@@ -138,7 +138,7 @@ def _has_state(a_pass: Any) -> bool:
 
 
 class _Snapshot:
-    """A graph before a pass, with the process's switches, such as torch's number of threads.
+    """A copy of a graph before a pass, and of the process's switches, such as torch's number of threads.
 
     `_before` is the graph as a program, or the error if the graph is refused.
     """

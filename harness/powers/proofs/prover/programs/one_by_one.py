@@ -62,7 +62,7 @@ def one_by_one() -> AbstractContextManager[Any]:
 
 
 def without_regions(module: GraphModule) -> GraphModule:
-    """Remove the profiler ranges of optimizers from a traced graph, in place. Returns the graph.
+    """Remove the profiler ranges of optimizers from a traced graph in place, and return the graph.
 
     The ranges compute nothing.
     """

@@ -2,8 +2,8 @@
 
     torch.set_num_threads(1); y = x.sum(); torch.set_num_threads(4)        refused at `aten.sum`
 
-A graph does not record switches. Some are exempt, because they only decide which operators are called: autocast, grad
-mode, the default dtype, and the choice of an attention kernel.
+A graph does not record switches. Some switches are exempt, because they only decide which operators are called:
+autocast, grad mode, the default dtype, and the choice of an attention kernel.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""Handles optimizers among a program's inputs.
+"""Supports programs that take optimizers as inputs.
 
-Their state tensors are inputs and outputs of the program, like parameters:
+The state tensors of such an optimizer are inputs and outputs of the program, like parameters:
 
     optimizer NAME.KEY              state tensor KEY of parameter NAME
     written optimizer NAME.KEY      its value after a step
 
-Other state, and settings such as `lr`, are part of the program. If a step changes these, only a single step is proved.
+Other state, and settings such as `lr`, are part of the program. If a step changes these, a proof only covers this
+single step, not those after it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ OPTIMIZER = "optimizer "
 
 
 class HeldOptimizers:
-    """The optimizers among a program's inputs. `names` maps the id of a parameter to its name.
+    """The optimizers that a program takes as inputs. `names` maps the id of a parameter to its name.
 
     Raises RefusedError if an optimizer has a parameter that is not in `names`.
     """
@@ -48,9 +49,9 @@ class HeldOptimizers:
 
     @contextmanager
     def swapped(self, given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Iterator[None]:
-        """Context in which the optimizers have other tensors: `parameters` to update, and `given` as state.
+        """Let the optimizers use other tensors within a `with` block: `parameters` to update, and `given` as state.
 
-        Both map the names of tensors to tensors. Afterwards the optimizers have their own tensors again.
+        Both arguments map names to tensors. Afterwards, the optimizers have their own tensors again.
         """
         kept = [(x, [dict(group) for group in x.param_groups], x.state) for x in self.optimizers]
         try:

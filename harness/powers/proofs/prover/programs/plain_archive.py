@@ -28,7 +28,7 @@ class ArchiveError(ValueError):
 
 
 class _Facts(NamedTuple):
-    """What a file's header and its entry in the directory both state. They must agree.
+    """The facts about a file that both its header and its entry in the directory state. Both must state the same.
 
     `stored` is the compressed size and `size` the real size, both in bytes.
     """

@@ -78,7 +78,7 @@ def memory_of(content: memoryview | bytes, dtype: torch.dtype, where: str) -> Te
 def with_layout(memory: Tensor, sizes: Sequence[int], strides: Sequence[int], offset: int, where: str) -> Tensor:
     """Return a view of `memory` with these sizes and strides.
 
-    Raises TensorError if the view would reach past the end.
+    Raises TensorError if the view would reach past the end of `memory`.
     """
     refuse_layout(sizes, strides, offset, where)
     is_empty = 0 in sizes

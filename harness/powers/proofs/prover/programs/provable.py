@@ -128,7 +128,7 @@ _READABLE = (OpOverload, HigherOrderOperator)
 def of_graph(module: GraphModule, inputs: Sequence[Any]) -> ConvertedProgram:
     """Return a graph as a program with these inputs. Later changes of the graph do not affect the program.
 
-    Raises RefusedError if the graph takes another number of inputs.
+    Raises RefusedError if the graph does not take this number of inputs.
     """
     placeholders = module.graph.find_nodes(op="placeholder")
     leaves = flattened(tuple(inputs))[0]
@@ -277,7 +277,8 @@ def _modules(subject: Any, leaves: Sequence[Any]) -> dict[str, nn.Module]:
     """Return the modules of a program, by the prefix of their parameters' names.
 
     - If the program itself is a module, its prefix is "".
-    - The prefix of a module among the inputs is its number, such as "0.", or "" if it is the only module.
+    - The prefix of a module among the inputs is its number among these modules, such as "0."; or "" if it is the
+      program's only module.
     """
     modules = {"": subject} if isinstance(subject, nn.Module) else {}
     inner = [leaf for leaf in leaves if isinstance(leaf, nn.Module)]
@@ -376,7 +377,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> ConvertedProg
 
 
 def why_not_run(values: Mapping[str, Any]) -> str | None:
-    """Return why a program with these inputs cannot be run here, such as missing values; None if it can."""
+    """Return why a program with these inputs cannot be run here, such as a tensor without values; None if it can."""
     tensors = [x for x in values.values() if isinstance(x, Tensor)]
     if not all(map(has_values, tensors)):
         return "the inputs have no values"

@@ -134,7 +134,7 @@ def changed(before: Reached, after: Reached, *, without: str | None = None) -> d
 
 
 def plain_token(x: Any) -> Token:
-    """Return data that identify a plain value, such as `("int", "3")`; None for any other object.
+    """Return data that identify a plain value, such as `("int", "3")` for 3; None for an object that is no plain value.
 
     Unequal values have unequal data: -0.0 is not 0.0, and True is not 1.
     """
@@ -191,7 +191,10 @@ def _token(x: Any) -> Token:
 
 
 def _is_atom(x: Any) -> bool:
-    """Return whether an object is neither copied nor inspected, such as code, standard streams, modules and classes."""
+    """Return whether an object is used as it is, without copying or inspecting it.
+
+    Such objects are code, standard streams, modules and classes, for example.
+    """
     if isinstance(x, types.FunctionType):
         return not (x.__closure__ or x.__defaults__ or x.__kwdefaults__ or vars(x)) or is_of_compiler(x)
     if isinstance(x, _CachedFunction):
@@ -673,7 +676,7 @@ an attribute of an autograd node.
 
 
 def _variables_of(function: types.FunctionType) -> Iterator[tuple[str, Any, bool]]:
-    """Yield (name, value, whether it is a user's) for each global or module variable that a function's code names.
+    """Yield (name, value, whether it is the user's) for each global or module variable that a function's code names.
 
     For code such as `globals()["count"]`, every container among the variables is yielded as well.
     """

@@ -74,9 +74,9 @@ _watches: list[tuple[set[int], Callable[[str], bool]]] = []
 
 @contextmanager
 def refusing_side_effects(is_users_file: Callable[[str], bool]) -> Iterator[None]:
-    """Context in which a program may only change objects that it can reach. Any other effect raises RefusedError.
+    """Raise RefusedError if a program, within a `with` block, changes anything but objects that it can reach.
 
-    If the program catches the error, the context raises it again. `is_users_file` returns whether a file is a user's
+    If the program catches the error, it is raised again at the end. `is_users_file` returns whether a file is a user's
     code.
     """
     _hook()
@@ -196,7 +196,7 @@ def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
 
 
 def process_state() -> Mapping[str, Any]:
-    """Return the state of the process that a call may change without an audit event.
+    """Return those parts of the process's state that a call may change without an audit event.
 
     The keys describe the state, such as "the environment variables". Equal values mean unchanged state.
     """

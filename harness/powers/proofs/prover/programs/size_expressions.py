@@ -118,7 +118,8 @@ def _name_and_arguments(node: ast.expr, text: str, known: set[str]) -> tuple[str
     - `known`: the accepted functions.
     - `text`: the whole expression, for the error.
 
-    A symbol has its name as argument, a number its value. Raises ExpressionError for any other syntax.
+    For a symbol, the argument is its name; for a number, its value. Raises ExpressionError if the tree is not such a
+    call.
     """
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.func.id not in known:
         raise _no_sum(text)

@@ -66,7 +66,7 @@ def prove_equal(f: Any, g: Any, *inputs: Any, dynamic_shapes: Any = None) -> Pai
 def _with_values(f: Any, g: Any, inputs: Sequence[Any]) -> PairProof | None:
     """Prove two programs whose tensors have no values, such as tensors on the meta device, by drawing values.
 
-    None if all tensors have values, if the values would be too large, or if tracing fails.
+    Returns None if all tensors have values, if the drawn values would be too large, or if tracing fails.
     """
     try:
         world = valued({"f": f, "g": g, "inputs": tuple(inputs)})
@@ -113,10 +113,10 @@ def prove_converted(one: ConvertedProgram, other: ConvertedProgram) -> PairProof
 
 
 def refuse_unlike_runs(found: PairProof, one: ConvertedProgram, other: ConvertedProgram) -> PairProof:
-    """Run both programs.
+    """Run both programs, and return their proof `found` with changes:
 
-    Returns their proof `found`, changed to REFUSED if a program does not do the same as its graph. If a program cannot
-    be run, the proof has the reason in `not_run`.
+    - It becomes REFUSED if a program does not do the same as its graph.
+    - It gets the reason in `not_run` if a program cannot be run.
     """
     if not_runnable := not_run(one) or not_run(other):
         return replace(found, not_run=not_runnable)
@@ -185,7 +185,7 @@ def _check_state(one: ConvertedProgram, other: ConvertedProgram) -> None:
 
 
 def _misplaced(values: Mapping[str, Any], graphs: Sequence[Graph]) -> str | None:
-    """Return why a proof does not hold for inputs at their addresses in memory; None if it does.
+    """Return why a proof does not hold for inputs at these addresses in memory; None if it does.
 
     - An input must be aligned to `line_of` bytes.
     - Two inputs must not share memory that a program writes. This includes two mappings of the same file.

@@ -88,8 +88,8 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """Return the versions of libraries and the hardware. Creates no CUDA context: GPUs' names are from the driver's
-    list.
+    """Return the versions of libraries and the hardware. Creates no CUDA context: the driver's list has the names of
+    GPUs.
     """
     import torch
 
@@ -104,5 +104,5 @@ def machine() -> MachineFacts:
 
 @functools.cache
 def commit() -> str | None:
-    """Return the git commit of the folder in which this process was started, read once; None if there is none."""
+    """Return the git commit of the folder in which this process was started, or None. The commit is determined once."""
     return commit_of_folder()

@@ -117,7 +117,9 @@ def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_here(folder: Path, file: Path) -> str:
-    """Return the path of a file from the working directory, if it exists in `folder`; otherwise `file` unchanged."""
+    """Return the path, from the working directory, of a file in `folder`; if there is no such file, return `file`
+    unchanged.
+    """
     there = folder / file
     if file.is_absolute() or not os.path.isfile(there):
         # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.

@@ -32,9 +32,10 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError if a pattern is invalid, or may match a module inside a module that another pattern matches.
+    """Raise CaseError if a pattern is invalid, or if two patterns may match two modules of which one is inside the
+    other.
 
-    `patterns` are joined by commas. Errors call a pattern `what`.
+    `patterns` are joined by commas. `what` names a pattern in errors.
     """
     each = patterns.split(",")
     for pattern in each:
@@ -51,7 +52,7 @@ def check_patterns(patterns: str, what: str) -> None:
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise CaseError for an invalid pattern over module names. Errors call the pattern `what`."""
+    """Raise CaseError for an invalid pattern over module names. `what` names the pattern in errors."""
     if not _CHOSEN.fullmatch(pattern):
         raise CaseError(
             f"{what} is a dotted module name",

@@ -48,7 +48,7 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def asks_for(expression: str | None) -> bool:
-    """Whether an expression selects cases by name: True for `moe_seq`, False for `not moe_seq` or None."""
+    """Whether an expression names the cases that it selects: True for `moe_seq`, False for `not moe_seq` or None."""
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 

@@ -40,7 +40,7 @@ def names_of_faults(incomplete: str) -> list[str]:
 
 
 def names_in_catalogue(incomplete: str) -> list[str]:
-    """The faults of the catalogue whose names begin with `incomplete`."""
+    """Return the faults of the catalogue whose names begin with `incomplete`."""
     from bitproof.harness.disturb.entry import catalogue
 
     return [name for name in catalogue() if name.startswith(incomplete)]

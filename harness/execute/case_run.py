@@ -58,7 +58,7 @@ A = TypeVar("A")
 
 
 class CaseRun:
-    """Runs a case: both of its systems for the first time, and again if a check or a search needs that.
+    """Runs a case: each of its systems once (the "first" run), and again if a check or a search needs it.
 
     A `role` is "reference" or "candidate". An `arm` is the purpose of a run:
 
@@ -69,7 +69,7 @@ class CaseRun:
 
     The checks of `checks/case_checks.py` read these attributes:
 
-    - `comparison`: the result of comparing the two first runs.
+    - `comparison`: the comparison of the first run of the reference with that of the candidate.
     - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
     - `repeats`: for each repetition, its comparison with the first run of the same system.
     - `races`: lines about races in the systems' graphs, as the keys of a dict.
@@ -89,7 +89,8 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """With `logs_calls`, the first runs also log the operator calls of step 0.
+        """Create the object without running anything. With `logs_calls`, the first runs also log the operator calls of
+        step 0.
 
         A difference can then be traced to a call without a replay. But the report cannot show the bits of the values
         that differ.
@@ -182,10 +183,10 @@ class CaseRun:
 
     @property
     def runs_twice(self) -> bool:
-        """Whether the option `control` asks for a second run of each system.
+        """Whether the option `control` requires a second run of each system.
 
-        "always" and "logged" ask for it, and "never" does not. Any other value asks for it only if the first runs
-        differ.
+        "always" and "logged" require it, and "never" does not. With any other value, a second run is required only if
+        the first runs differ.
         """
         control, differs = self.options.control, self.comparison.verdict == Verdict.DIFFERENT
         return control in ("always", "logged") or (control != "never" and differs)

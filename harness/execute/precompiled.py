@@ -1,6 +1,7 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
-The step is a folder that `bitproof precompile` wrote. Without --precompiled, the run makes it at its start.
+The step is a folder that `bitproof precompile` wrote. Without --precompiled, the run itself writes such a folder at its
+start.
 """
 
 from __future__ import annotations

@@ -25,10 +25,10 @@ Phase = Literal["forward", "backward", "clip", "update"]
 class LayoutRow:
     """A tensor that differs between the two systems at a step, its relative error and its bound.
 
-    - `bound`: None if the tensor had to be equal, or is `apart`.
+    - `bound`: None if the tensor had to be equal, or if `apart` is True.
     - `error`: None if it is not finite.
     - `rank`: the first rank of the candidate on which the tensor differs.
-    - `apart`: whether, within one system, several ranks have the same part with different bits.
+    - `apart`: whether, within one system, several ranks have the same part of the tensor with different bits.
     """
 
     __pydantic_config__ = GROWING
@@ -62,8 +62,8 @@ class InFloat64:
       most of their bound.
     - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
       which no call of torch had computed. A difference may then be rounding. None if there was no such call.
-    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain the
-      larger error.
+    - `less_accurate`: the candidate's rounding error divided by the reference's. None if the candidate's error is no
+      larger than reordered sums explain.
     - `failed`: why there are no runs in float64.
     """
 

@@ -26,10 +26,10 @@ class Progress(Protocol):
     """A display of a run's progress; a context manager around the run."""
 
     def __enter__(self) -> Self:
-        """Start the display."""
+        """Start the display and return it."""
 
     def __exit__(self, *error: object) -> None:
-        """Restore the terminal."""
+        """Stop the display and restore the terminal."""
 
     def on_event(self, event: Event) -> None:
         """Show that a phase of a case begins, or that a step has ended."""

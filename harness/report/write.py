@@ -1,6 +1,6 @@
-"""Create the run folder before anything runs, and write its files at the end, all or none.
+"""Create the run folder before anything runs, and write the files of the run at the end, all or none.
 
-Files are written after the result was printed, so a failure to write does not suppress the result.
+They are written after the result was printed, so a failure to write does not suppress the result.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingPr
 
 
 def _write_together(texts: Mapping[str, str], folder: Path) -> None:
-    """Write files, given as texts by name, such that all of them appear in the folder or none."""
+    """Write files such that all of them appear in the folder or none. `texts` maps file names to contents."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".report-"))
     # Writing may fail, for example if the disk is full, so all files are written before the first is moved.
     placed: list[Path] = []

@@ -57,8 +57,8 @@ def prepare_all(cases: Sequence[Case], options: RunOptions, folder: Path) -> Ite
 
 
 def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
-    """Return the evidence that the check `name` gets: the case's result and recordings, and a way to run a system
-    again.
+    """Return what the check `name` gets as evidence: the case's result, its recordings, and a function that runs a
+    system again.
     """
     return Evidence(
         result=result,

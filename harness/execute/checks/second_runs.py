@@ -1,6 +1,6 @@
 """Compare each system with itself: run it again with the same settings, and again under stress (with random sleeps).
 
-A system that differs from itself proves nothing about another, so its case is NONDETERMINISTIC.
+If a system differs from itself, its difference from another system proves nothing, so the case is NONDETERMINISTIC.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ _PLACEMENT_HASH = "placement_sha256"
 class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
-    - `hangup`: a file descriptor that hangs up when the sender stops waiting.
+    - `hangup`: a file descriptor that hangs up when the sender of the requests stops waiting.
     - `fingerprint`: the identity of this process's code. If None, no graph is cached on disk.
     """
 

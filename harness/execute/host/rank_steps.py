@@ -1,4 +1,4 @@
-"""Run a rank's steps in order, each recorded or logged, with faults, stress and monitors active."""
+"""Run a rank's steps in order, each recorded or logged, while faults, stress and monitors are active."""
 
 from __future__ import annotations
 

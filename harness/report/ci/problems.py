@@ -89,10 +89,10 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """Split a source such as `a/b/mine.py:9` into the path in the working tree and the line number.
+    """Split a source such as `a/b/mine.py:9` into a pair: the path in the working tree, and the line number.
 
-    A path that is no file there stays unchanged. Returns (None, None) for other texts, and for paths that lead out of
-    the working tree.
+    A path that is no file in the working tree stays unchanged. Returns (None, None) for other texts, and for paths that
+    lead out of the working tree.
     """
     # Reports only keep a path's last three parts, but code hosts need paths from the root.
     found = _SOURCE.fullmatch(source or "")

@@ -52,7 +52,9 @@ MAX_REASON_CHARS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """A case's share of the page's limits: heatmap cells, characters of its error, rows of each pass's tables."""
+    """A case's share of the page's limits: heatmap cells, characters of its error, and rows in the tables of each
+    pass.
+    """
 
     cells: int
     error_chars: int
@@ -66,7 +68,7 @@ class DifferenceBlock:
     - `of`: names the tensor, such as "The blamed call's output".
     - `extent`: the size of the difference in words.
     - `bars`: the bars of a histogram, each with the bucket, its count, and its length in percent.
-    - `samples`: the first differing elements.
+    - `samples`: the first few differing elements.
     """
 
     of: str
@@ -77,7 +79,7 @@ class DifferenceBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call.
+    """The tensor that differs first, and the blamed call.
 
     `apart` has two entries: how the tensor differs, and how the blamed call's output differs.
     """
@@ -98,7 +100,11 @@ class DivergenceBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassBlock:
-    """A pass on the page. `bar` is its time in percent of the slowest pass, `before` and `after` count nodes."""
+    """A pass on the page.
+
+    - `bar`: the pass's time in percent of the slowest pass.
+    - `before`, `after`: the numbers of nodes.
+    """
 
     name: str
     seconds: float

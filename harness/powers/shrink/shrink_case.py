@@ -37,7 +37,7 @@ class Symptom(NamedTuple):
     """How a case fails: two cases with equal symptoms fail in the same way. Unknown fields are None.
 
     - `verdict`: DIFFERENT or ERROR.
-    - `kind`: kind of the first differing tensor.
+    - `kind`: kind of the tensor that differs first.
     - `operator`, `direction`, `module`: those of the call that differs first. Numbers in the module become `*`:
       layers.3.mlp is layers.*.mlp. A call that only the candidate makes has no module.
     - `error`: for ERROR, the first line and the `found:` line of the message, without names and numbers.
@@ -167,9 +167,10 @@ def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Sho
 
 
 def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseResult) -> bool:
-    """Return whether a run with other sizes shows that neither system uses these sizes.
+    """Whether a run with other sizes shows that neither system uses these sizes: `after`, compared with the earlier run
+    `before`.
 
-    This is so if losses and differences have the same bits as in the run `before`. Built-in systems use all sizes.
+    True if losses and counts of differences agree in every bit. Always False for built-in systems, which use all sizes.
     """
     if {case.reference, case.candidate} & set(BUILT_IN) or not any(before.losses.values()):
         return False
@@ -218,9 +219,7 @@ class _Search:
     def improve(self, place: int) -> bool:
         """Try a dimension's smaller values until a trial fails in the same way, and keep this trial.
 
-        Return whether a trial did.
-
-        `place` is the dimension's index in DIMENSIONS.
+        Return whether some trial failed in the same way. `place` is the dimension's index in DIMENSIONS.
         """
         for changes, trial in self._untried_trials(DIMENSIONS[place]):
             if self.budget.is_spent:

@@ -1,8 +1,8 @@
-"""Runs several cases at the same time, each in a session of its own: a host process with the ranks that it forks.
+"""Runs several cases at the same time, each in its own session: a host process with the ranks that it forks.
 
 A run's results depend only on its case, so concurrency changes only the time. With too few cores, concurrent runs take
-longer; with too little memory, they crash the machine. So with `-j auto`, cases run concurrently only if each rank has
-a core of its own and the memory that it needs.
+longer; with too little memory, they crash the machine. So with `-j auto`, cases run concurrently only if there is a
+core for each rank, and the memory that each rank needs.
 """
 
 from __future__ import annotations
@@ -143,11 +143,16 @@ def cores_for_runs() -> int:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """Return how many runs have enough cores and memory, each with a host process and `num_ranks` ranks; at least 1."""
+    """Return how many runs may take place at once, given `cores` and `memory`; at least 1.
+
+    Each run has a host process and `num_ranks` ranks.
+    """
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """Return how many runs fit into memory, each with a host process and `num_ranks` ranks: from 1 to `most`."""
+    """Return how many runs fit into memory at once, from 1 to `most`. Each run has a host process and `num_ranks`
+    ranks.
+    """
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

@@ -71,7 +71,7 @@ def check_world_size(cases: Sequence[Case]) -> None:
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
     """Context for rank 0: yields the coordinator, once all ranks are connected.
 
-    At the end of the block, a message ends the other ranks. It has the error, if there is one.
+    At the end of the block, a message ends the other ranks. If an error ended the block, the message has this error.
     """
     with _connected(run_dir, options) as coordinator:
         problem = None
@@ -252,7 +252,9 @@ class Coordinator:
         self.peers.send_to_all(result)
 
     def hear(self) -> Message:
-        """Wait for the next message from rank 0. Only on other ranks. Raises RankError if rank 0 is gone."""
+        """Return the next message from rank 0, waiting for it. Only on other ranks. Raises RankError if rank 0 is
+        gone.
+        """
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -279,11 +281,10 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run a system on all ranks.
+        """Run a system on all ranks: the whole run, or half `number` (0 or 1) of a run that resumes from a checkpoint.
 
-        A run that resumes from a checkpoint has two halves, and `number` is the half, 0 or 1.
-
-        Returns (end of each rank, path of each rank's file). Raises the error of the rank that failed first.
+        Returns a pair: each rank's End, and the path of each rank's file. Raises the error of the rank that failed
+        first.
         """
         # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:
@@ -305,9 +306,9 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[RunReport, list[Path]]:
-        """Run this rank's part of a run. Returns (how it ended, the rank's files).
+        """Run this rank's part of a run. Returns a pair: the report of how the part ended, and the rank's files.
 
-        An error is reported in the Account. Ranks other than 0 raise RankError if rank 0 or torchrun is gone.
+        An error is a field of this report. Ranks other than 0 raise RankError if rank 0 or torchrun is gone.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
@@ -399,10 +400,10 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[RunReport, list[Path]], run: RunRequest) -> list[tuple[RunReport, Path | None]]:
-        """Wait until each rank has reported the end of its part. `own` is rank 0's own report.
+        """Wait until each rank has reported the end of its part. `own` is rank 0's own report, with its files.
 
-        Returns, in rank order, each rank's Account and the file with its attached bytes. Raises the error of the rank
-        that failed first.
+        Returns, in rank order, each rank's report paired with the file of its attached bytes. Raises the error of the
+        rank that failed first.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
@@ -439,7 +440,9 @@ class Coordinator:
 
 
 def _node() -> str:
-    """Return a name for this machine and torchrun's agent on it, such as `host/0`; equal on all ranks of the agent."""
+    """Return a name for this machine and torchrun's agent on it, such as `host/0`. All ranks of the agent get the same
+    name.
+    """
     return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
 
 

@@ -1,4 +1,4 @@
-"""Connects torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
+"""Connects torchrun's ranks: each rank other than 0 connects to rank 0, and sends its versions and code there."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...]:
-        """The sums and exchanges of all steps, without duplicates.
+        """The sums and exchanges of all steps, without duplicates, in this order:
 
         1. An entry with the largest number of backward passes in a step.
         2. For each number of parts from which a gradient was added up, an entry.
@@ -155,7 +155,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {factor_text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark the memory of `into` as scaled if it was copied from `sources`, and any of these was scaled."""
+        """Mark the memory of `into` as scaled if it was copied from `sources`, at least one of which was scaled."""
         factors = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         # A concatenation may have sources with several factors: one is enough, as any factor rounds.
         self._scaled |= dict.fromkeys(_memories(into), factors[0]) if factors else {}

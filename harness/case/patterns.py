@@ -32,8 +32,7 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError if a pattern is invalid, or if two patterns may match two modules of which one is inside the
-    other.
+    """Raise CaseError if a pattern is invalid, or if two patterns may match two modules, one inside the other.
 
     `patterns` are joined by commas. `what` names a pattern in errors.
     """

@@ -1,6 +1,6 @@
 """List the available checks: bitproof's own checks, checks of installed packages, and classes in a user's file.
 
-The module of a check of bitproof is imported only if one of its options is given.
+The module of one of bitproof's checks is imported only if the user sets one of its options.
 """
 
 from __future__ import annotations

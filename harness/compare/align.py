@@ -19,8 +19,7 @@ class Alignment:
 
     - `pairs`: key -> (record of the reference, record of the candidate), in the reference's order.
     - `missing`: keys that only the reference has. `extra`: keys that only the candidate has.
-    - `duplicates`: by role, the keys that a recording has more than once. Of the records with such a key, the first is
-      paired.
+    - `duplicates`: by role, the keys that a recording has more than once. The first record with such a key is paired.
     - `empty`: the roles whose recording has no record.
     """
 

@@ -166,7 +166,7 @@ def name_counts(counts: Tensor) -> dict[str, int]:
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Return a mask of the elements that differ and of which at least one is not finite. Two NaNs count as equal.
+    """Return a mask of the elements that differ, if either value is not finite. Two NaNs count as equal.
 
     For example, NaN and 1.0, or inf and -inf.
     """

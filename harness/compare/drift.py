@@ -1,6 +1,6 @@
 """List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-Each tensor's entry counts its differing records, and those among them whose values are stored.
+Each tensor's entry counts its differing records, and those whose values are stored.
 """
 
 from __future__ import annotations

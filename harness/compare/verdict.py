@@ -162,7 +162,7 @@ def judgement_of(comparison: Comparison) -> Judgement:
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
     """Return a judgement that takes account of `repeats`: comparisons of each system's second run with its first.
 
-    - If a second run lacks evidence, the case becomes UNVERIFIED.
+    - If a second run is missing evidence, the case becomes UNVERIFIED.
     - If a system differs from itself, the case becomes NONDETERMINISTIC, and its first divergence is that of the system
       from itself. But an UNVERIFIED case stays UNVERIFIED.
     """

@@ -177,8 +177,9 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether calls of the candidate can be matched with calls of the reference, which the search for a cause
-        needs."""
+        """Whether calls of the candidate can be matched with calls of the reference. The search for a cause requires
+        this.
+        """
         return self.across is None or bool(self.across.have_partners)
 
     @property

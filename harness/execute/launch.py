@@ -1,6 +1,7 @@
 """Run cases: record both systems, compare, judge, and find the cause of a difference.
 
-The caller's process does not load torch. A host process does all work that needs it; see `harness.execute.host.main`.
+The caller's process does not load torch. A host process does all work that requires torch; see
+`harness.execute.host.main`.
 """
 
 from __future__ import annotations

@@ -272,8 +272,9 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit. Both have the name `name`, in the files `reference` and `candidate`, which a
-    replay wrote."""
+    """Compare two values bit by bit. They have the name `name` in the files `reference` and `candidate`, which a replay
+    wrote.
+    """
 
     answer = ComparedBits
     reference: Path

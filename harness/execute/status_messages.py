@@ -169,7 +169,7 @@ class Done:
 
     Replays:
 
-    - `kept`: the digest of the record whose value the replay was asked to keep.
+    - `kept`: the digest of the record whose value the replay was requested to keep.
     - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
 
     Graphs:

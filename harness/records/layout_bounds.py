@@ -43,7 +43,7 @@ class LayoutRow:
 
     @property
     def used(self) -> float | None:
-        """The error as a share of its bound; None without a finite error or a bound."""
+        """The error as a fraction of its bound; None without a finite error or a bound."""
         return self.error / self.bound if self.bound and self.error is not None else None
 
     @property

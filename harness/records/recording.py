@@ -19,7 +19,7 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether a record of this kind on a single rank per step is enough.
+    """Whether it is enough if a record of this kind is on a single rank per step.
 
     True only for losses of a pipeline or of a user's system, because some of their ranks may have no loss.
     """

@@ -1,4 +1,4 @@
-"""The form of report.json as types: readers check it, and report.schema.json is generated from it.
+"""The fields of report.json as types. A report is checked against them, and report.schema.json is generated from them.
 
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
 

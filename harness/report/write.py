@@ -44,7 +44,7 @@ PRINTED_ONLY: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.rend
 
 
 def check_format(format_name: str) -> None:
-    """Raise UsageError for an unknown format; the error lists the known ones."""
+    """Raise UsageError for an unknown format; the error lists the known formats."""
     if format_name not in (known := {**FORMATS, **PRINTED_ONLY}):
         formats = " or ".join(sorted(known))
         raise UsageError("there is no such report format", expected=formats, found=repr(format_name))
@@ -120,8 +120,8 @@ def finish_run(
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write every form of the report into `run_dir`, and link `latest` to it.
 
-    `more` maps file names to further texts. Raises RecordingError if a file cannot be written, and then leaves none.
-    Raises UsageError if `latest` exists and is no link.
+    `more` maps file names to further texts. Raises RecordingError if a file cannot be written; in that case no file is
+    written. Raises UsageError if `latest` exists and is no link.
     """
     try:
         # All forms are rendered before the first is written, so that an error in a form leaves no half of a report.

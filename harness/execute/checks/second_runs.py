@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def control(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Run each system a second time, unless that was done already, and compare the second run with the first."""
+    """Run each system a second time, unless it has already run twice, and compare the second run with the first."""
     first = run.comparison.first_divergence
     if run.runs_twice:
         run.control_steps = _steps_of_control(run, first)

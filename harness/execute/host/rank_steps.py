@@ -84,8 +84,9 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps. If a user's system has a method `take_steps`, its own loop runs them; otherwise they run one
-        by one."""
+        """Run all steps. If a user's system has a method `take_steps`, that method runs them; otherwise they run one by
+        one.
+        """
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 

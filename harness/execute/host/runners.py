@@ -365,7 +365,8 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 def graph_cache_of_run(run: RunRequest, fingerprint: Installation | None) -> GraphCache | None:
     """Return the cache for the graph of a run's case and for results of checks.
 
-    None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the graph.
+    Return None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the
+    graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:

@@ -36,7 +36,7 @@ A = TypeVar("A")
 class StagePlace:
     """The current activity of a stage, in words such as "in pass chunk"; "" once ranks run.
 
-    While ranks run, the stage checks the time limit itself.
+    While ranks run, the stage itself checks the time limit.
     """
 
     place: str

@@ -155,7 +155,8 @@ def drift_of(_: Case, baseline: str, recording: str) -> dict[str, list[Drift]]:
 
 
 def log_calls(logged: Callable[[Role, int], list[Path]], role: Role, recording: Path) -> str | None:
-    """Log the calls of a recording's first step, and store the log with the recording. Return None, or why that failed.
+    """Log the calls of a recording's first step, and store the log with the recording. Return None, or the reason for a
+    failure.
 
     `logged` replays a role's system, logs the calls of a step, and returns an archive for each rank.
     """

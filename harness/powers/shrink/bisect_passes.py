@@ -75,7 +75,7 @@ def check_case(case: Case) -> None:
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Bisect: yield ever fewer suspects, until a single suspect is left.
+    """Bisect: yield ever fewer suspects, until only one remains.
 
     `differs` takes the first part of the suspects, and returns whether the wanted one is in it. A `guess` is tried
     first. For example, for a b c d and the guess c, `differs` is called with a b, then with c.

@@ -62,7 +62,7 @@ class Symptom(NamedTuple):
 
 
 def symptom_of(result: CaseResult) -> Symptom | None:
-    """Return how a case failed; None if its verdict is neither DIFFERENT nor ERROR."""
+    """Return the symptom of a failed case; None if the case's verdict is neither DIFFERENT nor ERROR."""
     if result.verdict == Verdict.ERROR:
         return Symptom(Verdict.ERROR, error=_without_names(result.error or ""))
     first = result.first_divergence
@@ -85,7 +85,7 @@ def _without_names(error: str) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case that may be run, with the candidate's extra passes and the fault to inject."""
+    """A case to try, with the candidate's extra passes and the fault to inject."""
 
     case: Case
     extra_passes: tuple[str, ...] = ()
@@ -273,7 +273,7 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Return smaller sizes to try in place of n: `least`, half of n as a multiple of `step`, and n - `step`.
+    """Return smaller sizes to try instead of n: `least`, half of n as a multiple of `step`, and n - `step`.
 
     Example: _smaller(8) is [1, 4, 7].
     """

@@ -165,7 +165,7 @@ class Coordinator:
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host (the process that loads torch) and its descendants, and close the connections to other ranks.
+        """End the host process, which has loaded torch, and its descendants, and close the connections to other ranks.
 
         A rank other than 0 first sends `problem` to rank 0, as its reason for leaving.
         """
@@ -240,9 +240,9 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Run a system on all ranks, or let rank 0's host process answer any other request. Only on rank 0.
+        """Answer a request: run a system on all ranks, or let rank 0's host process answer. Only on rank 0.
 
-        Raises the error of the run or of the host.
+        Raises the error of the run or of the host process.
         """
         if isinstance(request, RunRequest):
             return cast(A, self._run_all(request, on_event))

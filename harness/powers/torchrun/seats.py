@@ -73,7 +73,8 @@ def assign_seats(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
     - The local ranks are those that the launcher set, if they are 0, 1, 2, ... on a node. Otherwise a node's ranks are
       numbered in order.
-    - Ranks that see the same GPUs on a machine get different ones in turn. A rank that alone sees a GPU gets index 0.
+    - Ranks that see the same GPUs on a machine get different ones in turn. A rank that shares its view of GPUs with no
+      other rank gets index 0.
 
     Example: ranks 0 and 1 are on one machine, rank 2 on another, and each sees four GPUs. The launcher set no numbers.
     The local ranks are 0, 1, 0, and the GPUs are 0, 1, 0.

@@ -23,7 +23,9 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The torchrun process that started this rank, and its store. If the process dies, nothing else ends its ranks."""
+    """The torchrun process that started this rank, and its store. If that process dies, its ranks run on until bitproof
+    ends them.
+    """
 
     def __init__(self) -> None:
         # The parent is torchrun's agent only if torchrun started this process.

@@ -136,7 +136,7 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number.
+        """Record that the tensor `into` was multiplied (`sign` is "*") or divided ("/") by a number.
 
         The number's power of two is left out: a mean over 3 or 6 ranks is recorded as "/1.5", and a mean over 4 is not
         recorded.
@@ -155,7 +155,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {factor_text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark the memory of `into` as scaled if it was copied from `sources`, at least one of which was scaled."""
+        """Mark the memory of `into` as scaled if it was copied from `sources` and any of these was scaled."""
         factors = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         # A concatenation may have sources with several factors: one is enough, as any factor rounds.
         self._scaled |= dict.fromkeys(_memories(into), factors[0]) if factors else {}

@@ -112,7 +112,7 @@ def _depends_on_division(meeting: Meeting) -> bool:
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """Return the index in PHASES of the phase that computes a tensor; -1 if it existed before the step."""
+    """Return the phase that computes a tensor, as an index into PHASES; -1 if the tensor existed before the step."""
     if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
         return -1
     if tensor.kind == "activation":

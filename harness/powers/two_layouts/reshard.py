@@ -42,7 +42,7 @@ class Resharded:
 
     - `across`: tensors that are compared cell by cell.
     - `unusable`: a sentence for each cell or layout that is unknown.
-    - `unequal_replicas`: tensors of which several ranks of a system have the same part with different bits.
+    - `unequal_replicas`: tensors with a part that several ranks of a system have, but with different bits.
     - `remarks`: sentences about the tensors in `unequal_replicas`.
     """
 

@@ -38,7 +38,7 @@ class Objection:
     """An unexpected result, for a code host.
 
     - `rule`: a key of RULES.
-    - `fingerprint`: the same for the same problem in any run, even if lines move.
+    - `fingerprint`: identifies the problem: it is the same in any run with this problem, even if lines move.
     - `path`, `line`: the source line of the blamed call, if known.
     """
 

@@ -107,7 +107,7 @@ def wanted_cells(result: CaseResult) -> int:
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
     """Return the heatmap of the differing tensors, in the order of their first difference, of about `max_cells` cells.
 
-    None if the report lists no differing tensor.
+    Return None if the report lists no differing tensor.
     """
     if not result.differing:
         return None

@@ -272,7 +272,8 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def ask(self, request: Request[A]) -> A:
-        """Send the host process a request other than a run, such as a BitsRequest, and return the answer.
+        """Send a request to the host process and return the answer. For any request other than a run, such as a
+        BitsRequest.
 
         The time limit is the remaining time of the case.
         """
@@ -286,8 +287,10 @@ class CaseRun:
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare the reference's value called `name` with the candidate's, bit by bit. `archives` has each role's file
-        with logged values."""
+        """Compare a value of the reference, called `name`, bit by bit with the candidate's value of this name.
+
+        `archives` has each role's file with logged values.
+        """
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:

@@ -95,7 +95,7 @@ def _is_user_file(path: str) -> bool:
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
     """Return the text of an exception's traceback, with at most `MAX_TRACEBACK` characters.
 
-    `around` has frames that are still active, outermost first; they are put in front.
+    `around` has frames that are still active, outermost first. The text begins with these frames.
     """
     summary = traceback.TracebackException.from_exception(error)
     summary.stack = traceback.StackSummary.from_list([*around, *summary.stack])
@@ -230,8 +230,8 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 
 
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
-    """Return the first and the last `lines` lines of a log, with "..." between them. Each end has at most `limit`
-    bytes.
+    """Return the first and the last `lines` lines of a log, with "..." between them. Each of the two parts has at most
+    `limit` bytes.
 
     Returns a short log whole, and "" for an unreadable log.
     """

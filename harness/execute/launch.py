@@ -97,7 +97,7 @@ def record_system(
     on_event: OnEvent = lambda event: None,
     then: Callable[[CaseRun], object] = lambda run: None,
 ) -> Path:
-    """Record a system once, into the folder `out`, and return that folder. Raises the run's error.
+    """Record a system once, into the folder `out`, and return that folder. If the run fails, raise its error.
 
     `then(run)` is called after the recording, while the host process still exists, for example to log calls. Under
     torchrun, rank 0 runs the system on all ranks.

@@ -58,7 +58,7 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """Return the folder of the precompiled step that a role's system reads; None for a system that reads none.
+        """Return the folder of the precompiled step that a role's system reads; None if the system reads no such step.
 
         If this run must make the step itself, the first call of this method makes it, within `timeout` seconds.
         """

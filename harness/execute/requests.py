@@ -235,8 +235,8 @@ class RankSlots:
     """The ranks that a host process starts for a run, and the paths of their files.
 
     - `part`: the path of a rank's file of records, in which `{rank}` stands for the rank.
-    - `store`: the file of torch's FileStore, through which the ranks find each other. If `server` is given, a prefix
-      for keys in the launcher's store.
+    - `store`: the file of torch's FileStore, through which the ranks find each other. But if `server` is given, `store`
+      is a prefix for keys in the launcher's store.
     - `server`: the host name and port of the store of a launcher, such as torchrun. None if the host process forks all
       ranks.
     - `gpu`: the index of the rank's GPU, under a launcher.

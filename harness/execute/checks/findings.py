@@ -1,6 +1,6 @@
 """Run the checks that have command-line options, and users' own checks.
 
-A check sees the findings of the checks before it. If it raises an exception, its finding states that the case was not
+A check gets the findings of earlier checks. If a check raises an exception, its finding states that the case was not
 judged.
 """
 

@@ -34,7 +34,7 @@ def control(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def stress(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Run each system again under stress (with random sleeps), and compare this run with the first."""
+    """Run each system again under stress (with random sleeps), and compare this run with the system's first run."""
     found = [Repeat(role, True, run.repeat("stress", role)) for role in ROLES]
     run.repeats += found
     # Only the new repetitions, as `control` has judged its own.

@@ -263,7 +263,9 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """Run this rank's part of a run, and report its end and files to rank 0. Only on other ranks."""
+        """Run this rank's part of a run, and report to rank 0 how the part ended, with its files. Only on other
+        ranks.
+        """
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's

@@ -1,6 +1,6 @@
-"""Assigns to each rank of a launcher such as torchrun its number on its machine, and its GPU.
+"""Assigns to each rank of a launcher, such as torchrun, the rank's number on its machine, and a GPU.
 
-For this, each rank sends rank 0 its machine and the GPUs that it sees.
+For this, each rank reports to rank 0 its machine and the GPUs that it sees.
 """
 
 from __future__ import annotations

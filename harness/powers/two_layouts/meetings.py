@@ -2,8 +2,8 @@
 
 The sums decide which tensors of two layouts must be equal. Over two ranks, a + b is b + a, so the bits must be equal.
 Over more ranks the order matters: (a + b) + c may differ from a + (b + c). Backward adds up gradients in place; these
-additions are counted. A factor that is not a power of two rounds, so scaling before or after a sum is recorded, too. A
-dispatch mode below autograd observes the calls.
+additions are counted. Scaling by a number that is not a power of two rounds the result, so scaling before or after a
+sum is recorded, too. A dispatch mode below autograd observes the calls.
 """
 
 from __future__ import annotations

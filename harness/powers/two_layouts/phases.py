@@ -1,17 +1,17 @@
 """Decides which tensors must be equal bit by bit between two systems with different layouts.
 
-A layout changes only the order of sums. A step has the phases forward, backward, clipping and update. Find the first
-phase in which the two systems sum or exchange among different ranks; tensors of earlier phases must be equal. Two sums
-have the same order under these rules:
+A layout changes only the order of sums. A step has the phases forward, backward, clipping and update. In some phase,
+the two systems sum or exchange among different ranks for the first time; tensors of earlier phases must be equal. Two
+sums have the same order under these rules:
 
-- Two terms have only one sum. Over two ranks, an all-reduce and a reduce-scatter agree. Over more ranks, different
-  collectives add in different orders.
+- Two terms have the same sum in either order. Over two ranks, an all-reduce and a reduce-scatter agree. Over more
+  ranks, different collectives add in different orders.
 - Several backward passes per step change the order: one system may reduce accumulated gradients, another may accumulate
   reduced gradients. If their number differs, the systems divide the batch differently, and all sums differ.
 - Over more than two ranks, the order for an element depends on its index among all elements that are added at once
   (measured on gloo's ring). So sums of other sizes, or of gradients that are divided differently, differ. Example:
   FSDP1 cuts a flattened tensor, and FSDP2 cuts rows.
-- A factor that is not a power of two rounds: dividing each term by 3 differs from dividing the sum by 3.
+- Scaling by a number that is not a power of two rounds: dividing each term by 3 differs from dividing the sum by 3.
 
 Pipeline stages are an exception: if each parameter is on a single rank, and no collective sums over ranks, the number
 of ranks has no effect. Then both systems must add the same number of parts to each gradient.

@@ -76,7 +76,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     """Return `kind/name` -> the indices at which parts begin or end, for each tensor whose layouts differ.
 
-    A tensor whose whole shape differs between the two systems is left out.
+    A tensor whose overall shape differs between the two systems is left out.
     """
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in tensors_across(reference, candidate):

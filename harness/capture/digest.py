@@ -5,11 +5,11 @@ elements, the sign of a zero or the payload of a NaN changes the digest. Strides
 hash: it detects defects, not deliberate collisions.
 
     header   "float32[3,4]"
-    content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
+    content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each block of 16 KiB, and of the remaining bytes
     digest   XXH3-128 of header and content
 
-Such a block of 16 KiB is called a leaf. A GPU hashes all leaves of a tensor in parallel (`leaves.py`), and copies only
-16 bytes per leaf to host memory. On a CPU, xxhash computes the same digest.
+A block of 16 KiB is called a leaf. A GPU hashes all leaves of a tensor in parallel (`leaves.py`), and copies only 16
+bytes per leaf to host memory. On a CPU, xxhash computes the same digest.
 """
 
 from __future__ import annotations

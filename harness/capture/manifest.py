@@ -44,8 +44,8 @@ def build_manifest(
     """Build a recording's manifest, including facts about this machine and process.
 
     - `systems`: each rank's facts about its system, which become the manifest's `ranks`.
-    - `switches`: the values of the switches for determinism on a rank. This is the lowest rank whose system changed a
-      switch, or rank 0 if none did.
+    - `switches`: the values of the switches for determinism on a rank: the lowest rank whose system changed a switch,
+      or rank 0 if none did.
     - `gpus`: each rank's facts about CUDA and its libraries. Empty on a CPU.
     - `gpu_environments`: the variables that these libraries read. Empty on a CPU.
 

@@ -145,7 +145,9 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """Return the path of a rank's log of calls. Raises RecordingError unless its sha256 is that in the manifest."""
+    """Return the path of a rank's log of calls. Raises RecordingError if its sha256 differs from that in the
+    manifest.
+    """
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")

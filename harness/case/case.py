@@ -194,7 +194,7 @@ class Case:
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 with `model.folded`."""
+        """The dim along which activations are cut into chunks: 0 for batch, 1 for seq; always 0 with `model.folded`."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
@@ -392,7 +392,8 @@ def is_factory(system: str) -> bool:
 def are_foreign(reference: object, candidate: object) -> bool:
     """Whether both systems are a user's trainers (factories or scripts).
 
-    The system `compiled`, which runs the reference under torch.compile, counts as a user's if the reference is.
+    The system `compiled` runs the reference under torch.compile, so it counts as a user's trainer if the reference is
+    one.
     """
     names = [
         each

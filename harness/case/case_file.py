@@ -29,7 +29,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
     - `"like"` takes missing fields from another case: the name of a case in `known`, or another file. Example:
       `{"like": "moe_seq", "steps": 2}`.
     - `family` is by default the file's name.
-    - `ep` is by default 1 if both systems are a user's.
+    - `ep` is by default 1 if both systems are a user's trainers.
     - File names are relative to the file's folder, or else to the working directory.
     """
     values = _fields_of_file(path, known, ())

@@ -1,4 +1,6 @@
-"""Match module names with patterns: `*` stands for a component, and `**`, allowed only in `observe`, for several."""
+"""Match module names with patterns: `*` stands for one component of a name, and `**` for several. `**` is allowed only
+in `observe`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Define how a step is divided into micro-batches and pipeline stages, and refuse what is not supported."""
+"""Define how a step is divided into micro-batches and pipeline stages, and refuse unsupported divisions."""
 
 from __future__ import annotations
 

@@ -53,7 +53,8 @@ def asks_for(expression: str | None) -> bool:
 
 
 def compile_expression(expression: str) -> Node:
-    """Convert an expression to a function that evaluates it. The function takes a predicate for single names.
+    """Convert an expression to a function that evaluates it. The argument of this function decides whether a single
+    name matches.
 
     Raises UsageError, which shows the column of the mistake.
     """

@@ -93,7 +93,9 @@ class Check:
         return ()
 
     def judges(self, verdict: Verdict) -> bool:
-        """Whether `judge` is called for a case with this verdict. By default it is, except for ERROR."""
+        """Whether `judge` is called for a case with this verdict. By default it is called for all verdicts but
+        ERROR.
+        """
         return verdict != Verdict.ERROR
 
     def judge(self, evidence: Evidence) -> Finding | None:

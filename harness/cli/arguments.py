@@ -68,8 +68,9 @@ def read_file(path: Path) -> Case:
 
 
 def find_case(name: str, changes: Changes) -> Case:
-    """Return the case with this name, or in this JSON file, after applying `changes`. Raises UsageError or
-    CaseError."""
+    """Return the case with this name, or the case in the JSON file `name`, after applying `changes`. Raises UsageError
+    or CaseError.
+    """
     if name.endswith(".json"):
         return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)

@@ -232,5 +232,5 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def _distinct(values: Iterable[str]) -> str:
-    """Return the distinct values in order, joined to a text: `cpu`, or `cpu, cuda` if a run used both."""
+    """Return the distinct values in order, joined into a text: `cpu`, or `cpu, cuda` if a run used both devices."""
     return ", ".join(dict.fromkeys(values))

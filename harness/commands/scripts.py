@@ -39,7 +39,7 @@ def script_sides(
     reference_args: str = "",
     candidate_args: str = "",
 ) -> tuple[str, str]:
-    """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
+    """Return a pair: the names of the reference's and of the candidate's system, for a comparison of scripts.
 
     - `reference`: a script or another system. `git:REF` is the candidate's file in that revision. None is the
       candidate's file itself.

@@ -1,6 +1,6 @@
 """Pair the records of two recordings by their full key, and report every record without a partner.
 
-Partners have the same step, rank, kind and name. Nothing else counts: no prefix of a name, no position.
+Partners have the same step, rank, kind and name. Prefixes of names and the position of a record do not matter.
 """
 
 from __future__ import annotations

@@ -161,7 +161,9 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """Convert the result of `ulp_counts` to bucket name -> count, in the order of buckets, without empty buckets."""
+    """Convert the result of `ulp_counts` to a dict: bucket name -> count, in the order of buckets, without empty
+    buckets.
+    """
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
@@ -197,8 +199,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors as bytes, in slices of at most SLICE elements.
 
-    Yields a slice's first index, the reference's slice, and the candidate's. Slices are uint8 of shape [elements, bytes
-    per element], on the reference's device.
+    Each result has three parts: the index of the slice's first element, the reference's slice, and the candidate's
+    slice. Slices are uint8 of shape [elements, bytes per element], on the reference's device.
     """
     from bitproof.harness.capture.digest import octets
 

@@ -57,7 +57,8 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """Return the settings in which the two systems' optimizers differ at `step`, whether set then or earlier.
+    """Return the settings in which the two systems' optimizers differ at `step`, whether they were set at this step or
+    earlier.
 
     `reference` and `candidate` have each rank's facts. A setting that only one optimizer has does not count.
     """

@@ -144,7 +144,9 @@ def demand_substance(comparison: Comparison) -> Comparison:
 
 
 def reasons_against(comparison: Comparison) -> list[str]:
-    """Return the reasons why the agreement of two systems is no evidence, as texts with details on further lines."""
+    """Return the reasons why the agreement of two systems is no evidence, as texts. Further lines of a text have
+    details.
+    """
     found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
     return [with_details(what, details) for what, details in found.items() if details]
 

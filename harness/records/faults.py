@@ -116,7 +116,7 @@ class Score:
 
     @property
     def first_impossible_share(self) -> Share | None:
-        """The first share whose part exceeds its whole, which only a damaged file has; None if there is none."""
+        """The first share whose part exceeds its whole, as only a damaged file can have; None if there is none."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),
@@ -174,9 +174,10 @@ class FaultsFound:
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
-        """Return a copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
+        """Return a copy, without the faults that could not be judged. `bitproof faults --resume` continues from this
+        copy.
 
-        Raises UsageError if another version of the code, with another `own_digest`, judged the faults.
+        Raises UsageError if the faults were judged by another version of the code, which has another `own_digest`.
         """
         # Outcomes of two versions of the code would be one score of no version.
         if self.own_digest != own_digest:

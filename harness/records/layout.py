@@ -96,9 +96,9 @@ class Box:
 
     @staticmethod
     def parse(text: str) -> Box:
-        """Return the box of a text such as "[0:4, 0:8] of [8, 8]", which `str` returned.
+        """Convert a text such as "[0:4, 0:8] of [8, 8]", which `str` made from a box, back to the box.
 
-        Raises ValueError for any other text, and for runs outside the tensor.
+        Raises ValueError for any other text, and for ranges outside the tensor.
         """
         found = _BOX.fullmatch(text)
         if found is None:

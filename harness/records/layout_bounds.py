@@ -48,7 +48,9 @@ class LayoutRow:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the error is larger than reordered sums can explain, or ranks of a single system differ (`apart`)."""
+        """Whether the error is larger than reordered sums can explain, or several ranks of one system differ
+        (`apart`).
+        """
         # `not <=` and not `>`: a NaN is beyond any bound.
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
@@ -91,11 +93,11 @@ class LayoutBounds:
     - `across`: the number of tensors of a step that were compared in pieces.
     - `exact`: the number of tensors that had to be equal in every bit.
     - `regrouped`: the number of tensors that may differ by rounding, within bounds.
-    - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. Tensors of earlier
-      phases of the first step are `exact`.
+    - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. In the first step,
+      tensors of earlier phases are `exact`.
     - `samples`: the number of runs of the reference with reordered sums, which determine the bounds.
-    - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
-    - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
+    - `confidence`: the probability that all these tensors are within their bounds if there is nothing but rounding.
+    - `beyond`: the number of tensors that exceed their bound, or that differ although they had to be equal.
     - `near`: the number of tensors within their bound that differ by more than rounding usually does.
     - `rows`: first the tensors in `beyond`, in the order of computation, then the tensors that used most of their
       bound.

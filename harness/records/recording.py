@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the record has a setting or attribute of an optimizer, at a step that changed it."""
+        """Whether the record is of an optimizer's setting or attribute, at a step that changed it."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
@@ -144,7 +144,7 @@ class TorchCompile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCalls:
-    """The logs of a step's operator calls that are stored with a baseline: the sha256 of each rank's file."""
+    """The logs of a step's operator calls that are stored with a baseline, as the sha256 of each rank's file."""
 
     __pydantic_config__ = GROWING
 

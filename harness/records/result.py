@@ -165,8 +165,8 @@ class Drift:
 
     - `records`: the number of records of the tensor that differ.
     - `step`, `rank`: those of the first record that differs.
-    - `measured`: the number of differing records whose values both recordings have. The fields below describe only the
-      measured records.
+    - `measured`: the number of differing records whose values are stored in both recordings. The fields below describe
+      only these records.
     - `elements`, `elements_differing`: the total numbers of elements, and of elements that differ.
     - `histogram`: the number of differing elements by distance.
     - `max_ulp`: the largest distance of two elements, in ULPs.

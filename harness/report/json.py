@@ -50,7 +50,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def read(path: Path) -> Report:
-    """Read a report from a file. Raises RecordingError if it is missing, damaged or contradicts itself."""
+    """Read a report from a file. Raises RecordingError if the report is missing, damaged or contradicts itself."""
     try:
         return parse(read_plain(path, MAX_BYTES).decode(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:

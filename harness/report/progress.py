@@ -70,7 +70,7 @@ def describe_error(result: CaseResult) -> str:
 
 
 class PlainProgress:
-    """A display that prints a line for each event, and flushes it. Lines about steps are limited to one every 5 s."""
+    """A display that prints and flushes a line for each event. Lines about steps are limited to one every 5 s."""
 
     def __init__(self, num_cases: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_cases = num_cases

@@ -76,7 +76,9 @@ Counts = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """The verdict of comparing each system's repeated run with its first run; None for a system that ran only once."""
+    """For each system, the verdict of comparing its repeated run with its first run; None for a system that ran only
+    once.
+    """
 
     __pydantic_config__ = GROWING
 

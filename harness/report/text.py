@@ -156,7 +156,7 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 
 
 def self_difference(divergence: Divergence, case: Case | None) -> str:
-    """Return the system that differs from itself: `eager_chunked against itself under stress`.
+    """Return a text that names the system that differs from itself: `eager_chunked against itself under stress`.
 
     Without `case`, the text has the system's role instead of its name.
     """
@@ -173,7 +173,7 @@ def blame(divergence: Divergence | None) -> str:
     """Describe the blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`; "" without a
     difference.
 
-    The text may also say that the tensor equals another record of the reference, and why the blame is not verified.
+    The text may also state that the tensor equals another record of the reference, or why the blame is not verified.
     """
     if divergence is None:
         return ""
@@ -348,7 +348,9 @@ def total_seconds(result: CaseResult) -> float:
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """Return name and seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
+    """Return, for each measured part of a case's time, its name and seconds; nested parts have names such as
+    `passes.chunk`.
+    """
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
@@ -361,7 +363,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each leaf of nested values, such as `buckets[0].group`.
+    """Yield, for each leaf of nested values, a pair: its path, such as `buckets[0].group`, and its text.
 
     A list of plain values is a single leaf.
     """

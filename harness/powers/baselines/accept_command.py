@@ -172,8 +172,8 @@ def _roles_to_store(
     """Yield the roles ("reference", "candidate") whose recordings must be stored as baselines:
 
     - recordings that drifted;
-    - with `new`, also recordings without a baseline of this environment;
-    - with `has_certificate`, also recordings with baselines of other environments.
+    - with `new`, also recordings for which this environment has no baseline;
+    - with `has_certificate`, also recordings whose baselines are all of other environments.
 
     Two roles with the same system share a baseline, so only the first role is yielded.
     """

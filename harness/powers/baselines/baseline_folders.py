@@ -131,7 +131,7 @@ def require_baseline(about: BaselineResult) -> BaselineResult:
 
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
-    """Return the folders in `baseline_dir` with baselines of other cases, or of systems that none of `cases` runs."""
+    """Return the folders in `baseline_dir` with baselines of cases or systems that none of `cases` uses."""
     used = {
         folder
         for case in cases

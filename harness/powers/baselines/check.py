@@ -93,7 +93,9 @@ class BaselineCheck(Check):
             yield f"unused baseline: {unused}, of no system of any case that is known"
 
     def judges(self, verdict: Verdict) -> bool:
-        """Return True: even a failed case is compared, because its systems may have recorded before it failed."""
+        """Return True: even a failed case is compared, because its systems may have made recordings before the
+        failure.
+        """
         return True
 
     def judge(self, evidence: Evidence) -> Finding:

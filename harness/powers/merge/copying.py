@@ -49,7 +49,7 @@ class CopyCapacity:
 def opened_folder(path: Path) -> Iterator[int | None]:
     """Context with the file descriptor of a folder; None if the path is missing or not a folder.
 
-    A link to a folder is not a folder, but links in the parents of the path are followed.
+    A link to a folder does not count as a folder, but links in the parents of the path are followed.
     """
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder

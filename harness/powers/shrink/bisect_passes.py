@@ -110,7 +110,7 @@ class Bisector:
         self._num_steps = case.steps
 
     def search(self) -> None:
-        """Find the pass, and for the chunk pass the region (the chunked module).
+        """Find the pass that first changes bits and, if it is the chunk pass, the region (the chunked module).
 
         An error ends the search and becomes `found.problem`, or `found.region_problem` if the pass was already found.
         """

@@ -6,9 +6,9 @@
 
 Example: a case with 8 steps that first differs at step 2 gets 3 steps.
 
-Two runs fail in the same way if they have the same `Symptom`. It has no ranks, steps, node names or layer indices,
-which shrinking can change. A user's system may ignore the sizes of a case's model and batch. So a first run makes all
-sizes minimal; if no bit changes, the sizes are reported as ignored, and stay.
+Two runs fail in the same way if they have the same `Symptom`. A symptom has no ranks, steps, node names or layer
+indices, which shrinking can change. A user's system may ignore the sizes of a case's model and batch. So one run at the
+start makes all sizes minimal; if no bit changes, the sizes are reported as ignored, and stay.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def change(trial: Trial, changes: Changes) -> Trial:
 
 
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
-    """Return the smallest trial found that fails in the same way as `start`, whose run had the result `result`.
+    """Return the smallest trial found that fails in the same way as `start`. `result` is the result of running `start`.
 
     `show` is called with a line of text about each run. Only sizes that the case itself states are changed.
     """

@@ -1,4 +1,4 @@
-"""Describes a shrunk case: lines with the changed settings, and the docstring of the file that reproduces it."""
+"""Describes a shrunk case: lines with the changed settings, and the docstring of the file that reproduces the case."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many cases run at the same time, with the facts that decided it.
+    """How many cases run at the same time, with the facts that determined this number.
 
     - `num_ranks`: ranks of the largest case.
     - `cores`: cores that runs may use.
@@ -60,7 +60,8 @@ class Concurrency:
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
     """Decide how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    "auto" uses a core for each rank. Raises UsageError for more than 1 under torchrun or on GPUs.
+    With "auto", it is the number of cases for whose ranks there are cores and memory. Raises UsageError for more than 1
+    under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):

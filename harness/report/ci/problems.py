@@ -1,7 +1,7 @@
 """List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, or a check's reason against a case. It has the file and line of the blamed call, if
-these are known.
+An objection is an unexpected case, or a check's reason why a case is not as expected. It has the file and line of the
+blamed call, if these are known.
 """
 
 from __future__ import annotations

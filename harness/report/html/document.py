@@ -1,7 +1,7 @@
 """Write report.html: the whole report as a single page, without network requests and scripts.
 
-The page's size is limited: it states its omissions, and report.json has everything. Every value is made printable and
-is escaped by jinja2.
+The page's size is limited: the page states what it omits, and report.json has everything. Every value is made printable
+and is escaped by jinja2.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def template() -> jinja2.Template:
 
 
 def fair_share(wanted: Iterable[int], total: int) -> int:
-    """Return the largest limit such that the wanted sizes, each cut to the limit, add up to at most `total`.
+    """Return the largest limit such that the wanted sizes, each cut to the limit, have a sum of at most `total`.
 
     For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """

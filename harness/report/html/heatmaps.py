@@ -1,4 +1,4 @@
-"""The page's heatmaps: the number of records that differ at each step, by kind and by tensor."""
+"""Make the page's heatmaps: the number of records that differ at each step, by kind and by tensor."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ The exit status is None after the timeout.
 
 
 def write_standalone(scene: Scene, run: Run | None = None) -> Written:
-    """Make the shortest file that shows a difference between two graphs, and run it, by default with `run_plain`.
+    """Make the shortest file that shows a difference between two graphs, and run it. By default, `run` is `run_plain`.
 
     Raises NoFileError if no file shows a difference.
     """

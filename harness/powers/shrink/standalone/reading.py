@@ -167,7 +167,7 @@ def _readable(content: str, dtype: str) -> Any:
 
 
 def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
-    """Make the input number `number` of a file from a node.
+    """Make an input of a file from a node. `number` is the index of the input.
 
     A placeholder has the tokens of the case, or is drawn at random. Any other node has the bytes that `probe` saved.
     """

@@ -36,7 +36,7 @@ MAX_FOUND = 500
 class Failure:
     """The failure of a rank.
 
-    - `time`: a reading of `time.monotonic()`.
+    - `time`: when it failed, as a reading of `time.monotonic()`.
     - `what`: the end of a sentence about the rank, such as "was killed by signal 9 (SIGKILL)".
     - `secondary`: whether the rank failed only because it lost its connection to another rank.
     """
@@ -141,7 +141,8 @@ def describe_exit(status: int) -> str:
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """Return the earliest failure that is not `secondary`, that is, not just due to a lost connection to another rank.
+    """Return the earliest failure that is not `secondary`. A secondary failure is only due to a lost connection to
+    another rank.
 
     If all failures are secondary, return the earliest.
     """

@@ -219,8 +219,8 @@ class Manifest:
 
     Ranks:
 
-    - `ranks`: for each rank, the system's own facts, such as its data's sha256.
-    - `chunked`: how often a step runs each module in chunks, if the system chunks.
+    - `ranks`: for each rank, facts that the system reports, such as the sha256 of its data.
+    - `chunked`: for each module, how many of its calls per step run in chunks, if the system chunks.
     - `alone`: the ranks that ran no collective with another rank, unless their system declares them independent.
     - `compiled`: the effect of torch.compile on each rank's code, None if nothing was to be compiled.
     - `unshown`: state of a user's system that a step changed but that is in no record; None if there is none.

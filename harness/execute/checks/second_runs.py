@@ -1,6 +1,6 @@
 """Compare each system with itself: run it again with the same settings, and again under stress (with random sleeps).
 
-If a system differs from itself, its difference from another system proves nothing, so the case is NONDETERMINISTIC.
+A case is NONDETERMINISTIC if a system differs from itself: then its difference from another system proves nothing.
 """
 
 from __future__ import annotations

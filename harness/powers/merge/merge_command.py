@@ -57,7 +57,7 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """Return a pair: the score of the run of `bitproof faults`, or None, and all other reports.
+    """Return a pair: the score of the run of `bitproof faults` (or None), and all other reports.
 
     The cases of that run are left out, because they ran with faults. Raises UsageError for two such runs.
     """
@@ -188,9 +188,9 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """Return the environments of all shards as one, by name of the fact.
+    """Return a single environment for all shards: fact name -> value.
 
-    A fact that differs, such as torch's version, is a dict from shard to value.
+    If shards differ in a fact, such as torch's version, its value is a dict from shard to value.
     """
     # A shard without cases has no environment of ranks.
     ran = {str(report.shard): report.environment for report in reports if report.cases}

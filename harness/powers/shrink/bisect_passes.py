@@ -78,7 +78,7 @@ def halve(
     """Bisect: yield ever fewer suspects, until only one remains.
 
     `differs` takes the first part of the suspects, and returns whether the wanted one is in it. A `guess` is tried
-    first. For example, for a b c d and the guess c, `differs` is called with a b, then with c.
+    first. For example, for the suspects a, b, c, d and the guess c, `differs` is called with a, b, and then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.

@@ -2,8 +2,8 @@
 
 - A box has the part's ranges of indices in each dim of the whole tensor. torch's own code computes them from the
   placements, so uneven, empty and interleaved shards are correct.
-- Cells divide the whole tensor: given cuts divide each dim into ranges, and a cell has a range of each dim. For
-  example, a cut in the middle of both dims of a matrix makes four cells.
+- Cells divide the whole tensor: cuts divide each dim into ranges, and a cell has one range of each dim. For example, a
+  cut in the middle of both dims of a matrix makes four cells.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitproof.harness.torch_distributed import parts_of
 def box_of(tensor: torch.Tensor) -> Box | None:
     """Return the part of a DTensor or of a flattened tensor that this rank has, as ranges of indices.
 
-    None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
+    Return None for any other tensor, for a partial sum, and if the local tensor does not fit its placements.
     """
     # The mark has the whole shape, and the indices of the part's first element and after its last.
     if (part := getattr(tensor, FLAT, None)) is not None:
@@ -41,7 +41,7 @@ def box_of(tensor: torch.Tensor) -> Box | None:
 def digests_of_cells(part: torch.Tensor, box: Box, cuts: Cuts) -> str | None:
     """Return the digests of the cells into which `cuts` divide a rank's part, joined into a single text.
 
-    None if the part has another shape than its box, or if the cuts are for another number of dims.
+    Return None if the part has another shape than its box, or if the cuts are for another number of dims.
     """
     cut = box.cut_by(cuts)
     if tuple(part.shape) != box.local_shape or cut is None:

@@ -39,7 +39,7 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
 
 
 def values_of(column: pa.ChunkedArray) -> list[Any]:
-    """Convert a column that `column` has made back into Python objects. Lists become tuples.
+    """Convert an Arrow column that the function `column` made back into Python objects. Lists become tuples.
 
     Equal strings in a chunk are the same object. Numbers, lists and their items must not be null.
     """
@@ -47,8 +47,9 @@ def values_of(column: pa.ChunkedArray) -> list[Any]:
 
 
 def digests_of(column: pa.ChunkedArray) -> Any:
-    """Convert a column of digests to a numpy array with 32 bytes for each. Raises ValueError for a text that is no
-    digest."""
+    """Convert a column of digests to a numpy array with 32 bytes per digest. Raises ValueError for a text that is no
+    digest.
+    """
     return numpy.concatenate([*map(_digests_of, column.chunks), numpy.empty(0, "S32")])
 
 

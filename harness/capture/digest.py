@@ -5,11 +5,11 @@ elements, the sign of a zero or the payload of a NaN changes the digest. Strides
 hash: it detects defects, not deliberate collisions.
 
     header   "float32[3,4]"
-    content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each 16 KiB in order, and of the rest
+    content  up to 16 KiB: the row-major bytes; above: the XXH3-128 of each block of 16 KiB, and of the remaining bytes
     digest   XXH3-128 of header and content
 
-Such a block of 16 KiB is called a leaf. A GPU hashes all leaves of a tensor in parallel (`leaves.py`), and copies only
-16 bytes per leaf to host memory. On a CPU, xxhash computes the same digest.
+A block of 16 KiB is called a leaf. A GPU hashes all leaves of a tensor in parallel (`leaves.py`), and copies only 16
+bytes per leaf to host memory. On a CPU, xxhash computes the same digest.
 """
 
 from __future__ import annotations
@@ -46,15 +46,16 @@ _SAME_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """Return a tensor's digest, as 32 hexadecimal digits. For a DTensor, the digest of its local shard.
+    """Return a tensor's digest, as 32 hexadecimal digits. For a DTensor, return the digest of its local shard.
 
-    Raises RecordingError for a tensor without bytes of its own: sparse, nested, quantized, fake or freed.
+    Raises RecordingError for a tensor without dense storage of its own: sparse, nested, quantized, fake or freed.
     """
     return _digest(plain(tensor))[0]
 
 
 def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
-    """Return a tensor's digest, and a name for its content: "zero", "nan" or "inf", and None for any other content.
+    """Return a pair: a tensor's digest, and a name for its content: "zero", "nan", "inf", or None for any other
+    content.
 
     - "zero": all elements are zero of either sign.
     - "nan": all elements are NaN.
@@ -73,7 +74,7 @@ def digest_and_constant(tensor: torch.Tensor) -> tuple[str, str | None]:
 
 
 def _digest(tensor: torch.Tensor) -> tuple[str, ctypes.Array[Any] | None]:
-    """Return the digest of a dense local tensor, and its bytes (None if they are only on a GPU)."""
+    """Return a pair: the digest of a dense local tensor, and its bytes (None if they are only on a GPU)."""
     header, num_bytes = _header(tensor.dtype, tensor.shape), tensor.nbytes
     if num_bytes <= LEAF_BYTES:  # copying so few bytes takes less time than feeding a hasher twice
         content = _octets_at(tensor)

@@ -43,7 +43,9 @@ _MAX_NAME = 1000
 
 
 def check_values(path: Path, table: pa.Table, manifest: Manifest) -> None:
-    """Raise RecordingError if a value in the table is out of its range. So later readers need no checks."""
+    """Raise RecordingError if a value in the table is out of its range. Code that reads the table later relies on
+    this.
+    """
     is_loss = pc.equal(table["kind"], _scalar("loss", pa.string()))
     checks = {
         f"step in 0..{manifest.steps - 1}": _within(table["step"], manifest.steps),

@@ -1,4 +1,4 @@
-"""The names of dtypes in digests and on disk, and the dtypes by these names."""
+"""Define the names of dtypes in digests and on disk, and map these names to dtypes."""
 
 from __future__ import annotations
 

@@ -54,17 +54,17 @@ _LONG_WORD = re.compile(r"(?=[^\s/\\,:;.]*[0-9])(?=[^\s/\\,:;.]*[A-Za-z])[A-Za-z
 def environment_variables() -> dict[str, str]:
     """Return the environment variables that can affect the bits of results, by name, for a manifest.
 
-    Names that look like secrets, or differ from launch to launch, are left out. A secret-looking value is replaced by
-    its digest.
+    Variables whose names look like secrets, or whose values differ from launch to launch, are left out. A value that
+    looks like a secret is replaced by its digest.
     """
     return {name: redacted(value) for name, value in _relevant(os.environ) if _is_listed(name)}
 
 
 def environment_of_keys() -> dict[str, str]:
-    """Return the environment variables for the key of a cache: all variables of a manifest, and all others that torch
-    might read.
+    """Return the environment variables for the key of a cache: those of a manifest, and all others that torch might
+    read.
 
-    The values of these other variables are replaced by digests.
+    The values of these others are replaced by digests.
     """
     return {name: redacted(value) if _is_listed(name) else _digest(value) for name, value in _relevant(os.environ)}
 

@@ -1,7 +1,7 @@
 """Hash the leaves of a tensor (its blocks of 16 KiB) on its own device.
 
-A Triton kernel does this or, if it does not work there, slower operators of torch. Before first use, each must hash
-three known leaves as xxhash does.
+This is done by a Triton kernel or, if that does not work on the device, by slower operators of torch. Before first use,
+the kernel and the operators must each hash three known leaves as xxhash does.
 """
 
 from __future__ import annotations

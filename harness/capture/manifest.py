@@ -44,8 +44,8 @@ def build_manifest(
     """Build a recording's manifest, including facts about this machine and process.
 
     - `systems`: each rank's facts about its system, which become the manifest's `ranks`.
-    - `switches`: the values of the switches for determinism on a rank. This is the lowest rank whose system changed a
-      switch, or rank 0 if none did.
+    - `switches`: the values of the switches for determinism on a rank: the lowest rank whose system changed a switch,
+      or rank 0 if none did.
     - `gpus`: each rank's facts about CUDA and its libraries. Empty on a CPU.
     - `gpu_environments`: the variables that these libraries read. Empty on a CPU.
 
@@ -88,8 +88,8 @@ def build_manifest(
 
 @functools.cache
 def machine() -> MachineFacts:
-    """Return the versions of libraries and the hardware. Creates no CUDA context: GPUs' names are from the driver's
-    list.
+    """Return the versions of libraries and the hardware. Creates no CUDA context: the driver's list has the names of
+    GPUs.
     """
     import torch
 
@@ -104,5 +104,5 @@ def machine() -> MachineFacts:
 
 @functools.cache
 def commit() -> str | None:
-    """Return the git commit of the folder in which this process was started, read once; None if there is none."""
+    """Return the git commit of the folder in which this process was started, or None. The commit is determined once."""
     return commit_of_folder()

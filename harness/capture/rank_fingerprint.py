@@ -128,7 +128,9 @@ def _describe_library(file: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Differences:
-    """The ranks that differ from the first rank in some fact, and a line for each fact in which ranks differ."""
+    """The ranks that differ in some fact from the lowest rank that has this fact, and a line for each fact in which
+    ranks differ.
+    """
 
     ranks: list[int]
     lines: list[str]

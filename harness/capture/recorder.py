@@ -21,7 +21,7 @@ from bitproof.harness.records.layout import Box, Cuts
 
 @dataclass
 class Recorder:
-    """The tensors that a rank has recorded, as rows in order.
+    """Records a rank's tensors, as rows in order.
 
     - `keep`: the key of a tensor to copy into `kept`.
     - `patterns`: which tensors to copy into `values`.

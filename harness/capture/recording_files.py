@@ -1,7 +1,7 @@
 """Write and read a recording's folder: manifest.json, digests.parquet and, in values/, selected tensors of each rank.
 
 - A recording is written to a hidden folder, which is renamed at the end. So it appears as a whole or not at all.
-- Reading trusts no file: it checks types, names, ranges and sizes, and raises RecordingError, which names the file.
+- No file is trusted when it is read: types, names, ranges and sizes are checked. A RecordingError names the file.
 - The manifest has the sha256 of every other file, and of its own content.
 """
 
@@ -72,7 +72,7 @@ _DICTIONARY_COLUMNS = ["kind", "name", "dtype", "shape.list.element", "content",
 
 
 def write_recording(folder: Path, manifest: Manifest, rows: Iterable[tuple[Key, Record]]) -> None:
-    """Write a recording to `folder`, and replace an earlier recording there. Rows keep their order."""
+    """Write a recording to `folder`; an earlier recording there is replaced. Rows keep their order."""
     table = _table(rows)
     _write_folder(folder, manifest, [table], empty_layout_columns(table))
 
@@ -121,8 +121,9 @@ def checked_values_path(folder: Path, manifest: Manifest, rank: int) -> Path:
 
 
 def add_calls(folder: Path, step: int, logs: Sequence[bytes]) -> None:
-    """Write the logs of a step's operator calls, a file per rank, into a recording's folder, and name them in its
-    manifest."""
+    """Write the logs of a step's operator calls, a file per rank, into a recording's folder, and list them in its
+    manifest.
+    """
     with _writing(folder):
         (folder / CALLS).mkdir()
         for rank, content in enumerate(logs):
@@ -144,7 +145,9 @@ def restate(folder: Path, **facts: Any) -> None:
 
 
 def checked_calls_path(folder: Path, manifest: Manifest, rank: int) -> Path:
-    """Return the path of a rank's log of calls. Raises RecordingError unless its sha256 is that in the manifest."""
+    """Return the path of a rank's log of calls. Raises RecordingError if its sha256 differs from that in the
+    manifest.
+    """
     path = _calls_path(folder, rank)
     if manifest.calls is None or len(manifest.calls.sha256) != manifest.world_size:
         raise RecordingError(f"{folder} holds no log of calls of each rank")
@@ -186,10 +189,10 @@ def read_recording(folder: Path) -> Recording:
 
 
 def put_in_place(new: Path, folder: Path, *, replaces: bool = True) -> None:
-    """Rename the finished folder `new` to `folder`, and replace an old folder of this name.
+    """Rename the finished folder `new` to `folder`; an old folder of this name is replaced.
 
-    If the system can exchange folders, `folder` exists at every moment. Without `replaces`, raises FileExistsError if
-    it exists.
+    If the operating system can exchange folders, `folder` exists at every moment. Without `replaces`, raises
+    FileExistsError if `folder` exists.
     """
     # `rename` fails if a folder of that name exists and is not empty. Then the two are exchanged in a single operation.
     # Another process may remove the folder in between, so both are tried again.

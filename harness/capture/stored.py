@@ -3,7 +3,7 @@
 - In a long table each rank's rows are a row group, so a rank can be read without the others.
 - A table of another form is read as a whole.
 - Schema, sizes and every value are checked before use.
-- The file stays open, so later reads get the checked file, even if its name then belongs to another file.
+- The file stays open, so later reads use the checked file, even if another file now has its name.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _COLUMNS_WITHOUT_DIGESTS = ("step", "kind", "name", "dtype", "shape", "content",
 
 
 class RankRows:
-    """A rank's rows: as columns, and as records by key, which are made at first use."""
+    """A rank's rows, as columns. The same rows as records, by key, are made at first use."""
 
     def __init__(self, rank: int, table: pa.Table) -> None:
         self.rank = rank
@@ -79,7 +79,9 @@ class RankRows:
         return not any("n" in text for text in values_of(self.columns["value"].drop_null()))
 
     def recorded_like(self, other: RankRows) -> bool:
-        """Whether `other` has the same rows except for digests and losses, and all losses of this object are finite."""
+        """Whether `other` has the same rows except for digests and losses. False if a loss of this object is not
+        finite.
+        """
         return (
             all(self.columns[name].equals(other.columns[name]) for name in _COLUMNS_WITHOUT_DIGESTS) and self.is_finite
         )
@@ -89,7 +91,7 @@ class StoredRecording(Recording):
     """A recording whose rows are read from its folder when they are needed.
 
     Its methods read only the rows of the requested rank, and create objects only for the requested records. Once the
-    attribute `records` has been used, all records are in memory. Then the file is not read any more, because a caller
+    attribute `records` has been used, all records are in memory. From then on the file is not used, because a caller
     may have changed the records.
     """
 
@@ -146,7 +148,7 @@ class StoredRecording(Recording):
 
 
 class DigestFile:
-    """An open file of digests. Its schema and sizes are checked when it is opened, and its sha256 if that is known."""
+    """An open file of digests. When it is opened, its schema and sizes are checked and, if known, its sha256."""
 
     def __init__(self, path: Path, sha256: str | None = None) -> None:
         check_file(path, MAX_DIGESTS_BYTES)
@@ -278,9 +280,9 @@ def empty_layout_columns(table: pa.Table) -> set[str]:
 
 
 def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
-    """Whether a rank has the same rows in two recordings, in the same order, and all losses are finite.
+    """Whether a rank has the same rows, in the same order, in two recordings, and all its losses are finite.
 
-    Columns are compared, without making records. Returns False if a recording has all its records in memory, because
+    Columns are compared, without making records. Returns False if all records of a recording are in memory, because
     they may have been changed.
     """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]
@@ -293,7 +295,7 @@ def have_same_rows(first: Recording, second: Recording, rank: int) -> bool:
 def have_same_layout(first: Recording, second: Recording, rank: int) -> bool:
     """Whether a rank has the same tensors in two recordings, at the same steps and in the same layout.
 
-    Columns are compared, without making records. Returns False if a recording has all its records in memory, because
+    Columns are compared, without making records. Returns False if all records of a recording are in memory, because
     they may have been changed.
     """
     stored = [side for side in (first, second) if isinstance(side, StoredRecording) and not side.holds_records]

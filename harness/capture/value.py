@@ -17,7 +17,9 @@ HEADER_BYTES = 4096
 
 
 def pack_value(tensor: torch.Tensor) -> bytes:
-    """Return a dense tensor's bytes, after a line of JSON. Raises RecordingError if it has no memory of its own."""
+    """Return a line of JSON followed by a dense tensor's bytes. Raises RecordingError if the tensor has no memory of
+    its own.
+    """
     return _header_line(tensor.dtype, tensor.shape) + tensor_bytes(tensor)
 
 
@@ -27,7 +29,9 @@ def _header_line(dtype: torch.dtype, shape: torch.Size) -> bytes:
 
 
 def unpack_value(packed: bytes, where: str) -> torch.Tensor:
-    """Return the tensor that `pack_value` packed, on the CPU. Raises RecordingError, naming `where`, if damaged."""
+    """Convert the bytes from `pack_value` back to a tensor on the CPU. Raises RecordingError, naming `where`, if they
+    are damaged.
+    """
     header, _, content = packed.partition(b"\n")
     try:
         dtype, shape = _header(json.loads(header[:HEADER_BYTES]))

@@ -11,8 +11,8 @@ Two facts allow parallelism:
   Only its result, a sixteenth of the words, is processed block after block.
 - A lane's word is also added to the accumulator of the neighbouring lane. So lanes are kept as pairs, even and odd.
 
-`mix`, `scramble`, `fold` and `avalanche` are all of the arithmetic. They use operators only, so they work on torch's
-tensors and on Triton's blocks: `xxh3_kernel.py` compiles these very functions.
+`mix`, `scramble`, `fold` and `avalanche` contain all of the arithmetic. They use only Python's operators, so they
+accept torch's tensors and Triton's blocks: `xxh3_kernel.py` compiles these very functions.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def fold(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 
 def avalanche(x: torch.Tensor) -> torch.Tensor:
-    """Return the final mixing of a word, after which each bit depends on all bits."""
+    """Mix the bits of a word, so that each bit of the result depends on all bits of the word."""
     x = (x ^ ((x >> 37) & 0x7FFFFFF)) * 0x165667919E3779F9
     return x ^ ((x >> 32) & 0xFFFFFFFF)
 
@@ -80,7 +80,8 @@ def avalanche(x: torch.Tensor) -> torch.Tensor:
 def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
     """Return the XXH3-128 of every leaf (block of 16 KiB), for devices without Triton.
 
-    The argument is int64 [L, LEAF_WORDS], and the result int64 [L, 2] (upper, lower half), on the same device.
+    The argument is int64 [L, LEAF_WORDS]. The result is int64 [L, 2], on the same device, with the upper and the lower
+    half of each hash.
     """
     slabs = [_hash_slab(slab, tables(leaves_LW.device)) for slab in leaves_LW.split(SLAB_LEAVES)]
     return torch.cat(slabs)
@@ -115,7 +116,7 @@ UPPER_LENGTH, LOWER_LENGTH = _signed(~(LEAF_BYTES * _PRIME64_2)), _signed(LEAF_B
 def tables(device: torch.device) -> torch.Tensor:
     """Return all constants of the hash, as int64 [36, 8].
 
-    The rows, in order:
+    The number of rows for each constant, in order:
 
     - 16: keys for a block's stripes.
     - 16: keys for the last block's stripes.

@@ -33,7 +33,7 @@ def hash_leaves(leaves_LW: torch.Tensor) -> torch.Tensor:
 
 @triton.jit  # type: ignore[untyped-decorator]
 def hash_leaf(words: tl.tensor, table: tl.tensor, digests: tl.tensor) -> None:
-    """Hash the leaf whose index is the index of this program."""
+    """Hash a leaf and write the result into `digests`. This program's index is the index of the leaf."""
     # A leaf has 16 blocks of 128 words; a block has 16 stripes of 4 pairs; the table has rows of 8 words.
     leaf = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, 128)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Placements that differ from the default, in which layers are not split and parameters are sharded.
+    """Placements that differ from the default, which splits no layer and shards all parameters.
 
     - `split`: layers that a tensor group shares, such as layers.0.attention.
     - `replicated`: parameters that are whole on each rank.

@@ -1,4 +1,4 @@
-"""Define the bounds of a case's numbers. The case's constructor refuses values outside."""
+"""Define the bounds of a case's numbers. The case's constructor refuses values outside these bounds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOAT32_MAX = 3.4028234663852886e38
 
 @dataclass(frozen=True)
 class Bounds:
-    """The numbers from `low` to `high`; `is_open` excludes `high`. Only integers if `low` is an integer."""
+    """The numbers from `low` to `high`, without `high` if `is_open` is True. Only integers if `low` is an integer."""
 
     low: int | float
     high: int | float

@@ -195,12 +195,14 @@ class Case:
 
     @property
     def chunk_dim(self) -> int:
-        """The dim of activations along which chunks are cut: 0 for batch, 1 for seq, but 0 with `model.folded`."""
+        """The dim along which activations are cut into chunks: 0 for batch, 1 for seq; always 0 with `model.folded`."""
         assert self.chunking is not None
         return 0 if self.chunking.dim == "batch" or self.model.folded else 1
 
     def of(self, role: str) -> Case:
-        """Return the case with the parallelism of the system in this role, since the reference may have its own."""
+        """Return the case with the parallelism of the system in this role; the reference may have a parallelism of its
+        own.
+        """
         if role != "reference" or self.reference_parallelism is None:
             return self
         return dataclasses.replace(self, parallelism=self.reference_parallelism)
@@ -222,7 +224,7 @@ class Case:
 
     @property
     def most_ranks(self) -> int:
-        """The number of ranks of the reference or of the candidate, whichever is larger."""
+        """The number of ranks of the reference or of the candidate, whichever has more."""
         return max(self.parallelism.world_size, self.of("reference").parallelism.world_size)
 
     def _check_bounds(self) -> None:
@@ -318,8 +320,8 @@ class Case:
         return are_foreign(self.reference, self.candidate)
 
     def stated(self) -> dict[str, Any]:
-        """Return the case as plain JSON values; if both systems are a user's trainers, without fields that have
-        defaults.
+        """Return the case as plain JSON values. If both systems are a user's trainers, fields with default values are
+        left out.
 
         `from_dict` makes the same case from the result.
         """
@@ -359,7 +361,7 @@ def file_of(source: str) -> Path | None:
 
 
 class Script(NamedTuple):
-    """A training script as a system: its file, its arguments, and the git revision of the file or "".
+    """A training script as a system: its file, its arguments, and the file's git revision ("" for the working tree).
 
     Its text form, a command line, is the system's name: `train.py --lr 3e-4`, or `git:4f2a91c:train.py --lr 3e-4`.
     """
@@ -395,7 +397,8 @@ def is_factory(system: str) -> bool:
 def are_foreign(reference: object, candidate: object) -> bool:
     """Whether both systems are a user's trainers (factories or scripts).
 
-    The system `compiled`, which runs the reference under torch.compile, counts as a user's if the reference is.
+    The system `compiled` runs the reference under torch.compile, so it counts as a user's trainer if the reference is
+    one.
     """
     names = [
         each

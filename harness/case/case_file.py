@@ -29,7 +29,7 @@ def read_case(path: Path, known: Callable[[], Sequence[Case]] = tuple) -> Case:
     - `"like"` takes missing fields from another case: the name of a case in `known`, or another file. Example:
       `{"like": "moe_seq", "steps": 2}`.
     - `family` is by default the file's name.
-    - `ep` is by default 1 if both systems are a user's.
+    - `ep` is by default 1 if both systems are a user's trainers.
     - File names are relative to the file's folder, or else to the working directory.
     """
     values = _fields_of_file(path, known, ())
@@ -121,7 +121,9 @@ def _with_paths_from_here(path: Path, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_here(folder: Path, file: Path) -> str:
-    """Return the path of a file from the working directory, if it exists in `folder`; otherwise `file` unchanged."""
+    """Return the path, from the working directory, of a file in `folder`; if there is no such file, return `file`
+    unchanged.
+    """
     there = folder / file
     if file.is_absolute() or not os.path.isfile(there):
         # `os.path.isfile` accepts a name that is too long; `Path.is_file` raises.

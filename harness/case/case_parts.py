@@ -38,14 +38,14 @@ class Model:
     - `attention`: "flex" is FlexAttention with a mask that separates documents.
     - `dim`: the model dim. Hidden dims scale with it.
     - `heads`: the number of heads. The number of key/value heads scales with it.
-    - `dense_layers`: how many of the first layers have no experts. By default as in the flavor, but at most `layers`.
+    - `dense_layers`: how many layers at the start have no experts. By default as in the flavor, but at most `layers`.
     - `capacity`: limits the rows that an expert receives from a rank in a call, so that no tensor's size depends on
       data. The limit is `capacity` times an even share of the rank's rows, rounded up. Rows above the limit are
       dropped. For example, 8 rows for 4 experts are an even share of 2; with capacity 1.5 an expert receives at most 3.
     - `folded`: activations have the shape (tokens, dim) instead of (sequences, seq_len, dim). For example, 4 sequences
       of 32 tokens are 128 tokens. Positions begin at 0 in each document and in each sequence. Needs attention "flex".
-    - `loss_pieces`: the number of equal pieces of tokens for which projection to the vocabulary, cross entropy and both
-      gradients are computed, one after another. So only a single piece's logits exist at a time.
+    - `loss_pieces`: the number of equal pieces into which tokens are divided at the loss. Projection to the vocabulary,
+      cross entropy and both gradients are computed piece by piece, so only a single piece's logits exist at a time.
     """
 
     __pydantic_config__ = STRICT
@@ -91,14 +91,14 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Chunking:
-    """Splits the input of some modules in two chunks along a dim, which are computed one after the other.
+    """Splits the input of some modules in two chunks along a dim. The chunks are computed one after the other.
 
     - `dim`: "batch", or "seq" for the sequence.
     - `modules`: a pattern for full module names, or several patterns joined by commas. In a pattern, `*` stands for one
-      component: `layers.*.moe` matches layers.1.moe. No matching module may be inside another.
+      component: `layers.*.moe` matches layers.1.moe. A matching module must not be inside another matching module.
     - `only`: the names of matching modules. If not empty, only these modules are chunked.
-    - `early_grad_accumulation`: the gradients of both chunks are added, then reduced over ranks once. Otherwise each
-      chunk's gradient is reduced, and the results are added.
+    - `early_grad_accumulation`: the gradients of both chunks are added, and the sum is reduced over ranks once.
+      Otherwise each chunk's gradient is reduced, and the results are added.
     """
 
     __pydantic_config__ = STRICT
@@ -121,8 +121,8 @@ class Chunking:
             )
 
     def root_of(self, module: str) -> str | None:
-        """Return the chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router, or
-        None.
+        """Return the chunked module that is or contains `module`, such as layers.1.moe for layers.1.moe.router; None if
+        there is none.
         """
         root = root_of(self.modules, module)
         return root if not self.only or root in self.only else None
@@ -132,14 +132,15 @@ class Chunking:
 class Parallelism:
     """The number of ranks, and how they share data, layers and experts.
 
-    - `world_size`: all ranks. Parameters are sharded over all of them, unless a field below states otherwise.
+    - `world_size`: the number of all ranks. Parameters are sharded over all of them, unless a field below states
+      otherwise.
     - `ep`: the experts are divided among `ep` ranks; rank r has expert coordinate r % ep. The parameters of experts are
       sharded over the ranks with the same experts.
     - `tp`: each layer is split over `tp` ranks, which read the same data; rank r has tensor coordinate r % tp. The
       parts are sharded over the ranks with the same tensor coordinate. Experts are not split: instead these ranks
-      divide their tokens, and each sends its own to the experts.
-    - `pp`: a pipeline cuts the ranks into `pp` equal parts, each with its own layers (see `Schedule`). Rank r is in
-      part r // (world_size / pp). The fields above then apply within a part.
+      divide their tokens among themselves, and each sends its share to the experts.
+    - `pp`: a pipeline divides the ranks into `pp` equal parts, and each part has other layers (see `Schedule`). Rank r
+      is in part r // (world_size / pp). The fields above then apply within a part.
     - `shared_groups`: process groups over the same ranks are a single object, as in meshes that cache them.
     - `sequence`: outside split layers, each rank of a tensor group has an equal part of the sequence. So a split layer
       begins with an all-gather and ends with a reduce-scatter.
@@ -200,7 +201,7 @@ class Parallelism:
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """The input of a rank in a step: `sequences` rows of `seq_len` tokens, from the text that `data` names.
+    """The input of a rank in a step: `sequences` rows, each of `seq_len` tokens, from the text that `data` names.
 
     Ranks with the same data coordinate, such as a tensor group, read the same documents.
     """
@@ -218,7 +219,7 @@ class Batch:
 
 @dataclass(frozen=True, kw_only=True)
 class Precision:
-    """The dtypes of a step: `compute` for forward and backward, `reduce` for gradients when they are reduced.
+    """The dtypes of a step: `compute` for forward and backward, `reduce` for reducing gradients over ranks.
 
     Parameters are stored in float32.
     """
@@ -231,7 +232,7 @@ class Precision:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """How the graph pipeline treats activations that backward reads: saved, recomputed or offloaded. Eager saves all.
+    """How the graph pipeline treats activations that backward uses: saved, recomputed or offloaded. Eager saves all.
 
     | policy      | saved                                                      | else                               |
     |-------------|------------------------------------------------------------|------------------------------------|
@@ -240,11 +241,11 @@ class Memory:
     | `full`      | inputs of a block                                          | recomputed                         |
     | `offload`   | as `selective`, but up to `offload_gib` GiB in host memory | recomputed                         |
 
-    - `save` replaces the operators that `selective` and `offload` save, by their names. "attention" is every attention
-      operator. A name with /2 saves every second call of a block's forward, from the first: ("mm/2", "attention")
-      recomputes every other matrix product, and all other operators.
-    - `defer`, with `offload`: a copy to host memory may last until this many whole blocks have run after the block that
-      used the activation last.
+    - `save` lists operator names, and replaces the operators that `selective` and `offload` save. "attention" is every
+      attention operator. A name with /2 saves every second call of a block's forward, from the first: ("mm/2",
+      "attention") recomputes every other matrix product, and all other operators.
+    - `defer`, with `offload`: the number of blocks that may run before a copy to host memory must have ended. It counts
+      whole blocks after the block that used the activation last.
     - `prefetch`, with `offload`: a copy back starts this many blocks before the block whose backward needs it. Larger
       numbers hide slower copies, and keep more activations on the device.
 

@@ -1,7 +1,7 @@
 """Name the activations at module boundaries, and choose those that a case records.
 
-A boundary is the output of a module's call (`forward`), or its gradient (`backward`). Modules inside a chunked module
-have a boundary per chunk.
+A boundary is an output of a module's call (`forward`), or the gradient of such an output (`backward`). Modules inside a
+chunked module have a boundary per chunk.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 class Boundary(NamedTuple):
-    """A tensor that a module returns in a call, or its gradient ("backward").
+    """A tensor that a module returns in a call, or the gradient of such a tensor ("backward").
 
     - `output`: the tensor's index among the returned tensors; None if the module returns a single tensor.
-    - `earlier`: the number of the module's earlier calls in this step and chunk.
+    - `earlier`: how many calls of the module precede this call in its step and chunk.
     """
 
     module: str

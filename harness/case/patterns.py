@@ -1,4 +1,6 @@
-"""Match module names with patterns: `*` stands for a component, and `**`, allowed only in `observe`, for several."""
+"""Match module names with patterns: `*` stands for one component of a name, and `**` for several. `**` is allowed only
+in `observe`.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,9 @@ def root_of(patterns: str, module: str) -> str | None:
 
 
 def check_patterns(patterns: str, what: str) -> None:
-    """Raise CaseError if a pattern is invalid, or may match a module inside a module that another pattern matches.
+    """Raise CaseError if a pattern is invalid, or if two patterns may match two modules, one inside the other.
 
-    `patterns` are joined by commas. Errors call a pattern `what`.
+    `patterns` are joined by commas. `what` names a pattern in errors.
     """
     each = patterns.split(",")
     for pattern in each:
@@ -52,7 +54,7 @@ def check_patterns(patterns: str, what: str) -> None:
 
 
 def check_pattern(pattern: str, what: str) -> None:
-    """Raise CaseError for an invalid pattern over module names. Errors call the pattern `what`."""
+    """Raise CaseError for an invalid pattern over module names. `what` names the pattern in errors."""
     if not _CHOSEN.fullmatch(pattern):
         raise CaseError(
             f"{what} is a dotted module name",

@@ -1,4 +1,4 @@
-"""Define how a step is divided into micro-batches and pipeline stages, and refuse what is not supported."""
+"""Define how a step is divided into micro-batches and pipeline stages, and refuse unsupported divisions."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Schedule:
       weights come later than that of the stage's input, when a rank would otherwise wait.
     - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages. Stage s is on the ranks with
       pipeline coordinate s % pp.
-    - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each stage
-      has its own copy, and both copies get the sum of the two gradients.
-    - `shared`: two modules whose parameters are shared in the same way. The first is in an earlier stage.
+    - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each of the
+      two stages stores these values, and adds up the gradients of both.
+    - `shared`: two modules whose parameters are shared in the same way. The first module is in an earlier stage.
     - `gathers_once`: parameters are gathered once a step, for all micro-batches.
     - `reductions_once`: each rank adds its gradients over micro-batches, in order and in the dtype of the reduction,
       and the sums are reduced over ranks once a step. By default each micro-batch's gradients are reduced, then added.

@@ -48,13 +48,14 @@ def select(cases: Sequence[Case], expression: str | None) -> list[Case]:
 
 
 def asks_for(expression: str | None) -> bool:
-    """Whether an expression selects cases by name: True for `moe_seq`, False for `not moe_seq` or None."""
+    """Whether an expression names the cases that it selects: True for `moe_seq`, False for `not moe_seq` or None."""
     # If no name matches, only `not` can make an expression true.
     return bool(expression and expression.strip()) and not compile_expression(str(expression))(lambda name: False)
 
 
 def compile_expression(expression: str) -> Node:
-    """Convert an expression to a function that evaluates it. The function takes a predicate for single names.
+    """Convert an expression to a function that evaluates it. The argument of this function decides whether a single
+    name matches.
 
     Raises UsageError, which shows the column of the mistake.
     """

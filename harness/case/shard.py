@@ -1,4 +1,4 @@
-"""Define a shard: the part of a selection of cases that a machine runs, while others run the rest."""
+"""Define a shard: the cases of a selection that one machine runs, while other machines run the rest."""
 
 from __future__ import annotations
 

@@ -21,5 +21,7 @@ def is_text_of_ours(data: str) -> bool:
 
 
 def data_of_file(file: Path) -> str:
-    """Return the `batch.data` for a file: its path, with ./ in front if this is the name of a text of bitproof."""
+    """Return the value of `batch.data` for a file: its path. If that is also the name of a text of bitproof, ./ is put
+    in front.
+    """
     return f"./{file}" if is_text_of_ours(str(file)) else str(file)

@@ -37,17 +37,18 @@ class Pipeline:
 
     - `isolate_groups`: the experts' all-to-alls get their own process group if they share a group with other
       collectives.
-    - `isolate_gathers`: the same for the all-gathers of parameters.
+    - `isolate_gathers`: likewise, all-gathers of parameters get their own process group.
     - `bucket`: joins the all-gathers of a block into larger ones, and its reduce-scatters likewise.
     - `overlap`: reorders calls so that the all-to-all of a chunk runs during the other chunk's compute.
-    - `overlap_costs`: path of a cost model for this order, fitted to a machine. None: bitproof's own, fitted to a CPU.
+    - `overlap_costs`: path of a cost model for this order, fitted to a machine. None: bitproof's cost model, fitted to
+      a CPU.
     - `dense_traffic`: moves all-gathers of parameters and reduce-scatters of gradients to where no all-to-all is in
       flight.
     - `async_tensor`: reorders calls as `overlap` does, for gathers, sums and reduce-scatters of a tensor group.
     - `backend`: how the finished graph runs:
 
         - "fx": operator by operator.
-        - "regional_inductor": regions of it compiled, by default only attention operators.
+        - "regional_inductor": with compiled regions; by default, only attention operators are compiled.
         - "inductor": compiled as a whole. It rounds less often, so expect CLOSE.
         - "cuda_graph": captured once and replayed with static inputs and outputs. On a CPU its calls run in sequence.
 

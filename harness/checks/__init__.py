@@ -1,7 +1,7 @@
 """Checks: additional questions about a case, besides comparing reference and candidate.
 
-For example, sensitivity asks how many calls the case would notice if they were off by 1 ULP. A check defines its
-options, may run systems again, and returns a `Finding`, which every report prints. It is active
+For example, the check sensitivity determines how many calls the case would notice if they were off by 1 ULP. A check
+defines its options, may run systems again, and returns a `Finding`, which every report prints. A check is active
 
 - if the user gives its options, for bitproof's own checks and those of installed packages, or
 - with `--check FILE.py:CLASS`.

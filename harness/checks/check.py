@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The options of a check that has none."""
+    """The options of a check that needs no options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class Evidence:
     - `log_calls(role, step)`: runs the role's system again, and returns for each rank the file with the logged operator
       calls of this step.
     - `call("MODULE:FUNCTION", **values)`: calls a function with the case, in a process that has torch.
-    - `packing`: the graph nodes that only join correct values, for example by `cat`. None unless every call was
-      compared.
+    - `packing`: graph nodes of the candidate without a counterpart in the reference, which merely concatenate correct
+      values, for example by `cat`. None unless every call was compared.
     """
 
     result: CaseResult
@@ -71,7 +71,7 @@ class Check:
     Options: ClassVar[type[Any]] = NoOptions
 
     def __init__(self, options: Any) -> None:
-        """`options` is an instance of the class's `Options`."""
+        """Create the check. `options` is an instance of the class's `Options`."""
         self.options = options
 
     @classmethod
@@ -84,7 +84,7 @@ class Check:
         """Raise UsageError, before any case runs, if the check does not support this run."""
 
     def prepare(self, cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-        """Prepare the check, once, before any case runs; yields lines to print. `folder` is the run folder."""
+        """Prepare the check before any case runs, and yield lines to print. Called once. `folder` is the run folder."""
         # An empty iterator, so that a subclass may override this by a generator.
         return iter(())
 
@@ -93,7 +93,9 @@ class Check:
         return ()
 
     def judges(self, verdict: Verdict) -> bool:
-        """Whether `judge` is called for a case with this verdict. By default it is, except for ERROR."""
+        """Whether `judge` is called for a case with this verdict. By default it is called for all verdicts but
+        ERROR.
+        """
         return verdict != Verdict.ERROR
 
     def judge(self, evidence: Evidence) -> Finding | None:
@@ -102,13 +104,16 @@ class Check:
 
     @staticmethod
     def finding(data: dict[str, Any]) -> Finding:
-        """Rebuild a finding from its data in an older report, in which findings were stored in a check's own form."""
+        """Rebuild a finding from its data in an older report, in which each check stored its findings in a form of its
+        own.
+        """
         return Finding(data=data)
 
     @staticmethod
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
         """Look for an impossible value in a finding's data that was read from a file.
 
-        Returns three texts: the value's path, the expected value, and the found value. None if no value is impossible.
+        Returns three texts: the value's path, the expected value, and the found value. Returns None if all values are
+        possible.
         """
         return None

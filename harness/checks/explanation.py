@@ -1,4 +1,4 @@
-"""Explain the difference of two recordings by a certificate.
+"""Explain the difference of two recordings by means of a certificate.
 
 For example, a certificate of `bitproof moved` states that some operator calls account for the whole difference between
 two environments.
@@ -42,7 +42,7 @@ Explainer = Callable[[Recording, Recording], Explanation]
 
 
 def explainer_of(certificate: Path) -> Explainer:
-    """Read a certificate, and return the function that explains the difference of two recordings by it.
+    """Read a certificate, and return a function that explains the difference of two recordings by this certificate.
 
     Raises RecordingError if the file cannot be read, is damaged, or has an unknown format.
     """

@@ -1,4 +1,4 @@
-"""Import modules of powers (optional abilities of bitproof) for the core, only if an option needs them.
+"""Import modules of powers (optional abilities of bitproof) for the core, only if an option needs the power.
 
 For example, only `run -j` imports the module of `power_module("side_by_side.concurrency")`.
 """

@@ -1,6 +1,6 @@
 """List the available checks: bitproof's own checks, checks of installed packages, and classes in a user's file.
 
-The module of a check of bitproof is imported only if one of its options is given.
+The module of one of bitproof's checks is imported only if the user sets one of its options.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def shipped_checks() -> tuple[type[Check], ...]:
 
 
 def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ...]:
-    """Return all check classes: first bitproof's own, then those of installed packages, then the `asked` classes.
+    """Return all check classes: first bitproof's own, then those of installed packages, then those in `asked`.
 
-    `asked` has classes, or texts as for `--check`. Raises UsageError if a check cannot be loaded, or if two have the
-    same name.
+    `asked` has the classes that the user requests, or texts as for `--check`. Raises UsageError if a check cannot be
+    loaded, or if two have the same name.
     """
     found: dict[str, type[Check]] = {}
     for source, check in _named_checks(asked):
@@ -106,7 +106,7 @@ def _imported(source: str) -> Any:
 
 
 def checked(found: Any, source: str) -> type[Check]:
-    """Return `found` if it is a complete check class. Raises UsageError, which names `source`, otherwise."""
+    """Return `found` if it is a complete check class; otherwise raise UsageError, which names `source`."""
     # In this order, since each question relies on the answers before it.
     problem = ""
     if not (isinstance(found, type) and issubclass(found, Check)):
@@ -127,7 +127,7 @@ def checked(found: Any, source: str) -> type[Check]:
 
 
 def active(checks: Sequence[type[Check]], given: Mapping[str, Any]) -> tuple[Check, ...]:
-    """Return the checks that these option values switch on. `given` maps the options' keywords to values."""
+    """Return the checks that the given options switch on. `given` maps the options' keywords to values."""
     found = [check.of(from_options(check.Options, given)) for check in checks]
     return tuple(check for check in found if check is not None)
 

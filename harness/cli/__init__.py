@@ -49,7 +49,7 @@ _REMOVED = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status. Prints a user's mistake in words, and a bug as a traceback.
 
-    If standard output cannot be written, a command that only prints returns 3, unless the reader stopped early.
+    If standard output cannot be written, a command that only prints returns 3, unless the reader closed the pipe early.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     with safe_output() as printed:

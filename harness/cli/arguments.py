@@ -68,8 +68,9 @@ def read_file(path: Path) -> Case:
 
 
 def find_case(name: str, changes: Changes) -> Case:
-    """Return the case with this name, or in this JSON file, after applying `changes`. Raises UsageError or
-    CaseError."""
+    """Return the case with this name, or the case in the JSON file `name`, after applying `changes`. Raises UsageError
+    or CaseError.
+    """
     if name.endswith(".json"):
         return change_case(read_file(Path(name)), changes)
     return named_case(selected_cases(None), name, changes)
@@ -83,9 +84,10 @@ def chosen_cases(
     names: Sequence[str] | None = None,
 ) -> list[Case]:
     """Return the cases that -k selects, after applying `changes`: from the files of --case, or else from all built-in
-    cases. With `names`, returns exactly these cases.
+    cases.
 
-    Without all three, returns the cases in `usual`, or all. Raises UsageError if two cases share a name.
+    With `names`, return exactly the cases with these names. Without -k, --case and names, return the cases in `usual`,
+    or all. Raises UsageError if two cases share a name.
     """
     if names:
         if expression is not None or case_files:
@@ -107,9 +109,9 @@ def chosen_cases(
 
 
 def case_words(case_files: Sequence[Path] | None, names: Sequence[str] | None = None) -> list[str]:
-    """Return the words for these case files, also those among `names`, in the command line that repeats a run.
+    """Return the command-line words for these case files, and for files among `names`, to repeat a run.
 
-    Their paths are absolute.
+    The words have absolute paths.
     """
     from bitproof.harness.report.text import CASE_FILE
 

@@ -33,7 +33,7 @@ COMMANDS = {
 
 
 def load_commands(words: Sequence[str]) -> None:
-    """Declare the command that is called by these words; if they call none, all commands."""
+    """Declare the command that these words call; if they call none, declare all commands."""
     # All are needed for `--help`, and for a suggestion: `prov` is answered with "Did you mean 'prove'?".
     called = words[0] if words else ""
     for name in [called] if called in COMMANDS else COMMANDS:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 def names_of_cases(incomplete: str) -> list[str]:
     """Return the built-in cases whose names begin with `incomplete`, for completion in a shell.
 
-    In an expression such as `moe or tra`, only the last word is completed: the results begin with `moe or `.
+    In an expression such as `moe or tra`, only the last word is completed, and each result begins with `moe or `.
     """
     from bitproof.builtin_cases import all_cases
 
@@ -40,7 +40,7 @@ def names_of_faults(incomplete: str) -> list[str]:
 
 
 def names_in_catalogue(incomplete: str) -> list[str]:
-    """The faults of the catalogue whose names begin with `incomplete`."""
+    """Return the faults of the catalogue whose names begin with `incomplete`."""
     from bitproof.harness.disturb.entry import catalogue
 
     return [name for name in catalogue() if name.startswith(incomplete)]

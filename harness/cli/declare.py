@@ -38,7 +38,7 @@ DONE = ("done", None, "failed")
 
 
 class Command(TyperCommand):
-    """A command whose help shows options in groups, then examples and the exit statuses, each on its own line."""
+    """A command whose help shows options in groups, then examples and exit statuses, an example or status per line."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -106,7 +106,7 @@ def takes(
 
     - `parts`: the dataclasses. The command's last parameters get the instances.
     - `only`: the keywords of the options.
-    - `usual`, `says`: other defaults and help for single options, by keyword.
+    - `usual`, `says`: other defaults, and other help texts, for single options, by keyword.
     - `checks`: checks whose options follow. If the user's options switch on a check, the check is in the field `active`
       of the run options.
     """

@@ -118,7 +118,7 @@ def run_command(
 
 
 def _with_script_systems(words: list[str], changes: Changes, reference_args: str, candidate_args: str) -> Changes:
-    """Return the changes with the two systems, reference and candidate, of a command line that names a script.
+    """Return the changes, with the reference and the candidate set for a command line that names a script.
 
     `words` are the script and its arguments. Raises UsageError if the words do not begin with a script.
     """
@@ -139,7 +139,9 @@ def declare(checks: Sequence[type[Check]]) -> None:
 
 
 def declare_asked(words: Sequence[str]) -> None:
-    """Declare `run` again, with the options of checks from installed packages, or named by `--check` in these words."""
+    """Declare `run` again, with the options of checks from installed packages and of checks that `--check` names in
+    these words.
+    """
     # Before the words are parsed, since parsing needs the checks' options. pytest does the same for `-p`.
     asked = [after for word, after in pairwise(words) if word == "--check"]
     asked += [word.partition("=")[2] for word in words if word.startswith("--check=")]

@@ -1,1 +1,1 @@
-"""Implement the commands, a module each; `harness.cli` declares their options and calls them."""
+"""Implement the commands, one in each module; `harness.cli` declares their options and calls them."""

@@ -20,10 +20,9 @@ WORTH_PRINTING = 60.0
 
 
 def describe_expected_time(cases: Sequence[Case], replay: Sequence[str], report_dir: Path) -> str | None:
-    """Return a line with the expected time of these cases; None if the expected time is short, or if too little is
-    known.
+    """Return a line with the expected time of these cases; None if that time is short, or if too little is known.
 
-    It is based on earlier runs with exactly the same options (`replay`). For each case, its newest run counts.
+    It is based on earlier runs with exactly the same options (`replay`). For each case, only its newest run counts.
     """
     # The seconds of a case by its name.
     known: dict[str, float] = {}
@@ -51,7 +50,7 @@ def describe_expected_time(cases: Sequence[Case], replay: Sequence[str], report_
 
 
 def _seconds_of_run(run_dir: Path) -> float:
-    """Return the seconds from a run's start to its report: infinite if its folder's name has no time, 0 without a
+    """Return the seconds from a run's start to its report: infinite if the folder's name has no time, 0 if there is no
     report.
     """
     try:

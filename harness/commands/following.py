@@ -16,7 +16,7 @@ from bitproof.harness.runtime import interrupts
 def follow_rank_0(case: Case, options: RunOptions, report_dir: Path) -> int:
     """Follow rank 0's requests until rank 0 is done.
 
-    Returns 0, or the exit status for the error that ended rank 0.
+    Return 0 or, if an error ended rank 0, the exit status for this error.
     """
     with interrupts.raising(), interrupts.held():
         run_dir = prepare_run_dir(report_dir)

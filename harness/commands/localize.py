@@ -16,7 +16,9 @@ LOCALIZE_FILE = "localize.json"
 
 
 def any_difference(case: Case) -> Case:
-    """Return the case without bounds and expected differences, so that any differing bit makes it DIFFERENT."""
+    """Return the case with its bounds and expected differences removed, so that any differing bit makes it
+    DIFFERENT.
+    """
     return replace(case, expected="EQUAL", differs=(), close_within=None, differs_within=None)
 
 

@@ -19,10 +19,9 @@ from bitproof.harness.options import RunOptions
 
 
 def precompile(case: Case, out: Path, options: RunOptions, print_line: Callable[[str], None] = print) -> int:
-    """Precompile the step of a case's candidate into the folder `out`, and print a summary with `print_line`. Returns
-    0.
+    """Precompile the step of a case's candidate into the folder `out`, print a summary with `print_line`, and return 0.
 
-    The step is traced twice, as the first and as the last rank. Both traces must have the same code.
+    The step is traced twice, as the first and as the last rank. Both traces must have the same code. Raises:
 
     - CaseError: the candidate runs no graph, or a graph that cannot be stored.
     - UsageError: torchrun started the command, or a fault in `options` changes both traces alike.

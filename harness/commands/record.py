@@ -44,8 +44,8 @@ _ALWAYS_DIFFERENT = ("digests_sha256", "values_sha256", "manifest_sha256", "arm"
 class Target:
     """The destination of a recording: a new folder `out`, or the baselines in `baseline_dir`.
 
-    `force` replaces an existing baseline of the same environment. Raises UsageError if both or neither are given, or if
-    `out` exists.
+    With `force`, an existing baseline of the same environment is replaced. Raises UsageError unless exactly one of the
+    two is given, or if `out` exists.
     """
 
     out: Path | None = None

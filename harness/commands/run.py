@@ -45,7 +45,7 @@ class RunState:
 
     - `reason`: why some cases have no result.
     - `failure`: the error that ended the run.
-    - `status`: that error's exit status.
+    - `status`: the exit status for that error.
     - `reports`: whether this process writes the report.
     """
 
@@ -72,7 +72,7 @@ def run_and_report(
     - `replay`: the options for a command that repeats the run.
     - `left_out`: selected cases that this machine cannot judge, which are not run. `not_run` maps their names to the
       reasons.
-    - `shard`: the part of a selection that `cases` and `left_out` are; None for the whole selection.
+    - `shard`: the part of a selection that consists of `cases` and `left_out`; None if they are the whole selection.
     - `on_report`: prints more about the report, and returns further files to write next to it, as texts by name.
 
     Raises UsageError if options or cases are wrong, before anything is run or written.
@@ -232,5 +232,5 @@ def _closing(results: Iterator[T]) -> Iterator[Iterator[T]]:
 
 
 def _distinct(values: Iterable[str]) -> str:
-    """Return the distinct values in order, joined to a text: `cpu`, or `cpu, cuda` if a run used both."""
+    """Return the distinct values in order, joined into a text: `cpu`, or `cpu, cuda` if a run used both devices."""
     return ", ".join(dict.fromkeys(values))

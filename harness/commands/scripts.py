@@ -26,7 +26,9 @@ STEPS = 5
 
 
 def is_script(name: object) -> bool:
-    """Whether `name` is the name of a system that is a script: its command line, or a git revision of it."""
+    """Whether `name` names a system that is a script, by the script's command line or by a git revision of the
+    script.
+    """
     return isinstance(name, str) and (script_of(name) is not None or name.startswith("git:"))
 
 
@@ -37,7 +39,7 @@ def script_sides(
     reference_args: str = "",
     candidate_args: str = "",
 ) -> tuple[str, str]:
-    """Return the names of the reference's and the candidate's systems, for a comparison of scripts.
+    """Return a pair: the names of the reference's and of the candidate's system, for a comparison of scripts.
 
     - `reference`: a script or another system. `git:REF` is the candidate's file in that revision. None is the
       candidate's file itself.
@@ -80,7 +82,9 @@ def script_case(reference: str, candidate: str) -> Case:
 
 
 def _refuse_revision(script: Script, reference: str) -> None:
-    """Raise UsageError if the reference is no system, but a revision of git that has the script: `HEAD~1`."""
+    """Raise UsageError if the reference is not a system but only the name of a git revision that has the script:
+    `HEAD~1`.
+    """
     if ":" in reference or reference in NAMED or reference in registered():
         return
     try:

@@ -1,4 +1,4 @@
-"""Split a selection of cases into shards, one per machine, so that no communication is needed."""
+"""Split a selection of cases into shards, one per machine. The machines need not communicate."""
 
 from __future__ import annotations
 

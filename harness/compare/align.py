@@ -1,6 +1,6 @@
 """Pair the records of two recordings by their full key, and report every record without a partner.
 
-Partners have the same step, rank, kind and name. Nothing else counts: no prefix of a name, no position.
+Partners have the same step, rank, kind and name. Prefixes of names and the position of a record do not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Alignment:
 
     - `pairs`: key -> (record of the reference, record of the candidate), in the reference's order.
     - `missing`: keys that only the reference has. `extra`: keys that only the candidate has.
-    - `duplicates`: by role, the keys that a recording has more than once. The first record of such a key is paired.
+    - `duplicates`: by role, the keys that a recording has more than once. The first record with such a key is paired.
     - `empty`: the roles whose recording has no record.
     """
 
@@ -34,7 +34,7 @@ class Alignment:
 class Unpaired:
     """The unpaired keys of several alignments.
 
-    `names` has, by kind, the names of all records that are paired. The other fields are as in `Alignment`.
+    `names` has, by kind, the names of all paired records. The other fields are as in `Alignment`.
     """
 
     missing: list[Key] = field(default_factory=list)
@@ -117,7 +117,7 @@ def align(
 
 
 def name_keys(keys: Iterable[Key]) -> str:
-    """Return the number of keys, and the first few, in words: `2 records: step 0, rank 1, grad w; ...`."""
+    """Return a text with the number of keys, and the first few of them: `2 records: step 0, rank 1, grad w; ...`."""
     keys = list(keys)
     named = "; ".join(f"step {key.step}, rank {key.rank}, {key.kind} {key.name}" for key in keys[:NUM_NAMED])
     rest = f"; and {len(keys) - NUM_NAMED} more" if len(keys) > NUM_NAMED else ""

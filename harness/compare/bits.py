@@ -1,4 +1,4 @@
-"""Describe how two tensors differ, in bits: which elements, by how many ULPs, and the first differing bits.
+"""Describe how two tensors differ, in bits: which elements, by how many ULPs, and the bits of the first that differ.
 
 Only bytes are compared, never values: -0.0 differs from 0.0, and a NaN equals a NaN of the same bits.
 """
@@ -32,7 +32,8 @@ class BitDifference:
     - `histogram`: the number of elements by distance (`records.BUCKETS`).
     - `max_ulp`: the largest distance. `histogram` and `max_ulp` are None for a dtype without ULPs.
     - `first_index`, `reference_bits`, `candidate_bits`: the first differing element; None if no element differs.
-    - `samples`: the first differing elements, each with index, bits of the reference, and bits of the candidate.
+    - `samples`: the first few differing elements, each as its index, its bits in the reference, and its bits in the
+      candidate.
     """
 
     elements: int
@@ -51,7 +52,9 @@ class BitDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedBits:
-    """The difference between two values, and the digests of both. The difference is None if dtypes or shapes differ."""
+    """The difference between two values, and the digests of the two values. The difference is None if dtypes or shapes
+    differ.
+    """
 
     difference: BitDifference | None
     digests: tuple[str, str]
@@ -133,9 +136,9 @@ def ulp_distances(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Count elements by their distance in ULPs: int64 [buckets] on the CPU, with a bucket for each of `BUCKETS`.
+    """Count elements by their distance in ULPs: int64 [buckets] on the CPU, with a count for each bucket of `BUCKETS`.
 
-    For a dtype without ULPs, elements count as distance 0 or as "unlike", the last bucket.
+    For a dtype without ULPs, equal elements are in bucket "0", and all others in the last bucket, "unlike".
     """
     import torch
 
@@ -158,12 +161,14 @@ def ulp_counts(reference: Tensor, candidate: Tensor) -> Tensor:
 
 
 def name_counts(counts: Tensor) -> dict[str, int]:
-    """Convert the result of `ulp_counts` to bucket name -> count, in the order of buckets, without empty buckets."""
+    """Convert the result of `ulp_counts` to a dict: bucket name -> count, in the order of buckets, without empty
+    buckets.
+    """
     return {name: count for name, count in zip(BUCKETS, counts.tolist(), strict=True) if count}
 
 
 def is_unlike(reference: Tensor, candidate: Tensor) -> Tensor:
-    """Return a mask of the elements that differ and are not both finite. Two NaNs count as equal.
+    """Return a mask of the elements that differ, if either value is not finite. Two NaNs count as equal.
 
     For example, NaN and 1.0, or inf and -inf.
     """
@@ -194,8 +199,8 @@ def _ordered(tensor: Tensor) -> Tensor:
 def _slices(reference: Tensor, candidate: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Yield both tensors as bytes, in slices of at most SLICE elements.
 
-    Yields a slice's first index, the reference's slice, and the candidate's. Slices are uint8 of shape [elements, bytes
-    per element], on the reference's device.
+    Each result has three parts: the index of the slice's first element, the reference's slice, and the candidate's
+    slice. Slices are uint8 of shape [elements, bytes per element], on the reference's device.
     """
     from bitproof.harness.capture.digest import octets
 

@@ -3,8 +3,8 @@
 If they chunk different modules, bits differ although no code is wrong. If nothing ran in chunks, equal bits do not show
 that chunking is right.
 
-So a manifest's field `chunked` has the number of each module's calls in chunks per step: {"layers.1.moe": 2}. It is
-None for systems that do not chunk, and for a user's own systems.
+A manifest's field `chunked` maps each module to how many of its calls per step run in chunks: {"layers.1.moe": 2}. It
+is None for systems that do not chunk, and for a user's own systems.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Calls = Mapping[str, int]
 def agreed_by_ranks(
     system: str, by_rank: Sequence[dict[str, int] | None], stage_ranks: int | None = None
 ) -> dict[str, int] | None:
-    """Return the number of calls in chunks per step, by module; None if no module runs in chunks.
+    """Return the number of calls per step that run in chunks, by module; None if no module runs in chunks.
 
     `by_rank` has each rank's numbers. Raises RecordingError if ranks differ. If `stage_ranks`, the number of ranks of a
     pipeline stage, is given, only ranks of the same stage must agree.
@@ -40,7 +40,9 @@ def agreed_by_ranks(
 
 
 def unlike_chunks(reference: Recording, candidate: Recording) -> Iterator[str]:
-    """Yield the reasons why two systems cannot be compared: they chunk different modules, or not equally often."""
+    """Yield the reasons, if any, why two systems cannot be compared: they chunk different modules, or not equally
+    often.
+    """
     found: list[Calls] = []
     # A system that does not chunk, or a user's own, states no chunks: then there is nothing to compare.
     for side, recording in (("reference", reference), ("candidate", candidate)):

@@ -6,8 +6,8 @@ The stored values of every tensor are read rank by rank, and checked against the
   c = [3, 5] have the error 1 / 5.
 - Squares are added in sequence in row-major order.
 - An element that is NaN in both tensors, or the same infinity in both, adds nothing.
-- A NaN or an infinity in a single tensor of the two makes the error infinite. So does a difference from a reference of
-  zeros.
+- If an element is NaN or infinite in only one of the tensors, the error is infinite. So it is if the reference is all
+  zeros and the candidate is not.
 - The error of tensors that are not floating point is 0 if they agree in bits, and otherwise infinite.
 """
 
@@ -33,8 +33,8 @@ from bitproof.harness.records import Closeness, Key, Recording
 def measure(reference: Path, candidate: Path, bound: float, step: int | None = None) -> Closeness:
     """Measure the relative errors of all tensors at `step` (None: at all steps), and count the errors beyond `bound`.
 
-    `reference` and `candidate` are the folders of two recordings with values. Raises RecordingError if anything but a
-    buffer is missing.
+    `reference` and `candidate` are the folders of two recordings with values. Raises RecordingError if a tensor other
+    than a buffer is in only one recording.
     """
     folders = {"reference": reference, "candidate": candidate}
     recordings = {side: read_recording(folder) for side, folder in folders.items()}

@@ -17,7 +17,7 @@ _MAX_SENTENCES = 3
 
 
 class _ParameterSettings(NamedTuple):
-    """A parameter's optimizer, and the optimizer's settings for it."""
+    """The class of a parameter's optimizer, and the optimizer's settings for this parameter."""
 
     optimizer: str
     settings: Mapping[str, str]
@@ -43,7 +43,7 @@ class DifferingSetting(NamedTuple):
 
     @property
     def of(self) -> str:
-        """The parameters in short: `ln1.weight and 2 more parameters`."""
+        """The names of the parameters, shortened: `ln1.weight and 2 more parameters`."""
         first, *more = self.parameters
         return f"{first} and {len(more)} more parameters" if more[1:] else f"{first} and {more[0]}" if more else first
 
@@ -57,7 +57,8 @@ class DifferingSetting(NamedTuple):
 def differing_settings(
     reference: Iterable[Mapping[str, Any]], candidate: Iterable[Mapping[str, Any]], step: int
 ) -> list[DifferingSetting]:
-    """Return the settings in which the two systems' optimizers differ at `step`, whether set then or earlier.
+    """Return the settings in which the two systems' optimizers differ at `step`, whether they were set at this step or
+    earlier.
 
     `reference` and `candidate` have each rank's facts. A setting that only one optimizer has does not count.
     """

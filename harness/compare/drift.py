@@ -1,6 +1,6 @@
 """List the tensors that differ between two recordings and, if their values are stored, by how many ULPs.
 
-An entry has two counts: the differing records, and the records among them whose values are stored.
+Each tensor's entry counts its differing records, and those whose values are stored.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bitproof.harness.records import BUCKETS, Drift, Key, Record, Recording
 
 
 def measure_drift(reference: Path, candidate: Path) -> list[Drift]:
-    """Return a `Drift` for each kind and name of record that differs at any step on any rank, in the order of
+    """Return a `Drift` for each tensor (kind and name) that differs at any step on any rank, in the order of
     computation.
 
     The numbers of ULPs and elements are None if no values are stored. Raises RecordingError if values are damaged.

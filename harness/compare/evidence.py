@@ -6,8 +6,8 @@
 4. Keep the differing records that were computed first.
 
 Most ranks have the same names, dtypes and shapes at the same steps. They form a group: gaps, counts and the order of
-computation are computed for its first rank only. For its other ranks, only digests are compared. So a thousand ranks
-take seconds.
+computation are determined only once, for its first rank. For its other ranks, only digests are compared. So a thousand
+ranks take seconds.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _is_digest = re.compile("[0-9a-f]{32}").fullmatch
 class DifferingPair(NamedTuple):
     """Two paired records that differ, and their position in the run.
 
-    `records` are the reference's and the candidate's record. Their digests may be another rank's, if that rank recorded
-    the same names, dtypes and shapes.
+    `records` are the reference's and the candidate's record. Their digests may be those of another rank, if that rank
+    recorded the same names, dtypes and shapes.
     """
 
     place: ComputedAt
@@ -59,7 +59,7 @@ class DifferingPair(NamedTuple):
 
     @property
     def divergence(self) -> Divergence:
-        """The divergence at this record, without the differing bits and the call to blame."""
+        """A Divergence for this record, in which the differing bits and the call to blame are not set."""
         types = [_describe_type(record) for record in self.records]
         tensor = TensorDifference(reference_type=types[0], candidate_type=types[1])
         key = self.key
@@ -74,8 +74,8 @@ class RankGroup:
     - `keys`: the key of each of the reference's rows.
     - `partners`: for each of the reference's rows, the index of the candidate's row with the same key.
     - `computed`: the indices of the reference's rows in the order of computation.
-    - `kinds`: a number for each of these rows, equal for rows of the same step and kind.
-    - `tensors`: a number for each of these rows, equal for rows of the same kind and name.
+    - `kinds`: for each of the reference's rows, a number; rows of the same step and kind have the same number.
+    - `tensors`: likewise, but rows of the same kind and name have the same number.
     - `compared`: the number of rows of each kind.
     - `seen`: the pairs of step and kind that occur.
     """
@@ -102,7 +102,7 @@ class Evidence:
     - `first`: the differing record that was computed first.
     - `kinds`: the kinds that differ at each step.
     - `shown`: whether agreement is evidence. For example, equal tensors of zeros are no evidence.
-    - `one_sided`: buffers and settings that only one system has, which are no gaps. Set at the end, from
+    - `one_sided`: buffers and settings that only one system has, which do not count as gaps. Set at the end, from
       `unpaired_state`.
     """
 
@@ -156,7 +156,7 @@ class Evidence:
         return sum(self.mismatched.values())
 
     def add(self, reference: Mapping[Key, Record], candidate: Mapping[Key, Record]) -> bool:
-        """Add the records of some ranks. Returns False if anything but digests is wrong with them.
+        """Add the records of some ranks. Returns False if the records have a defect other than differing digests.
 
         For example, a record has no partner, partners differ in dtype, or the case does not have the step.
         """
@@ -187,10 +187,10 @@ class Evidence:
         return not (unpaired or alignment.duplicates or alignment.empty) and before == after
 
     def add_rank(self, reference: RankRows, candidate: RankRows) -> None:
-        """Add a rank's rows of both recordings.
+        """Add the rows of a rank from both recordings.
 
-        If the rank's records are like those of a known group of ranks, only digests are compared. If not, they may
-        begin a new group.
+        If the rank's records are like those of a known group of ranks, only digests are compared. If not, the rank may
+        become the first of a new group.
         """
         for likeness in self._likenesses:
             if likeness.fits(reference, candidate):
@@ -291,7 +291,7 @@ class Evidence:
 
 
 def evidence_of(reference: Recording, candidate: Recording, case: Case) -> Evidence:
-    """Compare two recordings, rank by rank unless a recording has all its records in memory."""
+    """Compare two recordings, rank by rank unless all records of a recording are already in memory."""
     # Stored recordings are compared by columns (`add_rank`), others record by record.
     evidence, sides = Evidence(case=case), (reference, candidate)
     stored = [side for side in sides if isinstance(side, StoredRecording)]

@@ -14,8 +14,8 @@ In three cases the records of such a buffer count as missing, as records of any 
 - The other system has the buffer on some rank or at some step.
 
 Settings and attributes of an optimizer have records (`@changed`) only at the steps that change them. If only one system
-has such a record, EQUAL and CLOSE become UNVERIFIED. If the other system never records such changes, there is only a
-remark.
+has such a record, EQUAL and CLOSE become UNVERIFIED. If the other system never records such changes, they lead only to
+a remark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class OneSided:
 
     - `side`: the system with the buffers, None if there are none.
     - `names`: the names of these buffers.
-    - `changed`: the names of the buffers among them that steps change.
+    - `changed`: the names of those buffers that steps change.
     - `settings`: for each system, the settings that only its steps change.
     - `compared`: the systems whose `settings` count against the verdict, because the other system would have recorded
       such changes.
@@ -72,7 +72,7 @@ class OneSided:
 def one_sided(
     sides: Sequence[Recording], unpaired: Mapping[Role, Iterable[tuple[Key, Record]]], num_steps: int
 ) -> OneSided:
-    """Return the buffers and settings that only one of two recordings has.
+    """Return the buffers and changed settings that only one of two recordings has.
 
     `unpaired` has, by role, the records of buffers and changed settings that have no partner.
     """

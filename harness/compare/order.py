@@ -1,4 +1,6 @@
-"""Sort records in the order in which a step computes them, to find the first of several that differ."""
+"""Sort records in the order in which a step computes them, to find which of the differing records was computed
+first.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ parameters, their norm, buffers before the optimizer, parameters, optimizer stat
 class ComputedAt(NamedTuple):
     """A record's position in a run, for sorting.
 
-    `phase` is an index into PHASES, `tensor` the index of the record's kind and name in the order of recording.
+    - `phase`: an index into PHASES.
+    - `tensor`: the index of the record's kind and name in the order of recording.
     """
 
     step: int
@@ -66,7 +69,8 @@ def phase_of(key: Key) -> int:
 
 
 def place_of(key: Key) -> tuple[str, str]:
-    """Return the module of a record's tensor and the direction that computes it: "forward", "backward" or "update".
+    """Return a pair: the module of a record's tensor, and the direction that computes it: "forward", "backward" or
+    "update".
 
     For example, ("layers.0.mlp", "backward") for a gradient of that module's parameter. The module is "" for a tensor
     outside any module.

@@ -27,7 +27,7 @@ def result_of(case: Case, judgement: Judgement, *, device: str, backend: str, **
     """Return the result of a judged case. `facts` are the remaining fields of CaseResult: losses, seconds, passes,
     memory.
 
-    If the result's own numbers contradict its verdict, the verdict becomes UNVERIFIED, and the result states why.
+    If numbers in the result contradict its verdict, the verdict becomes UNVERIFIED, and the result states why.
     """
     # A judgement's fields have the names of CaseResult's.
     judged = {name: getattr(judgement, name) for name in judgement.__dataclass_fields__}

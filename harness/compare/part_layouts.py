@@ -1,4 +1,4 @@
-"""The part of each tensor that each rank has, and whether two systems divide tensors among ranks differently.
+"""Find the part of each tensor that each rank has, and whether two systems divide tensors among ranks differently.
 
 For example, rows 0:4 and 4:8 on two ranks of the reference, and rows 0:2, 2:4, 4:6, 6:8 on four of the candidate, are
 two layouts. Recordings are read rank by rank; only the layouts stay in memory, and a layout that does not change from
@@ -57,10 +57,11 @@ def have_different_layouts(case: Case, reference: Recording, candidate: Recordin
 def tensors_across(
     reference: Recording, candidate: Recording
 ) -> Iterator[tuple[LogicalTensor, tuple[PartLayouts, PartLayouts]]]:
-    """Yield each tensor that the two systems divide differently among ranks, and its layouts in both systems.
+    """Yield each tensor that the two systems divide differently among ranks, with a pair of its layouts.
 
-    The layouts are a pair, of the reference and of the candidate, and each is rank -> layout of the rank's part. If the
-    systems have different numbers of ranks, every tensor is yielded. The order is by step, then as in the reference.
+    The pair has the tensor's layout in the reference and in the candidate, each as rank -> layout of the rank's part.
+    If the systems have different numbers of ranks, every tensor is yielded. The order is by step, then as in the
+    reference.
     """
     have_as_many = reference.manifest.world_size == candidate.manifest.world_size
     here, there = part_layouts_of(reference), part_layouts_of(candidate)
@@ -79,7 +80,7 @@ def layouts_differ(here: Parts | PartLayouts, there: Parts | PartLayouts, have_a
     """Whether a tensor's layouts differ between two systems, so that its records cannot be compared rank by rank.
 
     - True if the systems have different numbers of ranks (`have_as_many` is False).
-    - Otherwise False if one of the systems lacks the tensor.
+    - Otherwise False if one of the systems does not have the tensor.
     - A rank's layouts are not compared if its part has no elements in one of the systems. For example, FSDP2's gradient
       of a sharded parameter may be None on a rank. The rank's records are compared as usual, and differ.
     """

@@ -1,4 +1,4 @@
-"""The environment of a recording: every fact of its manifest that can change a bit, except the code under test."""
+"""Read a recording's environment: every fact of its manifest that can change a bit, except the code under test."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def contradictions(side: str, recording: Recording, case: Case) -> Iterator[str]
 
 
 def in_current_form(case: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a recorded case in the form of this version of bitproof, with default values for settings that it lacks.
+    """Return a recorded case in the form of this version of bitproof; settings that the case lacks get default values.
 
     A case that this version refuses is returned unchanged; comparing it then shows each difference.
     """
@@ -60,7 +60,8 @@ def unlike_digests(reference: Recording, candidate: Recording) -> Iterator[str]:
 
 
 def leaf_differences(values: Mapping[str, tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, and the two values there.
+    """Yield each path at which two trees of JSON values differ, such as `case.batch.seq_len`, with the pair of values
+    there.
 
     `values` maps names to pairs of subtrees. Fields of a case in LABELS are not compared.
     """

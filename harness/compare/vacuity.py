@@ -24,7 +24,7 @@ _ZERO_IS_VACUOUS: tuple[Kind, ...] = ("grad", "param")
 
 
 class Agreement:
-    """Collects, for each kind of record at each step and for each tensor, whether equal records are evidence.
+    """Records whether agreement is evidence, for each kind of record at each step, and for each tensor.
 
     For example, equal tensors of zeros are no evidence: both systems may have lost every value.
     """
@@ -46,7 +46,7 @@ class Agreement:
         self._tensors.setdefault((key.kind, key.name), set()).add(reason)
 
     def vacuous_steps(self, case: Case) -> Iterator[str]:
-        """Yield a sentence for each required kind, about the steps at which the agreement of no tensor is evidence."""
+        """Yield a sentence for each required kind with steps at which no tensor's agreement is evidence."""
         for kind in required_kinds(case):
             # A kind without records at a step is a gap in the evidence, and is reported as one.
             steps = [step for step in case.compared_steps if None not in self._steps.get((kind, step), {None})]
@@ -55,8 +55,9 @@ class Agreement:
                 yield f"on every rank each {kind} is {' or '.join(reasons)} at {_describe_steps(steps, case)}"
 
     def vacuous_tensors(self) -> Iterator[str]:
-        """Yield a sentence for each required kind, about its tensors whose agreement is no evidence at any step on any
-        rank."""
+        """Yield a sentence for each required kind with tensors whose agreement is no evidence at any step on any
+        rank.
+        """
         for kind in REQUIRED_KINDS:
             tensors = {name: reasons for (of, name), reasons in self._tensors.items() if of == kind}
             vacuous = {name: reasons for name, reasons in tensors.items() if None not in reasons}
@@ -91,7 +92,7 @@ def vacuous_runs(side: str, manifest: Manifest) -> Iterator[str]:
 
 
 def compiled_runs(side: str, manifest: Manifest) -> Iterator[str]:
-    """Yield a sentence about how much of a system's code torch.compile compiled; nothing if it compiled none.
+    """Yield a sentence about how much of a system's code torch.compile compiled; yield nothing if it compiled none.
 
     If ranks differ, the sentence is about the rank with the fewest compiled graphs.
     """
@@ -146,7 +147,7 @@ def _describe_ranks(ranks: Sequence[int], manifest: Manifest) -> str:
 def _vacuity(key: Key, pair: tuple[Record, Record]) -> str | None:
     """Return why the agreement of two records is no evidence, such as "all zeros".
 
-    None if it is evidence, or if the records differ.
+    Return None if it is evidence, or if the records differ.
     """
     reference, candidate = pair
     if reference[:3] != candidate[:3]:

@@ -3,7 +3,7 @@
 - EQUAL: complete evidence, and every digest is the same. Complete evidence is a loss, a gradient, a parameter and an
   optimizer state on every rank at every step. Names are the same at every step and in both recordings.
 - CLOSE: complete evidence, some bits that differ, and the values of every tensor within the case's bound.
-- UNVERIFIED: any gap in the evidence, even if the other records agree or differ. If nothing differs, also agreement
+- UNVERIFIED: any gap in the evidence, whether the other records agree or differ. Also, if nothing differs, agreement
   that is no evidence, such as tensors of zeros (`vacuity.py`).
 
 Steps:
@@ -78,7 +78,8 @@ class Judgement:
 class Repeat(NamedTuple):
     """The comparison of a system's second run with its first.
 
-    The second run is a plain run or, with `stressed`, has random sleeps and other values in uninitialized memory.
+    With `stressed`, the second run has random sleeps and other values in uninitialized memory. Otherwise it has the
+    settings of the first.
     """
 
     side: Role
@@ -98,7 +99,7 @@ class Repeat(NamedTuple):
 def compare(reference: Recording, candidate: Recording, case: Case) -> Comparison:
     """Compare two recordings of `case`; the verdict is EQUAL, DIFFERENT or UNVERIFIED.
 
-    Missing records, and recordings of other cases, lead to UNVERIFIED and not to an exception.
+    If records are missing, or a recording is of another case, the verdict is UNVERIFIED; no exception is raised.
     """
     # Recordings of other cases would only differ for that reason, so nothing else is compared.
     reasons = [*contradictions("reference", reference, case), *contradictions("candidate", candidate, case)]
@@ -143,7 +144,9 @@ def demand_substance(comparison: Comparison) -> Comparison:
 
 
 def reasons_against(comparison: Comparison) -> list[str]:
-    """Return the reasons why the agreement of two systems is no evidence, as texts with details on further lines."""
+    """Return the reasons why the agreement of two systems is no evidence, as texts. Further lines of a text have
+    details.
+    """
     found = {VACUOUS: comparison.vacuous, UNSHARED: comparison.unshared}
     return [with_details(what, details) for what, details in found.items() if details]
 
@@ -159,11 +162,11 @@ def judgement_of(comparison: Comparison) -> Judgement:
 
 
 def with_repeats(judgement: Judgement, case: Case, comparison: Comparison, repeats: Sequence[Repeat]) -> Judgement:
-    """Update a judgement by `repeats`: comparisons of each system's second run with its first.
+    """Return a judgement that takes account of `repeats`: comparisons of each system's second run with its first.
 
-    - If a second run lacks evidence, the case becomes UNVERIFIED.
-    - If a system differs from itself, the case becomes NONDETERMINISTIC, and its first divergence is the system's
-      divergence from itself. But an UNVERIFIED case stays UNVERIFIED.
+    - If a second run is missing evidence, the case becomes UNVERIFIED.
+    - If a system differs from itself, the case becomes NONDETERMINISTIC, and its first divergence is that of the system
+      from itself. But an UNVERIFIED case stays UNVERIFIED.
     """
     verdicts = dict.fromkeys(ROLES) | {each.side: each.comparison.verdict.value for each in repeats}
     are_stressed = any(each.stressed for each in repeats)
@@ -192,7 +195,7 @@ def _describe_repeat(repeat: Repeat, system: str) -> str:
 
 
 def with_details(what: str, details: Iterable[str]) -> str:
-    """Return the sentence `what`, then the first 20 `details`, a line each, and "and N more" if there are more."""
+    """Return the sentence `what`, followed by up to 20 `details`, a line each, and "and N more" if there are more."""
     return "\n".join([what, *(f"  {detail}" for detail in _first_few(details))])
 
 

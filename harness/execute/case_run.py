@@ -58,7 +58,7 @@ A = TypeVar("A")
 
 
 class CaseRun:
-    """Runs a case: both of its systems for the first time, and again if a check or a search needs that.
+    """Runs a case: each of its systems once (the "first" run), and again if a check or a search needs it.
 
     A `role` is "reference" or "candidate". An `arm` is the purpose of a run:
 
@@ -69,7 +69,7 @@ class CaseRun:
 
     The checks of `checks/case_checks.py` read these attributes:
 
-    - `comparison`: the result of comparing the two first runs.
+    - `comparison`: the comparison of the first run of the reference with that of the candidate.
     - `across`: the comparison of systems whose tensors have different layouts; None if the layouts are alike.
     - `repeats`: for each repetition, its comparison with the first run of the same system.
     - `races`: lines about races in the systems' graphs, as the keys of a dict.
@@ -89,7 +89,8 @@ class CaseRun:
         *,
         logs_calls: bool = False,
     ) -> None:
-        """With `logs_calls`, the first runs also log the operator calls of step 0.
+        """Create the object without running anything. With `logs_calls`, the first runs also log the operator calls of
+        step 0.
 
         A difference can then be traced to a call without a replay. But the report cannot show the bits of the values
         that differ.
@@ -176,16 +177,17 @@ class CaseRun:
 
     @property
     def has_partners(self) -> bool:
-        """Whether calls of the candidate can be matched with calls of the reference, which the search for a cause
-        needs."""
+        """Whether calls of the candidate can be matched with calls of the reference. The search for a cause requires
+        this.
+        """
         return self.across is None or bool(self.across.have_partners)
 
     @property
     def runs_twice(self) -> bool:
-        """Whether the option `control` asks for a second run of each system.
+        """Whether the option `control` requires a second run of each system.
 
-        "always" and "logged" ask for it, and "never" does not. Any other value asks for it only if the first runs
-        differ.
+        "always" and "logged" require it, and "never" does not. With any other value, a second run is required only if
+        the first runs differ.
         """
         control, differs = self.options.control, self.comparison.verdict == Verdict.DIFFERENT
         return control in ("always", "logged") or (control != "never" and differs)
@@ -270,7 +272,8 @@ class CaseRun:
         return self.client.ask(request, self._remaining() + _HOST_MARGIN, on_event)
 
     def ask(self, request: Request[A]) -> A:
-        """Send the host process a request other than a run, such as a BitsRequest, and return the answer.
+        """Send a request to the host process and return the answer. For any request other than a run, such as a
+        BitsRequest.
 
         The time limit is the remaining time of the case.
         """
@@ -284,8 +287,10 @@ class CaseRun:
             self.case, self.placed = with_plan(self.case, found.plan), found.placed
 
     def compare_bits(self, archives: Mapping[Role, Path], name: str) -> ComparedBits:
-        """Compare the reference's value called `name` with the candidate's, bit by bit. `archives` has each role's file
-        with logged values."""
+        """Compare a value of the reference, called `name`, bit by bit with the candidate's value of this name.
+
+        `archives` has each role's file with logged values.
+        """
         return self.ask(BitsRequest(reference=archives["reference"], candidate=archives["candidate"], name=name))
 
     def _remaining(self) -> float:

@@ -36,9 +36,9 @@ MAX_FOUND = 500
 class Failure:
     """The failure of a rank.
 
-    - `time`: a reading of `time.monotonic()`.
+    - `time`: when it failed, as a reading of `time.monotonic()`.
     - `what`: the end of a sentence about the rank, such as "was killed by signal 9 (SIGKILL)".
-    - `secondary`: the rank failed only because it lost its connection to another rank.
+    - `secondary`: whether the rank failed only because it lost its connection to another rank.
     """
 
     rank: int
@@ -95,7 +95,7 @@ def _is_user_file(path: str) -> bool:
 def traceback_of(error: BaseException, around: Sequence[FrameSummary] = ()) -> str:
     """Return the text of an exception's traceback, with at most `MAX_TRACEBACK` characters.
 
-    `around` has frames that are still active, outermost first; they are put in front.
+    `around` has frames that are still active, outermost first. The text begins with these frames.
     """
     summary = traceback.TracebackException.from_exception(error)
     summary.stack = traceback.StackSummary.from_list([*around, *summary.stack])
@@ -122,7 +122,7 @@ def signal_name(number: int) -> str:
 def failure_of_exit(rank: int, status: int, log: Path) -> Failure:
     """Return the failure of a rank whose process ended without a report.
 
-    `status`: the exit status, or minus the number of the signal that killed the process.
+    `status`: the exit status, or the negative number of the signal that killed the process.
     """
     return Failure(rank=rank, time=time.monotonic(), what=describe_exit(status), details=ends(log))
 
@@ -135,14 +135,14 @@ def failure_of_unknown_message(rank: int, error: ValueError) -> Failure:
 def describe_exit(status: int) -> str:
     """Describe the end of a process that sent no report, as in "exited with status 3 before it finished".
 
-    `status`: the exit status, or minus the number of the signal that killed the process.
+    `status`: the exit status, or the negative number of the signal that killed the process.
     """
     return f"was killed by {signal_name(-status)}" if status < 0 else f"exited with status {status} before it finished"
 
 
 def blame(failures: Iterable[Failure]) -> Failure:
-    """Return the earliest failure that is not `secondary`. A secondary failure only follows from a lost connection to a
-    rank.
+    """Return the earliest failure that is not `secondary`. A secondary failure is only due to a lost connection to
+    another rank.
 
     If all failures are secondary, return the earliest.
     """
@@ -151,8 +151,8 @@ def blame(failures: Iterable[Failure]) -> Failure:
 
 
 def error_of_failure(failure: Failure, system: str, at: str, log: str) -> RankError:
-    """Return the error that names the rank to blame. `at` says how far the rank was, as in "at step 3". `log` is its
-    log's path.
+    """Return the error that names the rank to blame. `at` says how far the rank was, as in "at step 3". `log` is the
+    path of the rank's log.
     """
     return RankError(
         f"rank {failure.rank} of {system} {failure.what} {at}",
@@ -185,18 +185,16 @@ def error_of_hang(system: str, timeout: float, places: dict[int, str], stacks: s
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """An error in the form in which a process sends it to another process: the name of its class, and its fields by
-    name."""
+    """An error as one process sends it to another: the name of the error's class, and the error's fields by name."""
 
     error_class: str
     facts: dict[str, Any]
 
     @staticmethod
     def of(error: BaseException, what: str) -> Problem:
-        """Convert an error into a Problem. An error that is not one of bitproof's own becomes a RankError with a
-        traceback.
+        """Convert an error into a Problem. An error that bitproof does not define becomes a RankError with a traceback.
 
-        This RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
+        The RankError's text begins with `what`: "precompiling moe_tiny failed before its ranks started".
         """
         if not isinstance(error, BitproofError):
             error = RankError(
@@ -233,8 +231,8 @@ def tail(log: Path, lines: int = 20, limit: int = 16_384) -> str:
 
 
 def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
-    """Return the first and the last `lines` lines of a log, with "..." between them. Each end has at most `limit`
-    bytes.
+    """Return the first and the last `lines` lines of a log, with "..." between them. Each of the two parts has at most
+    `limit` bytes.
 
     Returns a short log whole, and "" for an unreadable log.
     """
@@ -253,8 +251,8 @@ def ends(log: Path, lines: int = 10, limit: int = 8_192) -> str:
 
 
 def stack_of(log: Path, entry: str) -> str:
-    """Return the newest stack dump in the log of a forked process, innermost call first; without a dump, the log's last
-    lines.
+    """Return the newest stack dump in the log of a forked process, innermost call first. If the log has no dump, return
+    its last lines.
 
     `entry` is the name of the function in which the process began. The frames outside that function are left out.
     """

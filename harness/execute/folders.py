@@ -20,8 +20,9 @@ class CaseFolders:
     work: Path
 
     def recording(self, role: Role, arm: str) -> Path:
-        """Return the folder of a run's recording. For all runs but the first, the purpose `arm` is a suffix, as in
-        `graph.control`."""
+        """Return the folder of a run's recording. Its name ends with the run's purpose, as in `graph.control`, unless
+        `arm` is "first".
+        """
         suffix = "" if arm == "first" else f".{arm}"
         return self.run_dir / "recordings" / self.case.name / f"{self.label(role)}{suffix}"
 
@@ -79,5 +80,5 @@ class CaseFolders:
 
 
 def _by_number(path: str) -> list[str | int]:
-    """Return a sort key that places rank10 after rank9."""
+    """Return a sort key for paths, which places rank10 after rank9."""
     return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", path.removesuffix(".log"))]

@@ -1,4 +1,6 @@
-"""The host process as seen by the command: starts early, gets requests as lines of JSON, is killed with its forks."""
+"""The host process as seen by the command: starts early, gets requests as lines of JSON, is killed with its
+descendants.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ _END_SECONDS = 1.0  # for a host to end its descendants by itself
 
 
 class HostLost(Exception):  # noqa: N818 (a message between modules; users see its `error`)
-    """The host process ended, or was killed because it did not respond (`silent` is True). `error` is for the user."""
+    """The host process ended, or was killed because it did not respond (`silent` is True). `error` describes this to
+    the user.
+    """
 
     def __init__(self, error: RankError, *, silent: bool) -> None:
         super().__init__(str(error))
@@ -45,7 +49,8 @@ class HostProcess:
     The process starts when this object is made, and imports torch while the caller continues.
 
     - `temporary`: the folder for temporary files of the host and of its descendants, such as compilers.
-    - `starts`: the ranks that this host starts, for errors, such as "rank 3 on node7"; None if it starts all ranks.
+    - `starts`: names the ranks that this host starts, in errors, such as "rank 3 on node7"; None if it starts all
+      ranks.
     """
 
     def __init__(

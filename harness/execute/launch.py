@@ -1,6 +1,7 @@
 """Run cases: record both systems, compare, judge, and find the cause of a difference.
 
-The caller's process does not load torch. A host process does all work that needs it; see `harness.execute.host.main`.
+The caller's process does not load torch. A host process does all work that requires torch; see
+`harness.execute.host.main`.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ def run_cases(
     - With concurrent cases, results are in the order in which the cases are judged.
     - Under torchrun, rank 0 runs the cases on all ranks, and the other ranks yield the same results.
 
-    These errors are raised before any rank has started:
+    Before any rank has started, these errors are raised:
 
     - UsageError for a fault that cannot fire, and for a missing system or extra pass.
     - UsageError for concurrent cases if cases must run in sequence.
-    - CaseError if the option `names` is given for a built-in candidate, whose names are the reference's.
+    - CaseError if the option `names` is given for a built-in candidate, which always uses the names of the reference.
     - CaseError for a case that does not fit the machine.
     """
     cases = list(cases)
@@ -80,8 +81,8 @@ def run_cases(
 def environment(device: DeviceRequest = "auto") -> dict[str, Any]:
     """Return facts about this machine for the report, without importing torch.
 
-    `commit` is the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's commit. `device` is
-    the requested device.
+    `commit` in the result is the variable GITHUB_SHA, which GitHub Actions sets, or else the working directory's
+    commit. `device` is the requested device.
     """
     found = os.environ.get("GITHUB_SHA") or commit()
     return describe_machine() | {"device": device} | ({"commit": found} if found else {})
@@ -96,7 +97,7 @@ def record_system(
     on_event: OnEvent = lambda event: None,
     then: Callable[[CaseRun], object] = lambda run: None,
 ) -> Path:
-    """Record a system once, into the folder `out`, and return that folder. Raises the run's error.
+    """Record a system once, into the folder `out`, and return that folder. If the run fails, raise its error.
 
     `then(run)` is called after the recording, while the host process still exists, for example to log calls. Under
     torchrun, rank 0 runs the system on all ranks.

@@ -1,6 +1,7 @@
 """Find the precompiled step that a system reads instead of tracing, and refuse unsuitable steps and options.
 
-The step is a folder that `bitproof precompile` wrote. Without --precompiled, the run makes it at its start.
+The step is a folder that `bitproof precompile` wrote. Without --precompiled, the run itself writes such a folder at its
+start.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class PrecompiledStep:
         return StepFolder(folder.resolve(), self._options.trust_compiled)
 
     def folder_for(self, role: Role, timeout: float, on_event: OnEvent) -> StepFolder | None:
-        """Return the folder of the precompiled step that a role's system reads; None for a system that reads none.
+        """Return the folder of the precompiled step that a role's system reads; None if the system reads no such step.
 
         If this run must make the step itself, the first call of this method makes it, within `timeout` seconds.
         """

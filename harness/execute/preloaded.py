@@ -1,8 +1,8 @@
 """Import the modules of a case's `preload` once, in the process from which its ranks are forked.
 
-A framework may take ten seconds to import, which each of a case's four runs would otherwise repeat. The importing
-process serves only runs that preload the same modules from the same folder. A module that starts threads or touches a
-GPU is refused, because a process that is forked afterwards may hang.
+A framework may take ten seconds to import, and each of a case's four runs would otherwise import it again. The
+importing process serves only runs that preload the same modules from the same folder. A module that starts threads or
+touches a GPU is refused, because a process that is forked afterwards may hang.
 
 A rank is refused if an import would find another file than the preloaded one. For example, `pkg` was preloaded, then
 the system calls `sys.path.insert(0, "vendored")`, and there is a folder `vendored/pkg/`.
@@ -46,7 +46,7 @@ class Preloaded:
     def check(self) -> None:
         """Raise UsageError if an import of a preloaded module would now find another file.
 
-        After that, each call raises the same error.
+        Once this has happened, each later call raises the same error.
         """
         # The error is kept, as user code may catch it where it imports.
         self._looked_in = _where_imports_look()
@@ -67,10 +67,9 @@ class Preloaded:
 
 
 def preload_watched(modules: Sequence[str], folder: Path | None = None) -> None:
-    """Preload modules. From now on, refuse an import that would find another file for a preloaded module.
+    """Preload modules, then refuse every import that would find another file for one of them, with a UsageError.
 
-    The refusal is a UsageError. Processes that are forked from this process also refuse such imports. Raises the errors
-    of `preload`.
+    Processes that are forked from this process also refuse such imports. Raises the errors of `preload`.
     """
     global _preloaded
     # Patch before the first import: a module may keep such a function, as `from importlib.util import find_spec` does.

@@ -68,7 +68,7 @@ class RankFingerprint:
     """The software and GPUs that ranks on this machine use.
 
     `facts` maps the names of packages to versions and hashes of code (`harness.capture.rank_fingerprint`). `gpus` has
-    the names of the GPUs; it is empty if the request did not ask for them.
+    the names of the GPUs; it is empty if the request did not require them.
     """
 
     facts: dict[str, str]
@@ -93,10 +93,10 @@ class RunAnswer:
 
     - `graph`: facts about the graph that the ranks ran, if any.
     - `peak_mib`: the largest peak of device memory on any rank, in MiB; None on a CPU.
-    - `kept`: the digest of the record whose value a replay was asked to keep.
+    - `kept`: in a replay, the digest of the record whose value the replay was requested to keep.
     - `switches_changed`: descriptions of torch's determinism switches that the system changed.
-    - `races`: descriptions of races in the system's graphs, that is uses of the same memory in no fixed order.
-    - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
+    - `races`: descriptions of races in the system's graphs, that is, of uses of the same memory in no fixed order.
+    - `narrow`: in a run in float64, the first operator call that read a value in a narrower dtype.
     """
 
     graph: PreparedGraph | None = None
@@ -124,7 +124,7 @@ class RunRequest(Request[RunAnswer]):
     - `arm`: the purpose of the run, such as `first` or `control`; see `CaseRun`.
     - `out`: the folder for the recording or, in a replay, for the logged calls and values.
     - `options`: the command's options that apply to this run.
-    - `case_timeout`, `timeout`: the time limit of the whole case, and the part of it that is left, in seconds.
+    - `case_timeout`, `timeout`: the time limit of the whole case, and how much of it remains, in seconds.
     - `replay`: if given, the run repeats an earlier run up to a step, and logs or stores more than that run did.
     - `watch`: for a run that records: the step whose calls it also logs, and the folder for these logs.
     - `later`: the run that will be requested after this run. Its graph may be made while the ranks take the steps of
@@ -159,9 +159,9 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def values_to_keep(self) -> tuple[str, ...]:
-        """Patterns for the names of the tensors whose values, and not only digests, are written to files.
+        """Patterns for the names of tensors whose values are written to files, in addition to digests of all tensors.
 
-        If the case states a bound, a first run keeps all values.
+        The option `values` has them for a system's "first" run. If the case states a bound, that run keeps all values.
         """
         if self.across is not None:
             return ALL if self.across.keeps_values else ()
@@ -173,8 +173,8 @@ class RunRequest(Request[RunAnswer]):
     def halves(self) -> tuple[RunRequest, ...]:
         """The requests that together make up this run, in order.
 
-        A run that is killed half-way and resumed has two, for the steps before and after the kill. For any other run,
-        the only request is this object. A replay of a step before the kill needs only the first half.
+        A run that is killed half-way and resumed has two: for the steps before the kill, and for those after it. For
+        any other run, the only request is this object. A replay of a step before the kill needs only the first half.
         """
         resume, replay = self.resume, self.replay
         if resume is None or resume.goes_on:
@@ -205,7 +205,9 @@ class RunRequest(Request[RunAnswer]):
 
     @property
     def program(self) -> str:
-        """A text of all settings that decide which graph the ranks run. Requests with equal texts may share a graph."""
+        """A text with all settings that determine which graph the ranks run. Requests with equal texts may share a
+        graph.
+        """
         of_step = traced_part(self.case).to_dict(), self.system, self.options.extra_passes
         return json.dumps([*of_step, str(self.precompiled or "")], sort_keys=True)
 
@@ -218,8 +220,9 @@ class RunRequest(Request[RunAnswer]):
         return self.logs / f"trace{self._suffix}.log"
 
     def log_of(self, rank: int) -> Path:
-        """Return the path of a rank's log. Except in a first run, the name contains the run's `arm`, as in
-        `rank1.control.log`."""
+        """Return the path of a rank's log. The name contains the run's `arm`, as in `rank1.control.log`, unless that is
+        "first".
+        """
         return self.logs / f"rank{rank}{self._suffix}.log"
 
     @property
@@ -232,8 +235,8 @@ class RankSlots:
     """The ranks that a host process starts for a run, and the paths of their files.
 
     - `part`: the path of a rank's file of records, in which `{rank}` stands for the rank.
-    - `store`: the file of torch's FileStore, through which the ranks find each other. If `server` is given, a prefix
-      for keys in the launcher's store.
+    - `store`: the file of torch's FileStore, through which the ranks find each other. But if `server` is given, `store`
+      is a prefix for keys in the launcher's store.
     - `server`: the host name and port of the store of a launcher, such as torchrun. None if the host process forks all
       ranks.
     - `gpu`: the index of the rank's GPU, under a launcher.
@@ -269,8 +272,9 @@ class LocalRunRequest(Request[End]):
 
 @dataclass(frozen=True, kw_only=True)
 class BitsRequest(Request[ComparedBits]):
-    """Compare two values bit by bit. Both have the name `name`, in the files `reference` and `candidate`, which a
-    replay wrote."""
+    """Compare two values bit by bit. They have the name `name` in the files `reference` and `candidate`, which a replay
+    wrote.
+    """
 
     answer = ComparedBits
     reference: Path
@@ -301,7 +305,7 @@ class CallRequest(Request[CallAnswer]):
     """Call a function of `harness/powers` with the case and the keyword arguments `values`, which have only JSON's
     types.
 
-    `function` is "MODULE:FUNCTION". The module is imported only in the process that is forked to answer.
+    `function` is "MODULE:FUNCTION". The module is imported only in the process that is forked to answer this request.
     """
 
     answer = CallAnswer
@@ -313,7 +317,7 @@ class CallRequest(Request[CallAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class PrecompileAnswer:
-    """Facts about the precompiled step (`artifact`), and the seconds that making it took.
+    """Facts about the precompiled step (`artifact`), and the seconds that it took to make the step.
 
     `trace_seconds` has two times: for tracing the step of the first rank, and for tracing the step of the last rank.
     """
@@ -328,8 +332,8 @@ class PrecompileAnswer:
 class PrecompileRequest(Request[PrecompileAnswer]):
     """Make the step of a case's system and write it into the folder `out`.
 
-    If `inject` names a deliberate fault, nothing is written. Instead, the steps of two ranks are compared, which must
-    find the fault.
+    If `inject` names a deliberate fault, nothing is written. Instead, the steps of two ranks are compared; this
+    comparison must find the fault.
     """
 
     answer = PrecompileAnswer
@@ -345,7 +349,7 @@ class PrecompileRequest(Request[PrecompileAnswer]):
 
 @dataclass(frozen=True, kw_only=True)
 class StepAnswer:
-    """Facts about the precompiled step that was checked and can be read by a run."""
+    """Facts about a precompiled step that was checked: a run can read it."""
 
     artifact: Artifact
 

@@ -38,7 +38,8 @@ def read_run(run_dir: Path) -> Report:
 
 
 def _wrong_values(result: CaseResult, folder: Path) -> Iterator[tuple[str, object, str, object]]:
-    """Yield the wrong values in a result: the field, its correct value, the source of that value, and the value found.
+    """Yield each wrong value in a result as four parts: the field, its correct value, the source of that value, and the
+    value found.
 
     Example: `("mismatched", 3, "the recordings in reports/latest/recordings/moe", 0)`.
     """
@@ -82,7 +83,9 @@ def _wrong_counts(result: CaseResult) -> Iterator[tuple[str, object, str, object
 
 
 def first_runs(folder: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the system and the folder of each recording of a first run: `arm` in its manifest is "first" or missing."""
+    """Yield, for each recording of a first run, the system and the folder: `arm` in its manifest is "first" or
+    missing.
+    """
     from bitproof.harness.capture.recording_files import MANIFEST, read_manifest
 
     for manifest in sorted(folder.glob(f"*/{MANIFEST}")):

@@ -22,7 +22,7 @@ from bitproof.harness.user_code.user_frames import user_code
 
 @dataclass(frozen=True, kw_only=True)
 class Resume:
-    """A half of a run that is killed and resumed.
+    """One half of a run that is killed and resumed.
 
     - First half: the system takes `at` steps and saves its state into `folder`.
     - Second half (`goes_on`): a new system loads `folder`, and takes the remaining steps.
@@ -68,10 +68,9 @@ def first_half(case: Case, system: str) -> tuple[Case, str]:
 
 
 def join_halves(first: Path, second: Path) -> None:
-    """Add a rank's records of the first half to the records of the second half. `first` and `second` are the files of
-    the halves.
+    """Add a rank's records from the first half of a run to the file with its records from the second half.
 
-    The stored tensor values are joined, too, if both halves have some.
+    `first` and `second` are the files of the halves. If both halves have stored tensor values, these are joined, too.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

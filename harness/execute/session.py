@@ -61,8 +61,9 @@ class Session:
     def __init__(
         self, run_dir: Path, options: RunOptions, log: str = "host.log", crashes: list[RankError] | None = None
     ) -> None:
-        """`crashes`: the crashes of all host processes of the command. All its sessions share this list and append to
-        it."""
+        """Open the session. `crashes`: a list of the crashes of all host processes of the command, which all its
+        sessions share and append to.
+        """
         self.run_dir = run_dir
         self.options = options
         self.work = make_work_folder()
@@ -76,7 +77,7 @@ class Session:
         self.host: HostProcess | None = self._start()
 
     def another(self) -> Session:
-        """Open a further session with a host process of its own. Closing this session closes the further session, too.
+        """Open a further session, which has its own host process. Closing this session closes the further session, too.
 
         Call it in the main thread only.
         """
@@ -110,12 +111,13 @@ class Session:
             raise lost.error from lost
 
     def begin_case(self) -> None:
-        """Begin a case. If any host process of this command has crashed, each request of this case raises that crash's
-        error."""
+        """Begin a case. If any host process of this command has crashed, each request of this case raises the error of
+        that crash.
+        """
         self._crash = next(iter(self._crashes), None)
 
     def end(self) -> None:
-        """Refuse further requests. If another thread is waiting for a request, Abandoned is raised there."""
+        """Refuse further requests. If another thread waits for an answer, raise Abandoned there."""
         self._has_ended.set()
 
     def place(self, case: Case) -> Placement:

@@ -43,8 +43,9 @@ class PreparedGraph:
 
     @property
     def was_kept(self) -> bool | None:
-        """For the report: whether an earlier run traced the graph. None if the graph was read from a precompiled
-        step."""
+        """Whether an earlier run traced the graph; None if the graph was read from a precompiled step. The report
+        states this.
+        """
         return None if self.artifact else self.is_kept
 
     @property
@@ -168,7 +169,7 @@ class Done:
 
     Replays:
 
-    - `kept`: the digest of the record whose value the replay was asked to keep.
+    - `kept`: the digest of the record whose value the replay was requested to keep.
     - `narrow`: in a run in float64, the first call that read a value with fewer bits than float64 has.
 
     Graphs:
@@ -234,8 +235,8 @@ class End:
 
     After a hang:
 
-    - `unfinished`: how far each late rank was.
-    - `stacks`: the stacks of late ranks.
+    - `unfinished`: for each rank that did not finish, how far it was.
+    - `stacks`: the stacks of these ranks.
     """
 
     done: list[Done] = field(default_factory=list)
@@ -250,7 +251,7 @@ class End:
 
     def error(self, system: str, timeout: float) -> RankError | None:
         """Return the error that names the rank to blame; None after success. `timeout` is the case's time limit in
-        seconds.
+        seconds, which the error states.
         """
         if self.failure is not None:
             return error_of_failure(self.failure, system, self.place, self.log)

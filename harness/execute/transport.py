@@ -37,8 +37,8 @@ def follows() -> bool:
 def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> AbstractContextManager[Client]:
     """Context with the open client that runs these cases. Not for ranks of torchrun other than 0.
 
-    Raises CaseError for another world size than torchrun's, and UsageError if a launcher started several unconnected
-    copies of the command.
+    Raises CaseError if a case's world size is not that of torchrun, and UsageError if a launcher started several
+    unconnected copies of the command.
     """
     refuse_copies()
     if is_torchrun():
@@ -53,7 +53,7 @@ def open_client(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Ab
 
 
 def follow(cases: Sequence[Case], run_dir: Path, options: RunOptions) -> Iterator[CaseResult]:
-    """Take part in rank 0's runs as another rank of torchrun. Yields the results from rank 0.
+    """Take part in rank 0's runs as another rank of torchrun. Yields the results that rank 0 sends.
 
     Raises CaseError at once if a case has another world size than torchrun. Raises rank 0's error during iteration.
     """

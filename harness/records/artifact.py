@@ -13,7 +13,7 @@ class Artifact:
     """A training step that was compiled in advance.
 
     - `fingerprint`: identifies everything that the step was made from.
-    - `content`: the sha256 of its file's body.
+    - `content`: the sha256 of the body of the step's file.
     - `nodes`: the number of nodes of its graph.
     - `groups`: the number of process groups that ranks must make.
     - `compiled`: the sha256 of the code that a backend generated, None without a backend.
@@ -32,7 +32,9 @@ class Artifact:
     compiled: str | None = None
 
     def describe(self, role: str) -> str:
-        """Return the sentence about this step that reports print. `role` is that of the system that read the step."""
+        """Return the sentence about this step that reports print. `role` is the role of the system that read the
+        step.
+        """
         code = f", and ran its compiled code, sha256 {self.compiled}, compiling nothing" if self.compiled else ""
         return (
             f"{role}: its ranks read a precompiled step, and traced none: {self.system} of {self.case} for "

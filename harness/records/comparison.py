@@ -16,12 +16,12 @@ class Comparison:
     - `reason`: why the verdict is UNVERIFIED, else None.
     - `differing_kinds`: the kinds that differ at the first differing step, on any rank.
     - `layout_mismatches`: a sentence for each pair of records whose dtype, shape or placements differ.
-    - `is_sharded_otherwise`: whether the placements of some pair differ.
+    - `is_sharded_otherwise`: whether some pair's placements differ.
     - `differing`, `differing_left_out`: as in CaseResult.
     - `vacuous`: sentences about agreement that is no evidence, such as the agreement of zeros.
     - `unshared`: sentences about state that only one of the systems has.
-    - `remarks`: sentences about single tensors whose agreement is no evidence, code that torch.compile compiled, and
-      state without a record.
+    - `remarks`: sentences about single tensors whose agreement is no evidence, about code that torch.compile compiled,
+      and about state without a record.
     """
 
     verdict: Verdict

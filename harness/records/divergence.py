@@ -1,4 +1,4 @@
-"""The first divergence of two systems: the record, how its tensor differs and the call to blame."""
+"""The first divergence of two systems: the record, how its tensor differs, and the call to blame."""
 
 from __future__ import annotations
 
@@ -66,10 +66,11 @@ class ChainLink:
 
 @dataclass(frozen=True, kw_only=True)
 class OtherCause:
-    """A further cause of a difference, found in a run in which the reference's values replace those of the first cause.
+    """A further cause of a difference. It was found in a run in which the blamed call's output was replaced by the
+    reference's value.
 
-    - `call`: a sentence about the blamed call; `operator`, `module`, `direction` and `rank` are its parts.
-    - `accounts`: the number of tensors that became equal by replacing this call's values as well.
+    - `call`: a sentence about the call to blame for it; `operator`, `module`, `direction` and `rank` are its parts.
+    - `accounts`: the number of tensors that became equal when this call's values were replaced as well.
     """
 
     __pydantic_config__ = GROWING
@@ -92,9 +93,9 @@ class Verification:
 
     - `tensors`: the number of records of the step on all ranks.
     - `differing`: the number of these records that differed before any value was replaced.
-    - `remaining`: the number of these records that still differ with the values of all causes replaced.
+    - `remaining`: the number of these records that still differ when the values of all causes are replaced.
     - `accounts`: the number of these records that became equal by replacing the values of this cause alone.
-    - `reverse`: whether the reference, run with the candidate's values, computes the candidate's step; None if not
+    - `reverse`: whether the reference computes the candidate's step if it gets the candidate's values; None if not
       tried.
     - `calls`, `calls_left_out`: further calls of the same cause, and the number of calls that are not listed.
     - `causes`: independent causes.
@@ -122,7 +123,7 @@ class Verification:
     def strongest(differing: int, remaining: int, reverse: bool | None) -> VerificationStatus:
         """Return the strongest status that these numbers support.
 
-        It is "verified" if records differed, none of them still differs, and `reverse` is True; "in part" if fewer
+        It is "verified" if some records differed before, none differs now, and `reverse` is True; "in part" if fewer
         records differ than before; otherwise "not verified".
         """
         # `reverse` may be None: without the reverse run, the exchange alone is no proof.
@@ -142,7 +143,7 @@ class BlamedCall:
     - `micro_batch`: the number of the micro-batch, from 1, if a step has several.
     - `part`: in an update, the optimizer's class, "clipping" or "loss scaling". In a mixture of experts, "dispatch",
       "compute" or "combine".
-    - `chain`: the calls from this call to the differing record. Each reads an output of the previous one.
+    - `chain`: the calls from this call to the differing record. Each reads an output of the previous call.
     - `expected`, `found`: the defect as two short texts, such as `eps=1e-05` and `eps=0.001`.
     - `verification`: the result of running again with the other system's values; None if that was not done.
     """
@@ -174,11 +175,11 @@ NO_CALL = (
 
 @dataclass(kw_only=True)
 class Divergence:
-    """The first record that differs between two systems, how its tensor differs, and the call to blame.
+    """The record that differs first between two systems, how its tensor differs, and the call to blame.
 
     - `pass_`: the first pass that changes bits, if a search found it.
-    - `between`: None, or a text such as "reference against itself" if a system differs from itself. Then "reference"
-      and "candidate" in the other fields are this system's first and second run.
+    - `between`: a text such as "reference against itself" if a system differs from itself, otherwise None. If it is
+      set, "reference" and "candidate" in the other fields are this system's first and second run.
     - `holds`: the name of another record of the reference, such as "grad b", if it is the only record that has the
       candidate's bits. Perhaps two tensors were exchanged.
     """

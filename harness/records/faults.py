@@ -1,4 +1,4 @@
-"""The outcomes of fault injection, a record per fault, and their totals."""
+"""The outcomes of fault injection: a record per fault, and totals over faults."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ equivalent whose runs cannot be compared is "unjudged".
 class FaultOutcome:
     """The outcome of putting a fault into a case.
 
-    - `is_fault`: False for a rewrite that keeps every bit, and must not be reported.
+    - `is_fault`: False for a rewrite that keeps every bit, which must not be reported as a difference.
     - `says`: the description of the fault.
     - `first`: the first record that differs.
     - `call`: the blamed call.
@@ -60,7 +60,7 @@ class FaultOutcome:
 
 
 class Share(NamedTuple):
-    """A count as a part of a whole, such as 3 of 4 faults, with the name of the count."""
+    """The part of a whole that is counted, such as 3 of 4 faults, and the name of what is counted."""
 
     name: str
     part: int
@@ -76,10 +76,11 @@ def share_in_words(part: int, whole: int) -> str:
 class Score:
     """Totals of the outcomes of injected faults.
 
-    - `places`, `operators`, `ranks`: pairs of numbers. The first counts the faults whose blamed call has the right
-      module and direction (`places`), operator, or rank. The second counts the faults for which this can be decided.
+    - `places`, `operators`, `ranks`: pairs of numbers. The first number counts the faults whose blamed call has the
+      right module and direction (`places`), operator, or rank. The second counts the faults for which this can be
+      decided.
     - `unjudged`: the number of outcomes that could not be judged.
-    - `ended_early`: the run stopped before the last fault.
+    - `ended_early`: whether the run stopped before the last fault.
     """
 
     __pydantic_config__ = GROWING
@@ -115,7 +116,7 @@ class Score:
 
     @property
     def first_impossible_share(self) -> Share | None:
-        """The first share whose part exceeds its whole, which only a damaged file has; None if there is none."""
+        """The first share whose part exceeds its whole, as only a damaged file can have; None if there is none."""
         shares = (
             Share("killed", self.killed, self.faults),
             Share("flagged", self.flagged, self.equivalents),
@@ -153,7 +154,7 @@ class Score:
 
 @dataclass(kw_only=True)
 class FaultsFound:
-    """The outcomes of a call of `bitproof faults`, or of several calls that each continued the previous one.
+    """The outcomes of a call of `bitproof faults`, or of several such calls that each continued the previous one.
 
     - `problem`: why the last call ended early; None if it did not.
     - `cpu_seconds`: the CPU time on all cores.
@@ -173,9 +174,10 @@ class FaultsFound:
         return Score.of(self.outcomes, ended_early=self.problem is not None)
 
     def of_today(self, own_digest: str) -> FaultsFound:
-        """Return a copy without the faults that could not be judged, from which `bitproof faults --resume` continues.
+        """Return a copy, without the faults that could not be judged. `bitproof faults --resume` continues from this
+        copy.
 
-        Raises UsageError if another version of the code, with another `own_digest`, judged the faults.
+        Raises UsageError if the faults were judged by another version of the code, which has another `own_digest`.
         """
         # Outcomes of two versions of the code would be one score of no version.
         if self.own_digest != own_digest:

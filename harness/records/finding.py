@@ -1,4 +1,4 @@
-"""A check's finding about a case: data for programs, blocks for readers, and whether it objects."""
+"""A check's finding about a case: data for programs, blocks for readers, and whether the check objects."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Code:
-    """Lines in a fixed-width font, with a title above them."""
+    """Lines of text in a fixed-width font, with a title above them."""
 
     __pydantic_config__ = GROWING
 

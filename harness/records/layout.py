@@ -3,7 +3,7 @@
 - A *box* is a rank's part: ranges of indices in each dim. An FSDP shard has a single range of one dim. An interleaved
   shard of tensor parallelism may have several. A replica has the whole tensor.
 - A *cut* is an index at which a range of some rank begins or ends.
-- A *cell* is a box between neighbouring cuts. Each rank has all of a cell or nothing of it.
+- A *cell* is a box between neighbouring cuts. Each rank has either all of a cell or none of it.
 
 For example, two ranks with rows 0:4 and 4:8, and a layout with rows 0:2 and 2:8, have the cells 0:2, 2:4 and 4:8.
 
@@ -47,10 +47,10 @@ class Regroup:
 
 
 class Recorded(NamedTuple):
-    """The folder of a recording.
+    """The folder of a recording, and `narrow`.
 
-    `narrow` is for runs in float64: the first call that read numbers of a narrower dtype, which may be rounded. None if
-    no call did.
+    `narrow` is set in runs in float64: the first call that read numbers of a narrower dtype, which may be rounded. None
+    if no call did.
     """
 
     folder: Path
@@ -96,9 +96,9 @@ class Box:
 
     @staticmethod
     def parse(text: str) -> Box:
-        """Return the box of a text such as "[0:4, 0:8] of [8, 8]", which `str` returned.
+        """Convert a text such as "[0:4, 0:8] of [8, 8]", which `str` made from a box, back to the box.
 
-        Raises ValueError for any other text, and for runs outside the tensor.
+        Raises ValueError for any other text, and for ranges outside the tensor.
         """
         found = _BOX.fullmatch(text)
         if found is None:
@@ -130,9 +130,10 @@ class Box:
         return Box(self.shape, (tuple((first * step, end * step) for first, end in runs),), is_flat=True)
 
     def cut_by(self, cuts: Cuts) -> Box | None:
-        """Return this box in the form to which `cuts` apply: a flat box for cuts of the flattened tensor, else itself.
+        """Return this box in the form to which `cuts` apply: flat if the cuts are of the flattened tensor, else
+        unchanged.
 
-        None if it has no such form.
+        Return None if the box has no such form.
         """
         # A single tuple of cuts is for the flattened tensor, unless the tensor itself has one dim.
         return self if len(cuts) == len(self.runs) else self.flat if len(cuts) == 1 else None
@@ -143,7 +144,7 @@ class Box:
         return [*itertools.product(*(_divided(runs, at) for runs, at in zip(self.runs, cuts, strict=True)))]
 
     def slices(self, cell: Cell) -> tuple[slice, ...]:
-        """Return the slices that select a cell in the rank's local tensor, one for each dim."""
+        """Return the slices that select a cell in the rank's local tensor, a slice per dim."""
         return tuple(_slice_within(runs, run) for runs, run in zip(self.runs, cell, strict=True))
 
 
@@ -156,7 +157,7 @@ def is_box(text: str) -> bool:
 
 
 def alike(boxes: Iterable[Box]) -> list[Box]:
-    """Convert boxes to a common form: all become flat if any of them is flat, otherwise all stay unchanged.
+    """Convert boxes to the same form: all become flat if any of them is flat, otherwise all stay unchanged.
 
     Returns an empty list if a box has no flat form, or if the boxes' tensors have different shapes.
     """
@@ -192,8 +193,9 @@ def _run(text: str) -> Run:
 
 
 def _ascend(runs: Sequence[Run], size: int) -> bool:
-    """Whether the ranges of a dim of this size ascend and are not empty. A part without elements has a single empty
-    range."""
+    """Whether the ranges of a dim of this size ascend and are not empty. True also for a single empty range, which a
+    part without elements has.
+    """
     ends = [index for run in runs for index in run]
     return ends == sorted(ends) and ends[-1] <= size and (len(runs) == 1 or all(first < end for first, end in runs))
 

@@ -25,10 +25,10 @@ Phase = Literal["forward", "backward", "clip", "update"]
 class LayoutRow:
     """A tensor that differs between the two systems at a step, its relative error and its bound.
 
-    - `bound`: None if the tensor had to be equal, or is `apart`.
+    - `bound`: None if the tensor had to be equal, or if `apart` is True.
     - `error`: None if it is not finite.
     - `rank`: the first rank of the candidate on which the tensor differs.
-    - `apart`: whether, within one system, several ranks have the same part with different bits.
+    - `apart`: whether, within one system, several ranks have the same part of the tensor with different bits.
     """
 
     __pydantic_config__ = GROWING
@@ -43,12 +43,14 @@ class LayoutRow:
 
     @property
     def used(self) -> float | None:
-        """The error as a share of its bound; None without a finite error or a bound."""
+        """The error as a fraction of its bound; None without a finite error or a bound."""
         return self.error / self.bound if self.bound and self.error is not None else None
 
     @property
     def is_beyond(self) -> bool:
-        """Whether the error is larger than reordered sums can explain, or ranks of a single system differ (`apart`)."""
+        """Whether the error is larger than reordered sums can explain, or several ranks of one system differ
+        (`apart`).
+        """
         # `not <=` and not `>`: a NaN is beyond any bound.
         return self.apart or self.bound is None or self.error is None or not self.error <= self.bound
 
@@ -62,8 +64,8 @@ class InFloat64:
       most of their bound.
     - `narrow`: the first call, such as "aten.mul.Tensor (train.py:12)", that read a tensor of a narrower float dtype
       which no call of torch had computed. A difference may then be rounding. None if there was no such call.
-    - `less_accurate`: the candidate's rounding error divided by the reference's; None if reordered sums explain the
-      larger error.
+    - `less_accurate`: the candidate's rounding error divided by the reference's. None if the candidate's error is no
+      larger than reordered sums explain.
     - `failed`: why there are no runs in float64.
     """
 
@@ -91,11 +93,11 @@ class LayoutBounds:
     - `across`: the number of tensors of a step that were compared in pieces.
     - `exact`: the number of tensors that had to be equal in every bit.
     - `regrouped`: the number of tensors that may differ by rounding, within bounds.
-    - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. Tensors of earlier
-      phases of the first step are `exact`.
+    - `regrouped_from`: the first phase whose sums are grouped differently, None if there is none. In the first step,
+      tensors of earlier phases are `exact`.
     - `samples`: the number of runs of the reference with reordered sums, which determine the bounds.
-    - `confidence`: the probability that rounding alone leaves all these tensors within their bounds.
-    - `beyond`: the number of tensors that exceed their bound, or had to be equal and are not.
+    - `confidence`: the probability that all these tensors are within their bounds if there is nothing but rounding.
+    - `beyond`: the number of tensors that exceed their bound, or that differ although they had to be equal.
     - `near`: the number of tensors within their bound that differ by more than rounding usually does.
     - `rows`: first the tensors in `beyond`, in the order of computation, then the tensors that used most of their
       bound.

@@ -16,8 +16,8 @@ class Partition:
 
     - `by`: the partitioning method.
     - `nodes_joint`: the nodes before partitioning. Node counts include a graph's inputs and output.
-    - `saved`, `saved_bytes`: number and bytes of forward's tensors that backward reads, without graph inputs.
-    - `uncut`, `uncut_bytes`: the same for a partition without recomputation.
+    - `saved`, `saved_bytes`: number and bytes of the tensors of forward that backward uses, without graph inputs.
+    - `uncut`, `uncut_bytes`: the same two numbers for a partition without recomputation.
     - `recomputed`: the number of calls that backward computes again.
     """
 
@@ -35,7 +35,7 @@ class Partition:
 
     @staticmethod
     def of(facts: Sequence[Mapping[str, Any]]) -> Partition | None:
-        """Return the partition that a pass reports. `facts` are the facts of all passes; None if no pass partitions."""
+        """Return the partition that a pass reports; None if no pass partitions. `facts` are the facts of all passes."""
         # A pass that partitions is known by its facts, which have exactly these names.
         names = {field.name for field in fields(Partition)}
         return next((Partition(**each) for each in facts if each.keys() == names), None)

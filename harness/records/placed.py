@@ -20,7 +20,7 @@ class PlacedTensor:
       or 1.
     - `copies`: the number of such parameters in the model. `cost` and `bytes` are totals over them.
     - `cost`: microseconds per step for gathering the parameter and summing its gradient over data ranks.
-    - `bytes`: a rank's memory for values, gradient, optimizer state and a gathered copy.
+    - `bytes`: the memory that a rank needs for values, gradient, optimizer state and a gathered copy.
     """
 
     __pydantic_config__ = GROWING
@@ -38,9 +38,9 @@ class Placed:
     """A solution of the placement problem: its cost in microseconds per step, and the bytes that a rank needs.
 
     - `bound`: the largest number of bytes that a rank may use.
-    - `least`: the smallest bound that has a solution.
+    - `least`: the smallest bound for which there is a solution.
     - `gap`: the relative gap between the cost and the solver's proven lower limit.
-    - `beside`: cost and bytes of plans written by hand, by name.
+    - `beside`: for comparison, cost and bytes of plans written by hand, by name.
     - `nodes`, `edges`: the size of the placement problem.
     - `variables`, `constraints`: the size of its linear program.
     - `sha256`: identifies the plan; every rank reports it.

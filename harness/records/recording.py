@@ -19,7 +19,7 @@ REQUIRED_KINDS: tuple[Kind, ...] = ("loss", "grad", "param", "optimizer")
 
 
 def needs_one_rank(kind: str, case: Case) -> bool:
-    """Whether a record of this kind on a single rank per step is enough.
+    """Whether it is enough if a record of this kind is on a single rank per step.
 
     True only for losses of a pipeline or of a user's system, because some of their ranks may have no loss.
     """
@@ -44,7 +44,7 @@ it."""
 
 
 class Key(NamedTuple):
-    """The full name of a recorded tensor. Two records pair only if all four parts are equal."""
+    """The full name of a recorded tensor. Two records are paired only if all four parts are equal."""
 
     step: int
     kind: Kind
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
     @property
     def is_changed_setting(self) -> bool:
-        """Whether the record has a setting or attribute of an optimizer, at a step that changed it."""
+        """Whether the record is of an optimizer's setting or attribute, at a step that changed it."""
         return self.kind == "optimizer" and self.name.endswith(CHANGED)
 
 
@@ -64,8 +64,8 @@ class Record(NamedTuple):
     - `value`: a loss as a hexadecimal float, else None.
     - `content`: "nan" if all elements are NaN, "inf" if none is finite and some are infinite, "zero" if all are zero.
       Else None, as in older recordings.
-    - `placements`: None for a plain tensor. A DTensor's record describes the rank's own part, and this names the part,
-      such as "Shard(dim=0) of [8, 4] over [2]".
+    - `placements`: None for a plain tensor. A DTensor's record describes only the rank's part, and this field names the
+      part, such as "Shard(dim=0) of [8, 4] over [2]".
     - `box`: the indices of this part, as the text of a `records.layout.Box`. None if unknown, or for a plain tensor.
     - `cells`: digests of pieces of the part, for a comparison with another layout, if requested.
     """
@@ -115,9 +115,9 @@ class GraphIdentity:
 class TorchCompile:
     """The work of torch.compile on a rank's code, if any compiled code was called.
 
-    - `frames`, `captured`: how many frames of Python code it tried to capture, and how many it captured.
-    - `graphs`, `operators`: the number of captured graphs, and of their calls in total.
-    - `backends`: the backends for which it captured.
+    - `frames`, `captured`: how many frames of Python code torch.compile tried to capture, and how many it captured.
+    - `graphs`, `operators`: the number of captured graphs, and of the operator calls in them.
+    - `backends`: the backends for which it captured graphs.
     - `breaks`: the number of graph breaks.
     - `recompiles`: the number of compiled frames whose guards failed later.
     - `first_break`, `first_recompile`, `first_failure`: the first line of torch's reason. A failure is a frame that it
@@ -144,7 +144,7 @@ class TorchCompile:
 
 @dataclass(frozen=True, kw_only=True)
 class KeptCalls:
-    """The logs of a step's operator calls that are stored with a baseline: the sha256 of each rank's file."""
+    """The logs of a step's operator calls that are stored with a baseline, as the sha256 of each rank's file."""
 
     __pydantic_config__ = GROWING
 
@@ -154,7 +154,7 @@ class KeptCalls:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """The reason for which a baseline replaced another, the date in UTC (ISO 8601), and the commit."""
+    """The reason why a baseline replaced another, the date in UTC (ISO 8601), and the commit."""
 
     __pydantic_config__ = GROWING
 
@@ -219,8 +219,8 @@ class Manifest:
 
     Ranks:
 
-    - `ranks`: for each rank, the system's own facts, such as its data's sha256.
-    - `chunked`: how often a step runs each module in chunks, if the system chunks.
+    - `ranks`: for each rank, facts that the system reports, such as the sha256 of its data.
+    - `chunked`: for each module, how many of its calls per step run in chunks, if the system chunks.
     - `alone`: the ranks that ran no collective with another rank, unless their system declares them independent.
     - `compiled`: the effect of torch.compile on each rank's code, None if nothing was to be compiled.
     - `unshown`: state of a user's system that a step changed but that is in no record; None if there is none.
@@ -272,7 +272,7 @@ class Manifest:
 
     @staticmethod
     def of(values: Any, where: str | None = None) -> Manifest:
-        """Read a manifest from JSON values. Raises RecordingError, which names the field, for anything else."""
+        """Read a manifest from JSON values. Raises RecordingError, which names the field, for invalid values."""
         return read(Manifest, values, "manifest", RecordingError, damaged="is damaged", where=where)
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Recording:
 
     @property
     def holds_records(self) -> bool:
-        """Whether all records are in memory. If so, readers use these, not the file from which they were read."""
+        """Whether all records are in memory. If so, readers use the records in memory instead of the file."""
         return True
 
     def first_steps(self, steps: int) -> Recording:
@@ -318,8 +318,8 @@ class Recording:
     def losses(self, rank: int | None = None) -> list[str]:
         """Return a rank's losses as hexadecimal floats, in step order.
 
-        Without `rank`, the losses of the first rank that has any: in a pipeline, only ranks of the last stage have
-        losses.
+        Without `rank`, return the losses of the first rank that has any: in a pipeline, only ranks of the last stage
+        have losses.
         """
         for chosen in sorted(self.ranks) if rank is None else (rank,):
             if records := self.losses_of(chosen):

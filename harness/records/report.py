@@ -16,7 +16,7 @@ class Report:
     """A run: its machine, every case's result, and the exit status.
 
     - `options`: the command line's options that a replay repeats.
-    - `not_run`: by name, each case that this machine cannot judge, and the reason.
+    - `not_run`: for each case that this machine cannot judge, the reason, by the case's name.
     - `remarks`: sentences that apply to every case.
     - `faults`: the score of fault injection.
     - `shard`: if several machines share the cases, the number of this part, and the whole selection.

@@ -49,7 +49,7 @@ class Closeness:
     that is not finite.
 
     - `largest`: the tensor with the largest error.
-    - `first_beyond`: the first tensor, in the order of computation, that is beyond the bound.
+    - `first_beyond`: the first tensor, in the order of computation, whose error exceeds the bound.
     - `histogram`: for each kind, the number of elements by distance in ULPs: "0", "1", "2", "3-4", ..., and "unlike"
       for elements without a distance.
     """
@@ -101,8 +101,8 @@ class PassReport:
 
     - `settings`: the settings that determine its effect, as JSON values.
     - `changed`: for each operator whose count changed, the number of calls before and after.
-    - `facts`: the pass's own facts. If the model has pipeline stages, this has a list with the facts of each stage, and
-      all numbers of the pass are sums over stages.
+    - `facts`: facts that the pass reports. If the model has pipeline stages, this has a list with the facts of each
+      stage, and all numbers of the pass are sums over stages.
     """
 
     __pydantic_config__ = GROWING
@@ -153,7 +153,7 @@ class CaseSeconds:
     total: float | None = None
 
     def note(self, table: Literal["start_ranks", "record", "control", "stress"], side: Role, seconds: float) -> None:
-        """Enter the seconds of the system in role `side` into the part `table`, which has a time for each system."""
+        """Store the seconds of the system in role `side` in the part `table`, which has a time for each system."""
         setattr(self, table, (getattr(self, table) or {}) | {side: seconds})
 
     def known(self) -> dict[str, float | dict[str, float | None]]:
@@ -166,8 +166,8 @@ class Drift:
 
     - `records`: the number of records of the tensor that differ.
     - `step`, `rank`: those of the first record that differs.
-    - `measured`: the number of differing records whose values both recordings have. The fields below describe only the
-      measured records.
+    - `measured`: the number of differing records whose values are stored in both recordings. The fields below describe
+      only these records.
     - `elements`, `elements_differing`: the total numbers of elements, and of elements that differ.
     - `histogram`: the number of differing elements by distance.
     - `max_ulp`: the largest distance of two elements, in ULPs.
@@ -199,7 +199,7 @@ class CaseFindings:
     - `error`: a failure's whole text, including the rank's traceback.
     - `memory`: by system, the peak of allocated device memory in MiB; None on a CPU.
     - `differing`, `differing_left_out`: the first MAX_DIFFERING keys that differ, and the number of further keys.
-    - `kept_graph`: whether the graph is from an earlier run; None if there was no graph.
+    - `kept_graph`: whether an earlier run traced the graph; None if there was no graph.
     - `partition`: the sizes of a partitioned graph.
     - `artifact`: the precompiled step.
     - `placed`: the solved placements.
@@ -232,9 +232,9 @@ class CaseResult(CaseFindings):
     - `control`: by system, the verdict of comparing two of its runs; None if it ran once.
     - `stress`: as `control`, but the second run has random sleeps and other values in uninitialized memory.
     - `logs`: paths within the run folder.
-    - `options`: the options of the run that the case was merged from, unless they equal the report's.
+    - `options`: the options of the run whose report had this case before a merge, unless they equal the report's.
     - `remarks`: sentences that qualify the evidence.
-    - `collectives`: the ranks' transport, "shared" for shared memory.
+    - `collectives`: what transports data between ranks, "shared" for shared memory.
     - `backend`: the backend of torch's default group.
     """
 
@@ -259,7 +259,7 @@ class CaseResult(CaseFindings):
 
     @property
     def where(self) -> str:
-        """The ranks, steps, device and backend of the case, and how its ranks added, in words."""
+        """A text with the ranks, steps, device and backend of the case, and with how its ranks added."""
         meeting = ", shared memory" if self.collectives == "shared" else ""
         # If both systems added alike, this is said once, without naming them.
         agreed = {*map(self.sums_over_ranks.get, ROLES)}
@@ -307,11 +307,11 @@ class CaseResult(CaseFindings):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A sign of a case's progress.
+    """A notice of a case's progress.
 
-    - `event`: the kind of sign. "prepare": a graph is being made. "prepared": the graph has been made. "start": the
+    - `event`: the kind of notice. "prepare": a graph is being made. "prepared": the graph has been made. "start": the
       ranks start. "step": step number `step` of `steps` has ended. "compare": the recordings are compared.
-    - `arm`: the run of `system`: "first", "control", "stress", "replay1" and so on.
+    - `arm`: which run of `system` this is: "first", "control", "stress", "replay1" and so on.
     """
 
     event: Literal["prepare", "prepared", "start", "step", "compare"]

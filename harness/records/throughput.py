@@ -24,8 +24,8 @@ class Throughput:
     - `spread_seconds`: the interquartile range of these times.
     - `tokens`: the number of tokens per step on all ranks.
     - `flops`: the number of operations in rank 0's first step, by torch's flop counter.
-    - `peak_flops`, `peak_source`: a device's most operations per second, and the source of this number.
-    - `peak_mib`, `peak_of`: the largest memory of any rank, and whether it is memory of its device or its process.
+    - `peak_flops`, `peak_source`: the most operations per second that a device can do, and the source of this number.
+    - `peak_mib`, `peak_of`: the largest memory of any rank, and whether this is memory of the rank's device or process.
     """
 
     __pydantic_config__ = GROWING
@@ -52,7 +52,9 @@ class Throughput:
         return self.flops / self.step_seconds / self.peak_flops
 
     def table_rows(self) -> list[tuple[str, str]]:
-        """Return all values as rows of a table, a name and a value each. An unknown value has the text "not known"."""
+        """Return all values as rows of a table; a row has a name and a value. An unknown value has the text "not
+        known".
+        """
         tokens, mfu = self.tokens_per_second, self.mfu
         peak = NOT_KNOWN if self.peak_flops is None else f"{_giga(self.peak_flops)}/s, {self.peak_source}"
         return [

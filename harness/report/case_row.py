@@ -39,7 +39,7 @@ class CaseRow:
 
     @property
     def detail(self) -> str:
-        """The part of `outcome` after the verdict, such as ` (grad)`."""
+        """The text that follows the verdict in `outcome`, such as ` (grad)`."""
         return self.outcome.removeprefix(self.verdict)
 
     @property

@@ -14,7 +14,9 @@ _LEFT_OUT = "report.json has the rest"
 
 
 def explained(report: Report) -> tuple[list[CaseResult], int]:
-    """Return the unexpected cases to explain at the top of a page, at most MAX_CASES, and the number of all others."""
+    """Return a pair: the unexpected cases to explain at the top of a page, at most MAX_CASES, and the number of the
+    others.
+    """
     found = [result for result in report.cases if not result.as_expected]
     return found[:MAX_CASES], max(0, len(found) - MAX_CASES)
 

@@ -1,6 +1,7 @@
-"""Write report.json, a run's complete result, and read it back with every field checked.
+"""Write report.json, a run's complete result, and read it back, checking every field.
 
-A file from disk is not trusted. RecordingError is raised if it is too large or damaged, or contradicts its own numbers.
+A file from disk is not trusted. RecordingError is raised if it is too large or damaged, or if its numbers contradict
+each other.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def to_dict(report: Report) -> dict[str, Any]:
 
 
 def read(path: Path) -> Report:
-    """Read a report from a file. Raises RecordingError if it is missing, damaged or contradicts itself."""
+    """Read a report from a file. Raises RecordingError if the report is missing, damaged or contradicts itself."""
     try:
         return parse(read_plain(path, MAX_BYTES).decode(), where=str(path))
     except (OSError, UnicodeDecodeError) as error:
@@ -109,7 +110,7 @@ def upgraded(values: Any) -> Any:
 def _result(entry: CaseEntry, field: str, where: str) -> CaseResult:
     """Return the result of a case from its entry in a report. `field` is the entry's path, such as `report.cases[0]`.
 
-    Raises RecordingError if the verdict does not follow from the entry's own numbers.
+    Raises RecordingError if the entry's verdict does not follow from its numbers.
     """
     result = entry.result()
     case = result.case

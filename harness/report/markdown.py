@@ -41,7 +41,7 @@ FAULTS_TEXTS = {
 def status_text(report: Report) -> str:
     """Return a sentence that explains the exit status.
 
-    If injected faults make the status worse than the cases do, the sentence is about these faults.
+    If injected faults lead to a worse status than the cases alone, the sentence is about these faults.
     """
     # The faults decided the status if the cases alone would have another.
     status = report.exit_status
@@ -70,7 +70,7 @@ def render(report: Report) -> str:
 
 
 def summarize(results: Sequence[CaseResult], environment: Mapping[str, Any] | None = None) -> str:
-    """Return the summary of results that belong to no run, for example for the message of a failing test."""
+    """Return the summary of results without a run folder, for example for the message of a failing test."""
     return render(
         Report(run_id="", exit_status=exit_status(results), environment=dict(environment or {}), cases=list(results))
     )

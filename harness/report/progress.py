@@ -26,10 +26,10 @@ class Progress(Protocol):
     """A display of a run's progress; a context manager around the run."""
 
     def __enter__(self) -> Self:
-        """Start the display."""
+        """Start the display and return it."""
 
     def __exit__(self, *error: object) -> None:
-        """Restore the terminal."""
+        """Stop the display and restore the terminal."""
 
     def on_event(self, event: Event) -> None:
         """Show that a phase of a case begins, or that a step has ended."""
@@ -70,7 +70,7 @@ def describe_error(result: CaseResult) -> str:
 
 
 class PlainProgress:
-    """A display that prints a line for each event, and flushes it. Lines about steps are limited to one every 5 s."""
+    """A display that prints and flushes a line for each event. Lines about steps are limited to one every 5 s."""
 
     def __init__(self, num_cases: int, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_cases = num_cases

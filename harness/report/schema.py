@@ -1,4 +1,4 @@
-"""The form of report.json as types: readers check it, and report.schema.json is generated from it.
+"""The fields of report.json as types. A report is checked against them, and report.schema.json is generated from them.
 
     python -m bitproof.harness.report.schema > harness/report/report.schema.json
 
@@ -76,7 +76,9 @@ Counts = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class Verdicts:
-    """The verdict of comparing each system's repeated run with its first run; None for a system that ran only once."""
+    """For each system, the verdict of comparing its repeated run with its first run; None for a system that ran only
+    once.
+    """
 
     __pydantic_config__ = GROWING
 

@@ -5,7 +5,7 @@ A recording keeps the last three parts of a path: `exp/new/train.py:14`. This li
     new/train.py:14                          if the file is below the working directory
     /home/me/exp/new/train.py:14             if it is elsewhere on this machine
     transformers/models/bert/bert.py:14      in an installed package: relative to site-packages or dist-packages
-    exp/new/train.py:14                      if it is not on this machine, as in a report from another one
+    exp/new/train.py:14                      if it is not on this machine, as in a report from another machine
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ def shown_line(source: str | None) -> str:
 
 
 def with_shown_lines(text: str) -> str:
-    """The text with each of its source lines as `shown_line` shows it: `mm of head (exp/new/gpt.py:69)` becomes
-    `mm of head (gpt.py:69)`."""
+    """Replace each source line in a text as `shown_line` does: `mm of head (exp/new/gpt.py:69)` becomes `mm of head
+    (gpt.py:69)`.
+    """
     return LINE.sub(lambda found: shown_line(found[0]), text)
 
 
 def file_of(path: str) -> Path | None:
-    """Return the nearest file on this machine whose path ends with `path`; None if there is none, or several are as
-    near.
+    """Return the nearest file on this machine whose path ends with `path`; None if there is none, or if several are
+    equally near.
     """
     # The path comes from a recording, and must not lead to other files.
     parts = PurePosixPath(path).parts

@@ -1,4 +1,4 @@
-"""Decide the exit status of a run: the worst status of its cases. From worst to best, these are 2, 3, 1, 0."""
+"""Decide the exit status of a run: the worst status of its cases. From worst to best, the statuses are 2, 3, 1, 0."""
 
 from __future__ import annotations
 

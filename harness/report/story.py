@@ -19,7 +19,9 @@ from bitproof.harness.report.text import (
 
 
 def story_lines(result: CaseResult) -> Iterator[str]:
-    """Yield the lines about a case's first difference: its tensor, the blamed call, and the calls between these."""
+    """Yield the lines about a case's first difference: its tensor, the blamed call, and the calls from that call to the
+    tensor.
+    """
     divergence = result.first_divergence
     if divergence is None:
         nothing = (

@@ -52,7 +52,7 @@ def headlines_of(result: CaseResult) -> list[str]:
 
 
 def remarks(report: Report) -> list[str]:
-    """Return the remarks on a whole run. If faults were injected, their score is the last."""
+    """Return the remarks on a whole run. If faults were injected, the last remark is their score."""
     return [*report.remarks, *([f"bitproof faults: {report.faults}"] if report.faults else [])]
 
 
@@ -71,7 +71,7 @@ def outcome(result: CaseResult) -> str:
     """Return the verdict, the kinds that differ at the first differing step, objections, and short results of checks.
 
     Example: `DIFFERENT (grad), baseline objects, candidate DRIFTED`. An objection is a difference beyond the bound, or
-    a check that objects or could not judge.
+    a check that objects or could not judge the case.
     """
     differs = f" ({', '.join(result.differing_kinds)})" if result.differing_kinds else ""
     beyond = " beyond the bound" if result.is_beyond_bound else ""
@@ -84,14 +84,16 @@ def outcome(result: CaseResult) -> str:
 
 
 def tally(report: Report) -> str:
-    """Return the number of cases by verdict, and of cases not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
+    """Return a text that counts the cases by verdict, and the cases not run: `2 EQUAL, 1 CLOSE, 1 not run`."""
     counts = [(sum(result.verdict == verdict for result in report.cases), verdict.value) for verdict in Verdict]
     counts.append((len(report.not_run), "not run"))
     return ", ".join(f"{count} {name}" for count, name in counts if count)
 
 
 def closeness(result: CaseResult) -> str:
-    """Return the largest error, its bound and tensor: `largest relative error 0.0031 (bound 0.01) at step 1, ...`."""
+    """Return a text with the largest error, its bound and its tensor: `largest relative error 0.0031 (bound 0.01) at
+    step 1, ...`.
+    """
     found = result.closeness
     assert found is not None
     size = "infinite" if found.largest_error is None else f"{found.largest_error:.3g}"
@@ -101,9 +103,10 @@ def closeness(result: CaseResult) -> str:
 
 
 def drift(entries: list[Drift], sides: tuple[str, str], num_tensors: int, max_tensors: int = 10) -> Iterator[str]:
-    """Yield a line for each of the first `max_tensors` tensors that differ, and a line with the number of others.
+    """Yield a line for each of the first `max_tensors` tensors that differ, and a line with the number of further ones.
 
-    `num_tensors` counts all of them. `sides` names the two recordings, such as ("in the baseline", "here").
+    `num_tensors` is the number of all tensors that differ. `sides` names the two recordings, such as ("in the
+    baseline", "here").
     """
     for entry in entries[:max_tensors]:
         yield f"{entry.kind} {entry.name}: {_drift_of(entry, sides)}"
@@ -136,7 +139,7 @@ def systems(result: CaseResult) -> str:
 
 
 def place(result: CaseResult) -> str:
-    """Return the device and the transport of collectives, such as `cuda, nccl`; `unknown` for a case that never ran."""
+    """Return the device and what transports collectives, such as `cuda, nccl`; `unknown` for a case that never ran."""
     return ", ".join(dict.fromkeys((result.device, result.collectives or result.backend)))
 
 
@@ -153,7 +156,7 @@ def locate(divergence: Divergence | None, case: Case | None = None) -> str:
 
 
 def self_difference(divergence: Divergence, case: Case | None) -> str:
-    """Return the system that differs from itself: `eager_chunked against itself under stress`.
+    """Return a text that names the system that differs from itself: `eager_chunked against itself under stress`.
 
     Without `case`, the text has the system's role instead of its name.
     """
@@ -170,7 +173,7 @@ def blame(divergence: Divergence | None) -> str:
     """Describe the blamed call: `mul of layers.1.moe (forward, chunk 1) on rank 0 is ... (moe.py:68)`; "" without a
     difference.
 
-    The text may also say that the tensor equals another record of the reference, and why the blame is not verified.
+    The text may also state that the tensor equals another record of the reference, or why the blame is not verified.
     """
     if divergence is None:
         return ""
@@ -191,8 +194,9 @@ def blame_of(call: BlamedCall | None) -> str:
 
 
 def blame_label(divergence: Divergence) -> str:
-    """Return the label of the blamed call: "to blame", or "best candidate" if a run with the other system's value did
-    not confirm it.
+    """Return the label of the blamed call: "to blame", or "best candidate" if the blame was tested and not confirmed.
+
+    The test is a run with the other system's value.
     """
     found = divergence.call and divergence.call.verification
     return "best candidate" if found and found.status == "not verified" else "to blame"
@@ -201,7 +205,7 @@ def blame_label(divergence: Divergence) -> str:
 def evidence(call: BlamedCall | None) -> list[tuple[str, str]]:
     """Return pairs (label, text): the blamed call's defect, and the result of running with the other system's values.
 
-    Empty unless this result supports the blame at least in part. For example:
+    The list is empty if that result does not support the blame even in part. For example:
 
         expected: eps=1e-05
         found: eps=0.001
@@ -255,7 +259,7 @@ def rank_ranges(ranks: Iterable[int]) -> str:
 
 
 def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], int]:
-    """Return rows about the tensors that differ, at most `limit`, and the number of further tensors.
+    """Return a pair: rows about the tensors that differ, at most `limit`, and the number of further tensors.
 
     A row has kind, name, number of differing steps, first differing step, and ranks. Rows are in the order of
     computation.
@@ -273,7 +277,7 @@ def tensor_rows(result: CaseResult, limit: int) -> tuple[list[tuple[str, ...]], 
 def extent(difference: TensorDifference | ChainLink | None) -> str:
     """Return the size of a tensor's difference: `213 of 256 elements differ, by 16 ULPs at most`; "" if unknown.
 
-    If dtypes or shapes differ, return these: `float32[32] in the reference, none in the candidate`.
+    If dtypes or shapes differ, return a text with these: `float32[32] in the reference, none in the candidate`.
     """
     if isinstance(difference, TensorDifference):
         types = difference.reference_type, difference.candidate_type
@@ -289,7 +293,9 @@ def extent(difference: TensorDifference | ChainLink | None) -> str:
 
 
 def value_of(bits: str, dtype: str) -> str:
-    """Return the number with these bits, as text: `0x3f80` of bfloat16 is `1`; "" for other dtypes and invalid bits."""
+    """Return, as text, the number that has these bits: `0x3f80` of bfloat16 is `1`; "" for other dtypes and invalid
+    bits.
+    """
     # bfloat16 is the upper half of a float32, so zeros complete it.
     formats = {"float16": (">e", ""), "bfloat16": (">f", "0000"), "float32": (">f", ""), "float64": (">d", "")}
     if dtype not in formats:
@@ -302,7 +308,7 @@ def value_of(bits: str, dtype: str) -> str:
 
 
 def sample_rows(difference: TensorDifference | None) -> list[tuple[str, ...]]:
-    """Return a row for each of the first differing elements: index, bits in both systems, values in both systems.
+    """Return a row for each of the first few differing elements: index, bits in both systems, values in both systems.
 
     A value that is unknown is "".
     """
@@ -335,14 +341,16 @@ def chain_rows(call: BlamedCall | None) -> list[tuple[str, ...]]:
 
 
 def total_seconds(result: CaseResult) -> float:
-    """Return the case's time in seconds: its `total` if measured, otherwise the sum of its parts."""
+    """Return the case's time in seconds: its measured `total`, or the sum of its parts if no total was measured."""
     if (total := result.seconds.total) is not None:
         return total
     return sum((seconds for _, seconds in flatten_seconds(result)), 0.0)
 
 
 def flatten_seconds(result: CaseResult) -> list[tuple[str, float]]:
-    """Return name and seconds of each measured part of a case's time; nested parts are named as `passes.chunk`."""
+    """Return, for each measured part of a case's time, its name and seconds; nested parts have names such as
+    `passes.chunk`.
+    """
     return [(name, value) for name, value in flatten(result.seconds.known()) if value is not None]
 
 
@@ -355,7 +363,7 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the path and the text of each leaf of nested values, such as `buckets[0].group`.
+    """Yield, for each leaf of nested values, a pair: its path, such as `buckets[0].group`, and its text.
 
     A list of plain values is a single leaf.
     """
@@ -375,6 +383,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 def shorten(text: str, limit: int, source: str = "the rank logs have them") -> str:
     """Shorten a text that is longer than `limit` to its start and end; return a shorter text unchanged.
 
-    Between them are the number of omitted characters and `source`, which says where these can be found.
+    Between start and end, the result states the number of omitted characters, and `source`, which says where these can
+    be found.
     """
     return bounded(text, limit, source)

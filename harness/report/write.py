@@ -1,6 +1,6 @@
-"""Create the run folder before anything runs, and write its files at the end, all or none.
+"""Create the run folder before anything runs, and write the files of the run at the end, all or none.
 
-Files are written after the result was printed, so a failure to write does not suppress the result.
+They are written after the result was printed, so a failure to write does not suppress the result.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ PRINTED_ONLY: dict[str, Callable[[Report], str]] = {"annotations": ci_lines.rend
 
 
 def check_format(format_name: str) -> None:
-    """Raise UsageError for an unknown format; the error lists the known ones."""
+    """Raise UsageError for an unknown format; the error lists the known formats."""
     if format_name not in (known := {**FORMATS, **PRINTED_ONLY}):
         formats = " or ".join(sorted(known))
         raise UsageError("there is no such report format", expected=formats, found=repr(format_name))
@@ -120,8 +120,8 @@ def finish_run(
 def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingProxyType({})) -> None:
     """Write every form of the report into `run_dir`, and link `latest` to it.
 
-    `more` maps file names to further texts. Raises RecordingError if a file cannot be written, and then leaves none.
-    Raises UsageError if `latest` exists and is no link.
+    `more` maps file names to further texts. Raises RecordingError if a file cannot be written; in that case no file is
+    written. Raises UsageError if `latest` exists and is no link.
     """
     try:
         # All forms are rendered before the first is written, so that an error in a form leaves no half of a report.
@@ -140,7 +140,7 @@ def write_run(report: Report, run_dir: Path, more: Mapping[str, str] = MappingPr
 
 
 def _write_together(texts: Mapping[str, str], folder: Path) -> None:
-    """Write files, given as texts by name, such that all of them appear in the folder or none."""
+    """Write files such that all of them appear in the folder or none. `texts` maps file names to contents."""
     aside = Path(tempfile.mkdtemp(dir=folder, prefix=".report-"))
     # Writing may fail, for example if the disk is full, so all files are written before the first is moved.
     placed: list[Path] = []

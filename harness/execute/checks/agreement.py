@@ -38,8 +38,7 @@ def races(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def races_beside(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Add remarks that name a graph's races as a possible cause, if the systems differ and no call was found to
-    blame."""
+    """If the systems differ and no call was blamed, add a remark for each race in a graph, as a possible cause."""
     first = judgement.first_divergence
     if first is not None and first.call is None:
         run.remarks += [f"a graph races, which may be the cause: {race}" for race in run.races]

@@ -1,10 +1,11 @@
 """The checks of a case, in order: each takes the case's result so far and returns it, changed or not.
 
-After the comparison of both first runs, the checks of DECIDING turn the comparison into a verdict. For example, the
-check `control` runs both systems again. If a system differs from itself, `control` turns DIFFERENT into
-NONDETERMINISTIC. The checks of REPORTING get the final verdict.
+After the first runs were compared, the checks of DECIDING turn the comparison into a verdict. For example, the check
+`control` runs both systems again. If a system differs from itself, `control` turns DIFFERENT into NONDETERMINISTIC. The
+checks of REPORTING get the final verdict.
 
-A check is a function `(known, run)` and a condition. The function's module is imported only if the condition holds.
+A CaseCheck names its function, which takes `(known, run)`, and has a condition. The function's module is imported only
+if the condition holds.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Known = TypeVar("Known")
 
 
 class CaseCheck(NamedTuple):
-    """A check of a case: `source` is its function, and `applies` decides whether it is called.
+    """A check of a case: `source` names its function, and `applies` decides whether the function is called.
 
     `source` is MODULE:FUNCTION. A module without a dot, as in "cause:every_call", is in this package.
     """

@@ -1,6 +1,6 @@
 """Run the checks that have command-line options, and users' own checks.
 
-A check sees the findings of the checks before it. If it raises an exception, its finding states that the case was not
+A check gets the findings of earlier checks. If a check raises an exception, its finding states that the case was not
 judged.
 """
 
@@ -35,7 +35,7 @@ def with_findings(result: CaseResult, run: CaseRun) -> CaseResult:
 
 
 def prepare_all(cases: Sequence[Case], options: RunOptions, folder: Path) -> Iterator[str]:
-    """Call each active check's `prepare` before any case runs, and yield the lines of all checks.
+    """Call each active check's `prepare` before any case runs, and yield the lines that these calls yield.
 
     Raises UsageError if a check refuses the run, or if its `prepare` fails.
     """
@@ -57,8 +57,8 @@ def prepare_all(cases: Sequence[Case], options: RunOptions, folder: Path) -> Ite
 
 
 def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
-    """Return the evidence that the check `name` gets: the case's result and recordings, and a way to run a system
-    again.
+    """Return what the check `name` gets as evidence: the case's result, its recordings, and a function that runs a
+    system again.
     """
     return Evidence(
         result=result,
@@ -79,8 +79,8 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
 def judged(check: Check, evidence: Evidence) -> Finding | None:
     """Return a check's finding about a case; None if the check has none.
 
-    If the check raises an exception, or returns anything but None or a Finding that fits JSON, the finding states that
-    the case was not judged.
+    The finding states that the case was not judged if the check raises an exception, or returns neither None nor a
+    Finding that fits JSON.
     """
     try:
         if not check.judges(evidence.result.verdict):

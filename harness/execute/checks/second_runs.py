@@ -1,6 +1,6 @@
 """Compare each system with itself: run it again with the same settings, and again under stress (with random sleeps).
 
-A system that differs from itself proves nothing about another, so its case is NONDETERMINISTIC.
+A case is NONDETERMINISTIC if a system differs from itself: then its difference from another system proves nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def control(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Run each system a second time, unless that was done already, and compare the second run with the first."""
+    """Run each system a second time, unless it has already run twice, and compare the second run with the first."""
     first = run.comparison.first_divergence
     if run.runs_twice:
         run.control_steps = _steps_of_control(run, first)
@@ -34,7 +34,7 @@ def control(judgement: Judgement, run: CaseRun) -> Judgement:
 
 
 def stress(judgement: Judgement, run: CaseRun) -> Judgement:
-    """Run each system again under stress (with random sleeps), and compare this run with the first."""
+    """Run each system again under stress (with random sleeps), and compare this run with the system's first run."""
     found = [Repeat(role, True, run.repeat("stress", role)) for role in ROLES]
     run.repeats += found
     # Only the new repetitions, as `control` has judged its own.

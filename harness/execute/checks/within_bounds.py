@@ -1,4 +1,4 @@
-"""Judge systems CLOSE if their values differ, but by at most the bound that the case states."""
+"""Give systems the verdict CLOSE if their values differ, but by at most the bound that the case states."""
 
 from __future__ import annotations
 

@@ -1,2 +1,3 @@
-"""The host process, which imports torch once and forks all others: stages, which trace steps, and ranks, which run
-them."""
+"""The host process, which imports torch once and forks all other processes: stages, which trace steps, and ranks, which
+run them.
+"""

@@ -27,9 +27,9 @@ class ActivityMonitor:
     """Counts a rank's collectives with other ranks, and its uses of torch.compile.
 
     - `collectives`: the number of collectives and point-to-point messages in the steps so far.
-    - `stays_whole`: whether a graph break would change some compiled code's bits or make it fail.
-    - `in_memory`: returns group name -> number of collectives so far. It covers the groups in shared memory, whose
-      collectives torch does not count.
+    - `stays_whole`: whether a graph break could change the bits of some compiled code, or make it fail.
+    - `in_memory`: a function that returns group name -> number of collectives so far. It covers the groups in shared
+      memory, whose collectives torch does not count.
     """
 
     def __init__(self, in_memory: Callable[[], Counts] = dict) -> None:
@@ -46,7 +46,7 @@ class ActivityMonitor:
 
     @contextmanager
     def at_work(self) -> Iterator[ActivityMonitor]:
-        """Context in which messages and uses of torch.compile are counted.
+        """Context in which collectives, messages and uses of torch.compile are counted.
 
         Enter it before the system is made, and leave it after the system's last step.
         """

@@ -64,7 +64,7 @@ _PLACEMENT_HASH = "placement_sha256"
 class Answerer:
     """Answers requests in the host process, and passes events to `send`.
 
-    - `hangup`: a file descriptor that hangs up when the sender stops waiting.
+    - `hangup`: a file descriptor that hangs up when the sender of the requests stops waiting.
     - `fingerprint`: the identity of this process's code. If None, no graph is cached on disk.
     """
 
@@ -174,7 +174,7 @@ def _place(request: PlaceRequest) -> PlaceAnswer:
 def finish_run(request: RunRequest, ends: list[End], parts: list[Path], before: Sequence[Path] = ()) -> RunAnswer:
     """Join the files of the ranks into the requested recording or replay, and return facts about the run.
 
-    - `ends`: how the run ended on the ranks of each host process, all successfully, in rank order.
+    - `ends`: for each host process, how the run ended on its ranks, in rank order. No rank has failed.
     - `parts`: the ranks' files, in rank order.
     - `before`: the ranks' files from the first half of a run that was killed and resumed; else empty.
 

@@ -17,7 +17,7 @@ _COLLECTIVE_GRACE = 60.0
 class Job:
     """A requested run: the ranks that this host process forks, and the graph that was prepared before the fork.
 
-    - `program`: the graph; None if each rank makes its own.
+    - `program`: the graph; None if each rank prepares a graph or runs none.
     - `graph_cache`: stores graphs and results of checks for later runs; None if the ranks do not use it.
     """
 

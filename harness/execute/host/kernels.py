@@ -41,7 +41,7 @@ def make_kernels(request: RunRequest) -> None:
 def multiply(dim: int, hidden_dim: int, most_rows: int) -> None:
     """Compute the matrix products of an expert's layer, once for each number of rows from 1 to `most_rows`.
 
-    The products are that of forward, and those of backward for the gradients of the input and of the weight.
+    These are the product of forward, and two products of backward: the gradients of the input and of the weight.
     """
     import torch
 

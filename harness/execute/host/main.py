@@ -1,7 +1,7 @@
 """The host process, `python -m bitproof.harness.execute.host.main`: imports torch once, and forks all other processes.
 
-It reads a request per line from standard input. It answers through a separate pipe, which a stray print of a library
-cannot damage: any number of events, then an answer or a Problem (an error).
+It reads a request per line from standard input. It writes to a separate pipe, which a stray print of a library cannot
+damage. For each request it writes any number of events, then an answer or a Problem (an error).
 
 It never runs autograd, traces, loads a user's code or touches a device, so the processes that it forks start with a
 freshly imported torch. It ends, together with its descendants, at the end of standard input or, on Linux, when its

@@ -21,10 +21,10 @@ def expert_sizes(case: Case) -> tuple[int, int] | None:
 
 
 def check_model(case: Case, system: str, num_ranks: int = 1, memory: int | None = None) -> None:
-    """Raise an error for a model that the case's ranks cannot run. Checks only bitproof's eager systems.
+    """Raise an error for a model that the case's ranks cannot run. Only bitproof's eager systems are checked.
 
     - CaseError: the model cannot be split over the ranks.
-    - ChunkError: the model cannot be chunked as the case asks.
+    - ChunkError: the model cannot be chunked as the case requires.
     - MachineError: parameters, gradients and optimizer states of `num_ranks` ranks need more than `memory` bytes.
     """
     if system not in EAGER:

@@ -1,4 +1,4 @@
-"""Run a rank's steps in order, each recorded or logged, with faults, stress and monitors active."""
+"""Run a rank's steps in order, each recorded or logged, while faults, stress and monitors are active."""
 
 from __future__ import annotations
 
@@ -84,8 +84,9 @@ class RankSteps:
             yield
 
     def take(self, system: System) -> None:
-        """Run all steps. If a user's system has a method `take_steps`, its own loop runs them; otherwise they run one
-        by one."""
+        """Run all steps. If a user's system has a method `take_steps`, that method runs them; otherwise they run one by
+        one.
+        """
         job, resume = self._job, self._job.run.resume
         generators = Generators()
 

@@ -87,7 +87,7 @@ def _kept_or_made(job: Job, rank: int, device: torch.device) -> Any:
 def wrong_order_wrapper(injector: Injection) -> Any:
     """Return a function that wraps a process group, so that it adds over ranks in the order of the injected fault.
 
-    None if there is no fault, or a fault that does not change the order of sums.
+    Return None if there is no fault, or a fault that does not change the order of sums.
     """
     order, fault = injector.sum_order, injector.fault
     if order is None or fault is None:

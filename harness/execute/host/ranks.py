@@ -1,4 +1,4 @@
-"""Fork a host process's ranks of a run, watch them, and end all if a rank fails or time is up.
+"""Fork a host process's ranks of a run, watch them, and end all of them if a rank fails or time is up.
 
 Ranks report through pipes. The watching process never waits for a single rank, which may hang.
 """
@@ -67,7 +67,7 @@ _LOOPBACK = "127.0.0.1"
 
 @dataclass
 class Rank:
-    """A forked rank as its parent sees it: its process, log and progress and, in the end, its report or failure."""
+    """A forked rank as its parent sees it: its process, log, progress and, once it has ended, its report or failure."""
 
     rank: int
     process: Child
@@ -258,7 +258,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
     """Return the environment variables of a rank: those that torchrun sets, and a variable that marks a rank of
     bitproof.
 
-    `port`, which must be reserved, becomes MASTER_PORT, unless a launcher with its own port started the rank.
+    `port`, which must be reserved, becomes MASTER_PORT, unless a launcher with a port of its own started the rank.
     """
     variables = {
         FORKED: str(rank),
@@ -277,7 +277,7 @@ def environment_of(rank: int, world_size: int, rank_slots: RankSlots, port: int)
 
 
 def reserved_port() -> socket.socket:
-    """Reserve a port of the loopback interface, until the returned socket is closed.
+    """Reserve a port of the loopback interface, and return the socket that reserves it until it is closed.
 
     Linux assigns the port to no other socket. A store can still listen at it, with SO_REUSEADDR.
     """

@@ -182,9 +182,10 @@ class Preloader:
 
 
 class Tracer:
-    """Answers run requests in a stage: the first request traces the step, and each graph gets a further forked process.
+    """Answers run requests in a stage: the first request traces the step.
 
-    That process runs the passes and forks the ranks. Later runs of the graph reuse it, unless it ran a user's pass.
+    For each graph, the stage forks a further process, which runs the passes and forks the ranks. Later runs of the
+    graph reuse this process, unless it ran a user's pass.
     """
 
     def __init__(self, fingerprint: Installation | None = None) -> None:
@@ -364,7 +365,8 @@ def _read_precompiled(run: RunRequest, step: StepFolder) -> GraphProgram:
 def graph_cache_of_run(run: RunRequest, fingerprint: Installation | None) -> GraphCache | None:
     """Return the cache for the graph of a run's case and for results of checks.
 
-    None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the graph.
+    Return None if the run must not use it: with user code, a precompiled step, a graph dump, or a fault that edits the
+    graph.
     """
     is_ours = not run.runs_user_code and not run.case.preload and run.system in BUILT_IN
     if run.precompiled is not None:
@@ -392,7 +394,7 @@ def run_ranks(
     """Fork the ranks in `rank_slots`, watch them until all have ended, and return how they ended.
 
     Raises CaseError if the model cannot be split. Raises MachineError if the model is too large, or if this process has
-    started CUDA.
+    initialized CUDA.
     """
     on_cpu = request.placement.device == "cpu"
     if not on_cpu and has_started_driver():

@@ -1,6 +1,6 @@
-"""Stages: forked processes that trace steps and run graph passes, instead of the host process.
+"""Stages: forked processes that trace steps and run graph passes, so that the host process need not.
 
-Tracing and passes would spoil the host process, from which later ranks are forked:
+In the host process, from which later ranks are forked, this would do harm:
 
 - Tracing runs autograd, which starts threads if torch knows of devices. A process that is forked afterwards cannot run
   backward.
@@ -36,7 +36,7 @@ A = TypeVar("A")
 class StagePlace:
     """The current activity of a stage, in words such as "in pass chunk"; "" once ranks run.
 
-    While ranks run, the stage checks the time limit itself.
+    While ranks run, the stage itself checks the time limit.
     """
 
     place: str
@@ -59,8 +59,8 @@ _END_SECONDS = 2.0
 class Stage:
     """A forked process that answers requests, as seen by its parent.
 
-    Its output goes to the file `log`; if `log` is None, to the parent's output. With `adds_to_log` the file is not
-    emptied first.
+    Its output goes to the file `log`, or to the parent's output if `log` is None. With `adds_to_log`, output is
+    appended to the file; otherwise the file is emptied at the start.
     """
 
     def __init__(

@@ -194,8 +194,8 @@ def _is_alone(job: Job, system: System, collectives: int) -> bool:
 def refuse_other_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at the start") -> None:
     """Compare the versions and code of all ranks. Returns if all are the same.
 
-    If not, ranks that differ from rank 0 raise CaseError, and the others block until they are killed. Each comparison
-    needs another text `when`, which is a part of its keys in `store`.
+    If not, ranks that differ from rank 0 raise CaseError, and the others block until they are killed. `when` is a part
+    of this comparison's keys in `store`, so each comparison needs a different text.
     """
     about = f"made of {when}"
     store.set(f"{about}/{mesh.rank}", json.dumps(facts))

@@ -81,7 +81,7 @@ def peak_of_process() -> float:
 
 
 def throughput_of(case: Case, system: str, device: str, done: Sequence[Done]) -> Throughput | None:
-    """Return the throughput that follows from the `Done` messages of all ranks; None if no step was timed."""
+    """Compute the throughput from the `Done` messages of all ranks; None if no step was timed."""
     # A step takes as long as its slowest rank.
     times = [max(each) for each in zip(*(rank.step_seconds for rank in done), strict=False)]
     if not times:
@@ -113,10 +113,10 @@ def tokens_of(case: Case) -> int:
 
 
 def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str | None]:
-    """Return the peak FLOPs per second of a rank's device, and the source of that number in words, such as "H100's data
-    sheet, bfloat16".
+    """Return a pair: the peak FLOPs per second of a rank's device, and the source of that number in words, such as
+    "H100's data sheet, bfloat16".
 
-    (None, None) if the peak is unknown.
+    Both are None if the peak is unknown.
     """
     if device == "cpu":
         cores, ranks = len(os.sched_getaffinity(0)), case.parallelism.world_size
@@ -136,7 +136,7 @@ def peak_flops(case: Case, device: str, first: Done) -> tuple[float | None, str 
 
 @functools.lru_cache
 def measured_peak(dtype: str) -> float:
-    """Return the FLOPs per second of one core, measured: the fastest of five 512 x 512 matrix products in `dtype`."""
+    """Measure and return the FLOPs per second of one core: the fastest of five 512 x 512 matrix products in `dtype`."""
     import torch
 
     # A single thread, so that no thread pool exists when ranks are forked.

@@ -1,1 +1,3 @@
-"""Baselines: stored recordings by environment. Later runs are compared with them, and a difference can be accepted."""
+"""Baselines: stored recordings by environment. Later runs are compared with baselines, and a difference can be
+accepted.
+"""

@@ -57,9 +57,9 @@ def accept(
     - 1 if a baseline was kept because its case is not as expected, or because its drift is unexplained,
     - 3 if something was not judged.
 
-    `new`: also store recordings that have no baseline yet. `replay`: options of the command that repeats the run.
-    Raises UsageError without a reason or certificate, and RecordingError for a damaged certificate, before anything
-    runs.
+    With `new`, recordings that have no baseline yet are stored, too. `replay` has the options of the command that
+    repeats the run. Raises UsageError without a reason or certificate, and RecordingError for a damaged certificate,
+    before anything runs.
     """
     explainers = [explainer_of(path) for path in certificates]
     if not why.strip() and not explainers:
@@ -151,7 +151,8 @@ def _accept(
 
 
 def _explained(case: Case, path: str | None, recording: Path, explainers: Sequence[Explainer]) -> Explanation:
-    """Explain a system's drift from its baseline in the folder `path`, by the first certificate that covers all of it.
+    """Explain a system's drift from its baseline in the folder `path`, by the first certificate that covers all of the
+    drift.
 
     If no certificate does, return the explanation by the last certificate, which lists the differences that it does not
     cover. Equal bits need no certificate.
@@ -175,8 +176,8 @@ def _roles_to_store(
     """Yield the roles ("reference", "candidate") whose recordings must be stored as baselines:
 
     - recordings that drifted;
-    - with `new`, also recordings without a baseline of this environment;
-    - with `has_certificate`, also recordings with baselines of other environments.
+    - with `new`, also recordings for which this environment has no baseline;
+    - with `has_certificate`, also recordings whose baselines are all of other environments.
 
     Two roles with the same system share a baseline, so only the first role is yielded.
     """

@@ -1,9 +1,10 @@
 """Stores recordings as baselines by environment, and compares later runs with them.
 
 A baseline is in DIR/<case>/<system>/<environment id>/. The environment has every fact of a manifest that can affect a
-bit, except the code, whose effect a baseline exists to show. If bits differ from a baseline of the same environment,
+bit, except the code, whose effect a baseline is meant to show. If bits differ from a baseline of the same environment,
 the recording is DRIFTED. If all baselines are from other environments, it is NOT COMPARABLE. The result then names the
-baseline with the fewest differing facts, and these facts; if only package versions differ, also the drifted tensors.
+baseline with the fewest differing facts, and these facts. If only package versions differ, the result also names the
+drifted tensors.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def store_baseline(
 
 
 def values_to_keep(baseline_dir: Path, case: Case, system: str) -> tuple[str, ...]:
-    """Return the name patterns of tensors whose values, not only digests, a system's baselines have.
+    """Return the name patterns of tensors whose values, and not only digests, are stored in a system's baselines.
 
     A new run must store the values of the same tensors: only then can its drift be measured in ULPs.
     """
@@ -123,7 +124,7 @@ def values_to_keep(baseline_dir: Path, case: Case, system: str) -> tuple[str, ..
 
 
 def require_baseline(about: BaselineResult) -> BaselineResult:
-    """Return `about` with the status MISSING if no baseline has the run's environment, otherwise unchanged.
+    """Return `about`, with its status changed to MISSING if no baseline has the run's environment.
 
     This is for runs with `--require-baseline`.
     """
@@ -134,7 +135,7 @@ def require_baseline(about: BaselineResult) -> BaselineResult:
 
 
 def unused_baselines(baseline_dir: Path, cases: Iterable[Case]) -> list[Path]:
-    """Return the folders in `baseline_dir` with baselines of other cases, or of systems that none of `cases` runs."""
+    """Return the folders in `baseline_dir` with baselines of cases or systems that none of `cases` uses."""
     used = {
         folder
         for case in cases
@@ -240,7 +241,7 @@ def _differences(baseline: Mapping[str, Any], here: Mapping[str, Any]) -> dict[s
 
 
 def _folders(baseline_dir: Path, case: Case, system: str) -> tuple[Path, Path]:
-    """Return the folder of a system's baselines, and the folder that earlier versions of bitproof used.
+    """Return a pair: the folder of a system's baselines, and the folder that earlier versions of bitproof used.
 
     Each has a subfolder for each environment. Earlier versions could use one folder for two systems, such as
     `sub/t.py:make` and `sub-t.py:make`. So in the second folder, the caller must check which system a manifest names.

@@ -57,7 +57,9 @@ class BaselineCheck(Check):
     Options = BaselineOptions
 
     def __init__(self, options: BaselineOptions, *, logs_new: bool = False) -> None:
-        """`logs_new`: also log the calls of recordings that have no baseline yet and will become baselines."""
+        """Create the check. With `logs_new`, it also logs the calls of recordings that have no baseline yet and will
+        become baselines.
+        """
         super().__init__(options)
         assert options.baseline_dir is not None, "`of` makes no check without a folder"
         self._folder = options.baseline_dir
@@ -65,7 +67,9 @@ class BaselineCheck(Check):
 
     @classmethod
     def of(cls, options: BaselineOptions) -> Self | None:
-        """Return the check; None without `--baseline`. Raises UsageError for `--require-baseline` alone."""
+        """Return the check; None without `--baseline`. Raises UsageError for `--require-baseline` without
+        `--baseline`.
+        """
         if options.baseline_dir is not None:
             return cls(options)
         if options.require_baseline:
@@ -73,7 +77,9 @@ class BaselineCheck(Check):
         return None
 
     def values(self, case: Case, system: str) -> tuple[str, ...]:
-        """Return the tensors whose values the system's baselines have. A drift is measured with these values."""
+        """Return patterns for the tensors whose values are in the system's baselines. A drift is measured with these
+        values.
+        """
         from bitproof.harness.powers.baselines.baseline_folders import values_to_keep
 
         return values_to_keep(self._folder, case, system)
@@ -87,7 +93,9 @@ class BaselineCheck(Check):
             yield f"unused baseline: {unused}, of no system of any case that is known"
 
     def judges(self, verdict: Verdict) -> bool:
-        """Return True: even a failed case is compared, because its systems may have recorded before it failed."""
+        """Return True: even a failed case is compared, because its systems may have made recordings before the
+        failure.
+        """
         return True
 
     def judge(self, evidence: Evidence) -> Finding:
@@ -129,7 +137,8 @@ class BaselineCheck(Check):
     def contradiction(data: dict[str, Any]) -> tuple[str, str, str] | None:
         """Find a contradiction: EQUAL although records differ or none was compared, or DRIFTED without a difference.
 
-        Returns (path, violated rule, status), or None if there is no contradiction.
+        Returns three texts: the value's path, the violated rule, and the status. Returns None if there is no
+        contradiction.
         """
         from bitproof.harness.powers.baselines.report import read_data
 
@@ -143,14 +152,15 @@ class BaselineCheck(Check):
 
 
 def drift_of(_: Case, baseline: str, recording: str) -> dict[str, list[Drift]]:
-    """Return {"drift": the tensors that differ, each with the size of the difference}. Needs torch."""
+    """Return {"drift": a list of the tensors that differ, each with the size of the difference}. Needs torch."""
     from bitproof.harness.compare.drift import measure_drift
 
     return {"drift": measure_drift(Path(baseline), Path(recording))}
 
 
 def log_calls(logged: Callable[[Role, int], list[Path]], role: Role, recording: Path) -> str | None:
-    """Log the calls of a recording's first step, and store the log with the recording. Return None, or why that failed.
+    """Log the calls of a recording's first step, and store the log with the recording. Return None, or the reason for a
+    failure.
 
     `logged` replays a role's system, logs the calls of a step, and returns an archive for each rank.
     """

@@ -1,4 +1,4 @@
-"""Finds the operator call that made a recording differ from its baseline, by comparing their call logs."""
+"""Finds the operator call that made a recording differ from its baseline, by comparing the call logs of the two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The finding of the check `baseline`: a clause and a sentence on both systems, and details of each that is not EQUAL.
+"""Presents the finding of the check `baseline`: a clause and a sentence about both systems, and details of each system
+that is not EQUAL.
 
 For example, a candidate that drifted has the clause `candidate DRIFTED` beside the verdict.
 """
@@ -69,7 +70,7 @@ def _sides(found: Found, systems: Mapping[Role, str]) -> list[tuple[str, Baselin
 
 
 def _objection(about: BaselineResult) -> str:
-    """Describe an objection to a system: `DRIFTED, first grad w; moved first: div.Tensor of layers.0 ...`."""
+    """Return the objection to a system as text: `DRIFTED, first grad w; moved first: div.Tensor of layers.0 ...`."""
     first = f", first {about.drift[0].kind} {about.drift[0].name}" if about.drift else ""
     why = [f"moved first: {text.blame_of(about.call)}"] if about.call else about.reasons[:1]
     return "; ".join([f"{about.status}{first}", *why])

@@ -1,1 +1,1 @@
-"""`bitproof merge`: merges the run folders of `run --shard`, such as those of CI's machines."""
+"""`bitproof merge`: merges the run folders of `run --shard`, for example from several machines of CI."""

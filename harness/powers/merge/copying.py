@@ -49,16 +49,16 @@ class CopyCapacity:
 def opened_folder(path: Path) -> Iterator[int | None]:
     """Context with the file descriptor of a folder; None if the path is missing or not a folder.
 
-    A link to a folder is not a folder, but links in the parents of the path are followed.
+    A link to a folder does not count as a folder, but links in the parents of the path are followed.
     """
     with _opened(path.name, None, path, stat.S_IFDIR) as folder:
         yield folder
 
 
 def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth: int = _MAX_DEPTH) -> None:
-    """Copy the folder `name` in the open folder `parent` to `target`. Does nothing if `name` is not a folder.
+    """Copy the folder `name` from the open folder `parent` to `target`. Does nothing if `name` is not a folder.
 
-    `room` limits the copied bytes and entries, and `depth` the levels of folders.
+    `parent` is a file descriptor. `room` limits the copied bytes and entries, and `depth` the levels of folders.
     """
     with _opened(name, parent, target, stat.S_IFDIR) as folder:
         # Deeper folders are left out: no run makes them, and a forged tree could exhaust the stack.
@@ -74,7 +74,7 @@ def copy_folder(parent: int, name: str, target: Path, room: CopyCapacity, depth:
 
 
 def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
-    """Copy the file `name` in the open folder `parent` to `target`. Does nothing if `name` is not a regular file."""
+    """Copy the file `name` from the open folder `parent` to `target`. Does nothing if `name` is not a regular file."""
     with _opened(name, parent, target, stat.S_IFREG) as file:
         if file is None:
             return
@@ -93,8 +93,8 @@ def copy_file(parent: int, name: str, target: Path, room: CopyCapacity) -> None:
 def _opened(name: str, parent: int | None, entry_path: Path, kind: int) -> Iterator[int | None]:
     """Context with the file descriptor of the entry `name` in the open folder `parent`.
 
-    It is None unless the entry exists and has this `kind`, such as `stat.S_IFDIR`. Without a `parent`, `entry_path` is
-    opened. Errors name `entry_path`, too.
+    The descriptor is None unless the entry exists and has this `kind`, such as `stat.S_IFDIR`. Without a `parent`,
+    `entry_path` is opened. Errors name `entry_path` in either case.
     """
     # Only an entry of the right kind is opened at all: opening a pipe may block, and a device may act.
     path = str(entry_path) if parent is None else name

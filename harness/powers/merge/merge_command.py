@@ -57,7 +57,7 @@ def merge(folders: Sequence[Path], report_dir: Path) -> int:
 
 
 def _score_of(reports: Reports) -> tuple[Score | None, Reports]:
-    """Return (score of the run of `bitproof faults` or None, all other reports).
+    """Return a pair: the score of the run of `bitproof faults` (or None), and all other reports.
 
     The cases of that run are left out, because they ran with faults. Raises UsageError for two such runs.
     """
@@ -188,9 +188,9 @@ def _join(run_id: str, reports: list[Report], score: Score | None) -> Report:
 
 
 def _join_environments(reports: list[Report]) -> dict[str, Any]:
-    """Return the facts that all shards share, by name.
+    """Return a single environment for all shards: fact name -> value.
 
-    A fact that differs, such as torch's version, is a dict by shard.
+    If shards differ in a fact, such as torch's version, its value is a dict from shard to value.
     """
     # A shard without cases has no environment of ranks.
     ran = {str(report.shard): report.environment for report in reports if report.cases}
@@ -199,7 +199,10 @@ def _join_environments(reports: list[Report]) -> dict[str, Any]:
 
 
 def _agreed(what: str, values: Mapping[str, Any]) -> Any:
-    """Return the value that all shards share. If they differ in `what`, print how, and return all values by shard."""
+    """Return the value that all shards share. If the shards differ, print the values, and return them by shard.
+
+    `what` names the value in the printed line.
+    """
     first = next(iter(values.values()))
     if all(value == first for value in values.values()):
         return first

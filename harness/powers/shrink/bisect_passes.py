@@ -4,9 +4,9 @@
 2. A prefix is a run with only the first passes of the list. The empty prefix only traces the step; the longest prefix
    has all passes and the backend.
 3. Guess the last pass that changed the number of nodes of the operator that differs first. The guess is right if the
-   prefix before this pass is EQUAL, and the prefix that ends with it is DIFFERENT.
+   prefix before this pass is EQUAL, and the prefix that ends with this pass is DIFFERENT.
 4. Otherwise bisect the remaining passes. For n passes, log2(n) + 4 runs are enough.
-5. If the pass is chunk, and chunks several modules (regions), bisect these in the same way, in both systems.
+5. If the pass is chunk, and it chunks several modules (regions), bisect these regions in the same way, in both systems.
 
 Example, for the passes clean_up, chunk, bucket: "until chunk" is EQUAL and "until bucket" is DIFFERENT, so the answer
 is bucket. A later pass may undo a difference. Then several passes turn EQUAL into DIFFERENT, and any of them may be
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class ComparedRun(Protocol):
-    """The interface through which the search runs a case: both systems, or either of them.
+    """The interface through which the search runs a case: both systems together, or one of them.
 
     If the case requests placements, `case` contains their plan after a run.
     """
@@ -76,10 +76,10 @@ def check_case(case: Case) -> None:
 def halve(
     suspects: Sequence[T], differs: Callable[[Sequence[T]], bool], guess: T | None = None
 ) -> Iterator[Sequence[T]]:
-    """Bisect: yield ever fewer suspects, until a single suspect is left.
+    """Bisect: yield ever fewer suspects, until only one remains.
 
-    `differs` returns whether the wanted suspect is in the first part. A `guess` is tried first. For example, for a b c
-    d and the guess c, `differs` is called with a b, then with c.
+    `differs` takes the first part of the suspects, and returns whether the wanted one is in it. A `guess` is tried
+    first. For example, for the suspects a, b, c, d and the guess c, `differs` is called with a, b, and then with c.
     """
     while len(suspects) > 1:
         # The half before the guess may be empty: then the guess itself is asked for.
@@ -91,7 +91,7 @@ def halve(
 class Bisector:
     """A search for the first pass that changes a case's bits. `found` has the result so far.
 
-    Each run has a case of its own, whose name begins with the name of the searched case.
+    Each run has its own case, whose name begins with the name of the searched case.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class Bisector:
         self._num_steps = case.steps
 
     def search(self) -> None:
-        """Find the pass, and for the chunk pass the region (the chunked module).
+        """Find the pass that first changes bits and, if it is the chunk pass, the region (the chunked module).
 
         An error ends the search and becomes `found.problem`, or `found.region_problem` if the pass was already found.
         """
@@ -266,7 +266,8 @@ class Bisector:
 def shared_reference(recording: Recording, case: Case) -> Recording:
     """Reuse a reference's recording for `case`, which may have other passes and fewer steps.
 
-    Passes do not change the bits of a reference without a graph. Raises RecordingError for a reference with a graph.
+    Return the recording with the settings of `case`. This is right because passes do not change the bits of a reference
+    without a graph. Raises RecordingError for a reference with a graph.
     """
     manifest = recording.manifest
     # Passes do not affect a reference without a graph, so a new run would record the same bits.

@@ -28,10 +28,10 @@ def describe_probes(found: Bisection) -> Iterator[str]:
 def describe_answer(
     found: Bisection, inject: str | None, dumped: Path | None, replay: Sequence[str], name: str
 ) -> Iterator[str]:
-    """Yield the lines of the answer of a search for a pass.
+    """Yield the lines that answer a search for a pass.
 
-    `dumped` is the file that shows how the pass changed the graph, or None. `replay` and `name` are used for the
-    command that repeats the case.
+    - `dumped`: the file that shows how the pass changed the graph, or None.
+    - `replay`, `name`: options and name of the case, for the command that repeats the case.
     """
     if found.blamed is None:
         yield "nothing to bisect: EQUAL" if found.problem is None else f"not found: {found.problem}"

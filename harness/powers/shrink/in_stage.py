@@ -23,7 +23,7 @@ def model_sizes(case: Case) -> dict[str, int]:
 def write_file(case: Case, extra_passes: list[str], step: int, head: str) -> dict[str, Any]:
     """Write and run a standalone file that shows the difference between the case's two systems.
 
-    Returns `Written` as a dict.
+    Returns a dict with the fields of `Written`.
 
     - `extra_passes`: passes that are added to the candidate's.
     - `step`: the step whose inputs the file uses.

@@ -29,10 +29,10 @@ class Probe:
 
 @dataclass(kw_only=True)
 class Bisection:
-    """The result of a search for the pass that first changes bits, which may be unfinished.
+    """The result of a search for the pass that first changes bits. The search may be unfinished.
 
-    The search runs the case with prefixes of its list of passes, which are only its first passes. If the pass `chunk`
-    is the answer, a second search runs it with only some regions (chunked modules).
+    The search runs the case with prefixes of its list of passes; a prefix has only the first passes. If the pass
+    `chunk` is the answer, a second search runs it with only some regions (chunked modules).
 
     - `suspects`: passes that are still possible; only "trace" if tracing alone changes bits.
     - `equal`: last pass of the longest prefix whose result was EQUAL; None if there is none.
@@ -60,14 +60,14 @@ class Bisection:
 
     @property
     def region(self) -> str | None:
-        """The region (module) that makes a difference even if no other is chunked; None if none was found."""
+        """The region (module) that makes a difference even if it alone is chunked; None if none was found."""
         return self.regions[0] if self.region_result is not None else None
 
     @property
     def divergence(self) -> Divergence | None:
         """The first divergence in the run with only the found region (module) chunked.
 
-        If no region was found, in the run with all passes.
+        If no region was found, the first divergence in the run with all passes.
         """
         result = self.region_result or self.result
         return result.first_divergence if result else None
@@ -77,7 +77,7 @@ class Bisection:
 class Shrunk:
     """The result of shrinking a failing case.
 
-    - `result`: result of the small case, or of the case itself if it cannot be shrunk; None if the search was
+    - `result`: result of the small case, or of the original case if it cannot be shrunk; None if the search was
       interrupted.
     - `symptom`: the failure in words; None unless the small case failed in the same way when it ran again.
     - `case_file`: file with the small case.

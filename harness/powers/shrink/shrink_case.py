@@ -6,9 +6,9 @@
 
 Example: a case with 8 steps that first differs at step 2 gets 3 steps.
 
-Two runs fail in the same way if they have the same `Symptom`. It has no ranks, steps, node names or layer indices,
-which shrinking can change. A user's system may ignore the sizes of a case's model and batch. So a first run makes all
-sizes minimal; if no bit changes, the sizes are reported as ignored, and stay.
+Two runs fail in the same way if they have the same `Symptom`. A symptom has no ranks, steps, node names or layer
+indices, which shrinking can change. A user's system may ignore the sizes of a case's model and batch. So one run at the
+start makes all sizes minimal; if no bit changes, the sizes are reported as ignored, and stay.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Symptom(NamedTuple):
     """How a case fails: two cases with equal symptoms fail in the same way. Unknown fields are None.
 
     - `verdict`: DIFFERENT or ERROR.
-    - `kind`: kind of the first differing tensor.
+    - `kind`: kind of the tensor that differs first.
     - `operator`, `direction`, `module`: those of the call that differs first. Numbers in the module become `*`:
       layers.3.mlp is layers.*.mlp. A call that only the candidate makes has no module.
     - `error`: for ERROR, the first line and the `found:` line of the message, without names and numbers.
@@ -62,7 +62,7 @@ class Symptom(NamedTuple):
 
 
 def symptom_of(result: CaseResult) -> Symptom | None:
-    """Return how a case failed; None if its verdict is neither DIFFERENT nor ERROR."""
+    """Return the symptom of a failed case; None if the case's verdict is neither DIFFERENT nor ERROR."""
     if result.verdict == Verdict.ERROR:
         return Symptom(Verdict.ERROR, error=_without_names(result.error or ""))
     first = result.first_divergence
@@ -86,7 +86,7 @@ def _without_names(error: str) -> str:
 
 @dataclass(frozen=True)
 class Trial:
-    """A case that may be run, with the candidate's extra passes and the fault to inject."""
+    """A case to try, with the candidate's extra passes and the fault to inject."""
 
     case: Case
     extra_passes: tuple[str, ...] = ()
@@ -144,7 +144,7 @@ def change(trial: Trial, changes: Changes) -> Trial:
 
 
 def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Show) -> Trial:
-    """Return the smallest trial found that fails in the same way as `start`, whose run had the result `result`.
+    """Return the smallest trial found that fails in the same way as `start`. `result` is the result of running `start`.
 
     `show` is called with a line of text about each run. Only sizes that the case itself states are changed.
     """
@@ -168,9 +168,10 @@ def shrink(start: Trial, result: CaseResult, run: Run, budget: Budget, show: Sho
 
 
 def _is_ignored(case: Case, changes: Changes, before: CaseResult, after: CaseResult) -> bool:
-    """Return whether a run with other sizes shows that neither system uses these sizes.
+    """Whether a run with other sizes shows that neither system uses these sizes: `after`, compared with the earlier run
+    `before`.
 
-    This is so if losses and differences have the same bits as in the run `before`. Built-in systems use all sizes.
+    True if losses and counts of differences agree in every bit. Always False for built-in systems, which use all sizes.
     """
     if {case.reference, case.candidate} & set(BUILT_IN) or not any(before.losses.values()):
         return False
@@ -220,9 +221,7 @@ class _Search:
     def improve(self, place: int) -> bool:
         """Try a dimension's smaller values until a trial fails in the same way, and keep this trial.
 
-        Return whether a trial did.
-
-        `place` is the dimension's index in DIMENSIONS.
+        Return whether some trial failed in the same way. `place` is the dimension's index in DIMENSIONS.
         """
         for changes, trial in self._untried_trials(DIMENSIONS[place]):
             if self.budget.is_spent:
@@ -277,7 +276,7 @@ def differences(start: Trial, end: Trial) -> list[tuple[str, Any, Any]]:
 
 
 def _smaller(n: int, least: int = 1, step: int = 1) -> list[int]:
-    """Return smaller sizes to try in place of n: `least`, half of n as a multiple of `step`, and n - `step`.
+    """Return smaller sizes to try instead of n: `least`, half of n as a multiple of `step`, and n - `step`.
 
     Example: _smaller(8) is [1, 4, 7].
     """

@@ -104,7 +104,7 @@ def shrink_and_report(
 class _Shrinking:
     """A search for the smallest case that fails in the same way, with its client, folder and options.
 
-    `logs_calls`: each try runs a single step, and logs its operator calls to find the call that differs first.
+    With `logs_calls`, each try runs a single step, and logs its operator calls to find the call that differs first.
     """
 
     client: Client
@@ -236,9 +236,10 @@ class _Shrinking:
         )
 
     def _write_file(self, trial: Trial, final: CaseResult, folder: Path, command: str) -> tuple[Path | None, str]:
-        """Write a plain Python file that shows the difference. Return (path, text about the file with its output).
+        """Write a plain Python file that shows the difference. Return a pair: the file's path, and a text about the
+        file with its output.
 
-        If there can be no such file, return None and a text with the reason.
+        If there can be no such file, the pair is None and a text with the reason.
         """
         case, first = trial.case, final.first_divergence
         if first is None:
@@ -269,7 +270,8 @@ def _write_own_systems(
 ) -> tuple[Path | None, str]:
     """Write a Python file that contains or loads a user's two systems and shows their difference.
 
-    Return (path, text about the file), or None and a text with the reason.
+    Return a pair: the file's path, and a text about the file. If there can be no such file, the pair is None and a text
+    with the reason.
     """
     # Three forms, until one shows the difference: the systems' code without bitproof, the code with bitproof, and a
     # file that loads the systems from their folder.
@@ -301,9 +303,10 @@ def _write_own_systems(
 
 
 def run_own_systems(file: Path, text: str) -> tuple[Path | None, str]:
-    """Write and run a file with a user's two systems. Return (path, text about the file with its output).
+    """Write and run a file with a user's two systems. Return a pair: the file's path, and a text about the file with
+    its output.
 
-    A file that shows no difference is removed; the result is then None and the reason.
+    If the file shows no difference, it is removed, and the pair is None and a text with the reason.
     """
     print("writing a file that shows it, and running it", flush=True)
     write_atomically(file, text)

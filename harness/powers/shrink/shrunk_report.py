@@ -1,4 +1,4 @@
-"""Describes a shrunk case: lines with the changed settings, and the docstring of the file that reproduces it."""
+"""Describes a shrunk case: lines with the changed settings, and the docstring of the file that reproduces the case."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def describe_shrinking(changes: Iterable[tuple[str, object, object]], tries: int
 def reproducer_docstring(case: Case, result: CaseResult, command: str) -> str:
     """Return the docstring of a file that reproduces a shrunk case with only torch.
 
-    It has `command`, which runs the case.
+    The docstring contains `command`, which runs the case.
     """
     from importlib.metadata import version
 
@@ -65,7 +65,8 @@ def own_systems_script(
 
     - `command`: command for the script's docstring.
     - `texts`: relative path -> content of the user's files, which the script contains.
-    - `names`: system or pass -> its name in these files. Others are named by their full path.
+    - `names`: system or pass -> its name in these files. A system or pass that is missing here is named by its full
+      path.
     - `needs`: packages to install.
     """
     # The script must exit with 1 if the systems differ, so its case expects EQUAL.

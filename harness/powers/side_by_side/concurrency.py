@@ -1,8 +1,8 @@
-"""Runs several cases at the same time, each in a session of its own: a host process with the ranks that it forks.
+"""Runs several cases at the same time, each in its own session: a host process with the ranks that it forks.
 
 A run's results depend only on its case, so concurrency changes only the time. With too few cores, concurrent runs take
-longer; with too little memory, they crash the machine. So with `-j auto`, cases run concurrently only if each rank has
-a core of its own and the memory that it needs.
+longer; with too little memory, they crash the machine. So with `-j auto`, cases run concurrently only if there is a
+core for each rank, and the memory that each rank needs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Judge = Callable[[Case, Placement, Session, OnEvent], CaseResult]
 
 @dataclass(frozen=True)
 class Concurrency:
-    """How many cases run at the same time, with the facts that decided it.
+    """How many cases run at the same time, with the facts that determined this number.
 
     - `num_ranks`: ranks of the largest case.
     - `cores`: cores that runs may use.
@@ -60,7 +60,8 @@ class Concurrency:
 def plan_concurrency(cases: Sequence[Case], options: RunOptions) -> Concurrency:
     """Decide how many cases run at the same time: the requested number, or fewer if memory is short.
 
-    "auto" uses a core for each rank. Raises UsageError for more than 1 under torchrun or on GPUs.
+    With "auto", it is the number of cases for whose ranks there are cores and memory. Raises UsageError for more than 1
+    under torchrun or on GPUs.
     """
     may_use_gpus = options.device == "cuda" or (options.device == "auto" and bool(gpu_models()))
     if (is_torchrun() or may_use_gpus) and options.jobs not in (1, "auto"):
@@ -143,11 +144,16 @@ def cores_for_runs() -> int:
 
 
 def num_at_once(num_ranks: int, cores: int, memory: int | None) -> int:
-    """Return how many runs have enough cores and memory, each with a host process and `num_ranks` ranks; at least 1."""
+    """Return how many runs may take place at once, given `cores` and `memory`; at least 1.
+
+    Each run has a host process and `num_ranks` ranks.
+    """
     return num_in_memory(num_ranks, memory, most=cores // num_ranks)
 
 
 def num_in_memory(num_ranks: int, memory: int | None, most: int) -> int:
-    """Return how many runs fit into memory, each with a host process and `num_ranks` ranks: from 1 to `most`."""
+    """Return how many runs fit into memory at once, from 1 to `most`. Each run has a host process and `num_ranks`
+    ranks.
+    """
     fit = most if memory is None else min(most, memory // (HOST_BYTES + num_ranks * RANK_BYTES))
     return max(1, fit)

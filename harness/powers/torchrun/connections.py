@@ -1,7 +1,8 @@
 """Connections between torchrun's ranks: each rank is connected to rank 0, and a thread serves the connections.
 
 - A message is a line of JSON (`framing.py`), which may be followed by files.
-- Both ends send an empty message (a heartbeat) every second, so a peer that vanishes is noticed within SILENCE seconds.
+- Each end of a connection sends an empty message (a heartbeat) every second, so a peer that vanishes is noticed within
+  SILENCE seconds.
 - A peer is trusted only if its first message contains the run's token.
 
 Does not import torch.
@@ -58,9 +59,9 @@ class Connection:
     """A connection to a peer, which is another rank's process.
 
     - `name`: name of the peer in errors.
-    - `is_known`: whether its first message was accepted.
+    - `is_known`: whether the peer's first message was accepted.
     - `gone`: why the connection ended, or None.
-    - `inbox`: received messages, each with a file or None.
+    - `inbox`: received messages, each paired with a file or None.
     """
 
     def __init__(self, peer: socket.socket, name: str, spool: Path) -> None:
@@ -84,7 +85,7 @@ class Connection:
 
     @property
     def is_within_message(self) -> bool:
-        """Whether the peer's next message has arrived only in part."""
+        """Whether a part of the peer's next message has arrived, but not all of it."""
         return self._wanted is not None
 
     @property
@@ -127,7 +128,7 @@ class Connection:
                 self._outbox[0] = first[sent:]
 
     def receive(self) -> None:
-        """Read the bytes that have arrived.
+        """Receive the bytes that have arrived.
 
         Raises ValueError for an invalid message, and OSError if the peer is gone.
         """
@@ -202,7 +203,7 @@ class Connection:
 class Connections:
     """All connections of this process, served by a thread until `close`.
 
-    Received files are stored in the folder `spool`. A peer's files are replaced when its next files arrive.
+    Received files are stored in the folder `spool`. When a peer sends files again, they replace its earlier files.
     """
 
     def __init__(self, spool: Path) -> None:
@@ -222,7 +223,7 @@ class Connections:
         self._thread.start()
 
     def listen(self, address: str) -> int:
-        """Accept connections of peers from now on; returns the port.
+        """Accept connections of peers from now on, and return the port.
 
         If `address` is a loopback address, only processes of this machine can connect.
         """
@@ -259,12 +260,15 @@ class Connections:
         self._wake()
 
     def take(self, connection: Connection) -> tuple[bytes, Path | None] | None:
-        """Return a peer's next message, as (JSON, file with attached bytes or None); None if no message has arrived."""
+        """Return a peer's next message as a pair: JSON, and the file with attached bytes (None if there are none).
+
+        Return None if no message has arrived.
+        """
         with self._changed:
             return connection.inbox.popleft() if connection.inbox else None
 
     def newcomers(self) -> list[tuple[Connection, dict[str, Any]]]:
-        """Return new connections whose first message has arrived, with this message.
+        """Return the new connections whose first message has arrived, each paired with that message.
 
         A peer whose first message is not a JSON object is disconnected.
         """
@@ -289,18 +293,18 @@ class Connections:
             connection.is_known, connection.name = True, name
 
     def disconnect(self, connection: Connection, why: str) -> None:
-        """Close the connection to a peer for the reason `why`, once queued messages are sent, or after a second."""
+        """Close the connection to a peer, after sending queued messages for at most a second. `why` is the reason."""
         self._flush([connection], _PULSE_SECONDS)
         with self._changed:
             self._drop(connection, why)
 
     def wait(self, seconds: float) -> None:
-        """Wait until any connection changes, at most `seconds` and at most 0.2 s, so that signals are handled."""
+        """Wait until any connection changes, but at most `seconds`, and at most 0.2 s so that signals are handled."""
         with self._changed:
             self._changed.wait(min(seconds, 0.2))
 
     def close(self, seconds: float = 0.0) -> None:
-        """Close all connections once queued messages are sent, or after `seconds`."""
+        """Close all connections, after sending queued messages for at most `seconds`."""
         # The serving thread must have ended before sockets are closed: it may be within `select` on them.
         self._flush(self._connections, seconds)
         with self._changed:
@@ -386,7 +390,7 @@ class Connections:
             self._changed.notify_all()
 
     def _check_pulses(self, before: float) -> float:
-        """Send heartbeats, and drop peers that have sent nothing for SILENCE seconds. Returns the present time.
+        """Send heartbeats, and disconnect peers that have sent nothing for SILENCE seconds. Returns the present time.
 
         `before` is the time of the previous call.
         """

@@ -71,7 +71,7 @@ def check_world_size(cases: Sequence[Case]) -> None:
 def open_coordinator(run_dir: Path, options: RunOptions) -> Iterator[Coordinator]:
     """Context for rank 0: yields the coordinator, once all ranks are connected.
 
-    At the end of the block, a message ends the other ranks. It has the error, if there is one.
+    At the end of the block, a message ends the other ranks. If an error ended the block, the message has this error.
     """
     with _connected(run_dir, options) as coordinator:
         problem = None
@@ -165,7 +165,7 @@ class Coordinator:
         self._host = self._start_host()
 
     def close(self, problem: Problem | None = None) -> None:
-        """End the host (the process that loads torch) and its descendants, and close the connections to other ranks.
+        """End the host process, which has loaded torch, and its descendants, and close the connections to other ranks.
 
         A rank other than 0 first sends `problem` to rank 0, as its reason for leaving.
         """
@@ -240,9 +240,9 @@ class Coordinator:
         return placement
 
     def ask(self, request: Request[A], timeout: float, on_event: OnEvent = lambda event: None) -> A:
-        """Run a system on all ranks, or let rank 0's host process answer any other request. Only on rank 0.
+        """Answer a request: run a system on all ranks, or let rank 0's host process answer. Only on rank 0.
 
-        Raises the error of the run or of the host.
+        Raises the error of the run or of the host process.
         """
         if isinstance(request, RunRequest):
             return cast(A, self._run_all(request, on_event))
@@ -252,7 +252,9 @@ class Coordinator:
         self.peers.send_to_all(result)
 
     def hear(self) -> Message:
-        """Wait for the next message from rank 0. Only on other ranks. Raises RankError if rank 0 is gone."""
+        """Return the next message from rank 0, waiting for it. Only on other ranks. Raises RankError if rank 0 is
+        gone.
+        """
         while True:
             self.peers.listen()
             if self.peers.heard:
@@ -261,7 +263,9 @@ class Coordinator:
             self.peers.links.wait(0.2)
 
     def run(self, request: RunRequest) -> None:
-        """Run this rank's part of a run, and report its end and files to rank 0. Only on other ranks."""
+        """Run this rank's part of a run, and report to rank 0 how the part ended, with its files. Only on other
+        ranks.
+        """
         localized = self._localized(request)
         account, files = self._run(localized)
         if localized is not request:  # rank 0 removes its own machine's
@@ -279,11 +283,10 @@ class Coordinator:
             shutil.rmtree(request.work, ignore_errors=True)
 
     def _run_half(self, request: RunRequest, number: int, on_event: OnEvent) -> tuple[list[End], list[Path]]:
-        """Run a system on all ranks.
+        """Run a system on all ranks: the whole run, or half `number` (0 or 1) of a run that resumes from a checkpoint.
 
-        A run that resumes from a checkpoint has two halves, and `number` is the half, 0 or 1.
-
-        Returns (end of each rank, path of each rank's file). Raises the error of the rank that failed first.
+        Returns a pair: each rank's End, and the path of each rank's file. Raises the error of the rank that failed
+        first.
         """
         # An earlier run has lost a rank, so no later one can succeed.
         if self.peers.lost is not None:
@@ -305,9 +308,9 @@ class Coordinator:
         return [account.end for account, _ in answers if account.end is not None], parts
 
     def _run(self, request: RunRequest, on_event: OnEvent = lambda event: None) -> tuple[RunReport, list[Path]]:
-        """Run this rank's part of a run. Returns (how it ended, the rank's files).
+        """Run this rank's part of a run. Returns a pair: the report of how the part ended, and the rank's files.
 
-        An error is reported in the Account. Ranks other than 0 raise RankError if rank 0 or torchrun is gone.
+        An error is a field of this report. Ranks other than 0 raise RankError if rank 0 or torchrun is gone.
         """
         number = self.peers.begin_run()
         files = [(self.work / "part").with_suffix(suffix) for suffix in FILES]
@@ -399,10 +402,10 @@ class Coordinator:
         return HostProcess(log, temporary=self.work, verbose=self.options.verbose, starts=starts)
 
     def _gather(self, own: tuple[RunReport, list[Path]], run: RunRequest) -> list[tuple[RunReport, Path | None]]:
-        """Wait until each rank has reported the end of its part. `own` is rank 0's own report.
+        """Wait until each rank has reported the end of its part. `own` is rank 0's own report, with its files.
 
-        Returns, in rank order, each rank's Account and the file with its attached bytes. Raises the error of the rank
-        that failed first.
+        Returns, in rank order, each rank's report paired with the file of its attached bytes. Raises the error of the
+        rank that failed first.
         """
         # After a failure here the others end soon, so they get the margin but not a whole run's time.
         is_bad = own[0].end is None or not own[0].end.done
@@ -439,7 +442,9 @@ class Coordinator:
 
 
 def _node() -> str:
-    """Return a name for this machine and torchrun's agent on it, such as `host/0`; equal on all ranks of the agent."""
+    """Return a name for this machine and torchrun's agent on it, such as `host/0`. All ranks of the agent get the same
+    name.
+    """
     return f"{socket.gethostname()}/{os.environ.get('GROUP_RANK', '')}"
 
 

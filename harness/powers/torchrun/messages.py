@@ -52,14 +52,14 @@ class Welcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """Reports that run number `run` has failed on a rank. The others must stop, since they might wait forever."""
+    """Reports that run number `run` has failed on a rank. The other ranks must stop, since they might wait forever."""
 
     run: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Farewell:
-    """A rank's last message. `problem` is the reason why it leaves; None if it has finished."""
+    """A rank's last message. `problem` is the reason why the rank leaves; None if it has finished."""
 
     problem: Problem | None = None
 
@@ -72,7 +72,7 @@ class RunReport:
     """A rank's report of how its part of a run ended.
 
     - `run`: number of the run, from 1.
-    - `end`: how the part ended; None if `problem`, an error, prevented an end.
+    - `end`: how the part ended; None if an error, `problem`, prevented this.
     - `clock`: time of day minus monotonic clock on the rank's machine. It converts times between machines.
     - `num_bytes`: sizes of the attached files, in the order of `FILES`; 0 for a missing file.
     """
@@ -85,13 +85,15 @@ class RunReport:
 
     @property
     def failed_by_itself(self) -> bool:
-        """Whether the rank failed, and not only because another rank had failed."""
+        """Whether the rank failed for a reason other than the failure of another rank."""
         failure = self.end.failure if self.end else None
         return self.problem is not None or (failure is not None and not failure.secondary)
 
 
 def read_message(text: bytes, *kinds: type) -> Any:
-    """Read a message of one of these kinds from a known rank. Raises RankError if it is invalid."""
+    """Parse a message of one of the classes `kinds` from a known rank, and return it. Raises RankError if it is
+    invalid.
+    """
     try:
         return framing.read(text, *kinds)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -103,8 +105,10 @@ def read_message(text: bytes, *kinds: type) -> Any:
 def unpack(account: RunReport, content: Path | None, part: Path) -> None:
     """Split `content`, the bytes that came with a rank's message, into files: `part` with each suffix in `FILES`.
 
-    `account` has the size of each file, in the same order; a file of size 0 is not written. `content` is None if no
-    bytes came, and is deleted afterwards. Raises RankError if its size differs from the sum of the sizes in `account`.
+    - `account`: the rank's report, with the size of each file in the same order. A file of size 0 is not written.
+    - `content`: a file with the bytes, which is deleted afterwards; None if no bytes came.
+
+    Raises RankError if the size of `content` differs from the sum of the sizes in `account`.
     """
     for suffix in FILES:
         part.with_suffix(suffix).unlink(missing_ok=True)  # an earlier run's

@@ -1,4 +1,4 @@
-"""The other ranks, as a rank of torchrun sees them: connections, messages, and ranks that are gone."""
+"""The other ranks, as a rank of torchrun sees them: connections, messages, and which ranks are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILES_A_RANK = 16
 
 
 class Peers:
-    """All ranks but this one.
+    """All ranks other than this one.
 
     `connections` has the connections by rank: on rank 0 to every other rank, on other ranks only to rank 0. Received
     files are stored in the folder `spool`.
@@ -99,7 +99,9 @@ class Peers:
         return found
 
     def refuse_lost(self, when: str = "before all was done") -> None:
-        """Raise RankError if any rank, or this rank's torchrun, is gone. `when` describes the stage."""
+        """Raise RankError if any rank, or this rank's torchrun, is gone. `when` says in the error at what stage of the
+        run this is.
+        """
         error: BitproofError | None = self.launcher.ended()
         # If this rank's own torchrun has ended, lost connections are a consequence, and not the cause.
         if (gone := self.gone()) and not self.launcher.is_orphan():
@@ -154,9 +156,9 @@ class Peers:
         return bool(self.gone()) or self.launcher.ended() is not None
 
     def is_abandoned(self) -> bool:
-        """Return whether this rank's processes must be killed, because its part of a run cannot end by itself.
+        """Whether this rank's processes must be killed, because its part of a run cannot end by itself.
 
-        This is so if a rank is gone, or if another rank failed more than 5 s ago.
+        True if a rank is gone, or if another rank failed more than 5 s ago.
         """
         if self.has_lost():
             self.note_failed()

@@ -1,4 +1,4 @@
-"""Connects torchrun's ranks: each connects to rank 0, and sends its versions and code there."""
+"""Connects torchrun's ranks: each rank other than 0 connects to rank 0, and sends its versions and code there."""
 
 from __future__ import annotations
 
@@ -187,7 +187,7 @@ class Rendezvous:
             self._wait_for(f"rank 0 left: {connection.gone}", self._deadline, None)
 
     def connect_before_exit(self, hello: Hello) -> None:
-        """Try for some seconds to connect to rank 0, to report why this rank ends early. Only on other ranks."""
+        """For some seconds, try to connect to rank 0, to report why this rank ends early. Only on other ranks."""
         if 0 not in self._peers.connections:
             with suppress(BitproofError):
                 self._reach(hello, time.monotonic() + _LAST_SECONDS)

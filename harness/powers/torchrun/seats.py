@@ -1,6 +1,6 @@
-"""Assigns to each rank of a launcher such as torchrun its number on its machine, and its GPU.
+"""Assigns to each rank of a launcher, such as torchrun, the rank's number on its machine, and a GPU.
 
-For this, each rank sends rank 0 its machine and the GPUs that it sees.
+For this, each rank reports to rank 0 its machine and the GPUs that it sees.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Whereabouts:
     """A rank's machine, and the GPUs that the rank sees there.
 
     - `machine`: name of the machine.
-    - `node`: the machine, and the launcher's agent on it. Each agent counts its own ranks from 0.
+    - `node`: the machine, and the launcher's agent on it. Each agent numbers its ranks from 0.
     - `local_rank`: the rank's LOCAL_RANK; None if the launcher set none.
     - `gpus`: the GPUs in order, each named by its UUID, or by its number on the machine.
     """
@@ -54,7 +54,9 @@ class Seat:
 
 
 def own_machine() -> str:
-    """Return a name for this machine, equal in all its processes. Host names are not unique: two may be `localhost`."""
+    """Return a name for this machine, which is the same in all its processes. Host names are not unique: two may be
+    `localhost`.
+    """
     boot = ""
     with suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
@@ -71,7 +73,8 @@ def assign_seats(ranks: Sequence[Whereabouts]) -> list[Seat]:
 
     - The local ranks are those that the launcher set, if they are 0, 1, 2, ... on a node. Otherwise a node's ranks are
       numbered in order.
-    - Ranks that see the same GPUs on a machine share them out. A rank that alone sees a GPU gets index 0.
+    - Ranks that see the same GPUs on a machine get different ones in turn. A rank that shares its view of GPUs with no
+      other rank gets index 0.
 
     Example: ranks 0 and 1 are on one machine, rank 2 on another, and each sees four GPUs. The launcher set no numbers.
     The local ranks are 0, 1, 0, and the GPUs are 0, 1, 0.
@@ -109,9 +112,10 @@ def _numbers(groups: Sequence[Hashable], ranks: Sequence[Whereabouts]) -> list[t
 def place_seats(
     request: str, seats: Sequence[Seat], collectives: CollectivesRequest | None, *, share_gpus: bool = False
 ) -> tuple[Placement, str | None]:
-    """Return the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs, or None.
+    """Return a pair: the devices of a case on a launcher's ranks, and why `auto` did not choose the visible GPUs (or
+    None).
 
-    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks lack a GPU, or share a GPU without
+    Raises CaseError like `machine.devices.place`, and for `cuda` if ranks have no GPU, or share a GPU without
     `share_gpus`.
     """
     names = {seat.name for seat in seats if seat.name}

@@ -23,7 +23,9 @@ A = TypeVar("A")
 
 
 class Launcher:
-    """The torchrun process that started this rank, and its store. If the process dies, nothing else ends its ranks."""
+    """The torchrun process that started this rank, and its store. If that process dies, its ranks run on until bitproof
+    ends them.
+    """
 
     def __init__(self) -> None:
         # The parent is torchrun's agent only if torchrun started this process.
@@ -58,7 +60,7 @@ class Launcher:
         return None
 
     def error_of_dead_siblings(self) -> RankError | None:
-        """Return an error that names the ended ranks of this torchrun process; None if all live.
+        """Return an error that names those ranks of this torchrun process that have ended; None if all live.
 
         Always None except on Linux, which lists the children of a process.
         """
@@ -107,7 +109,7 @@ class Store:
     def put(self, word: str, instead_of: str | None = None) -> str | None:
         """Store `word` as rank 0's message if the stored message is `instead_of` (None: no message is stored yet).
 
-        Returns the message that is stored afterwards; None if the store cannot be reached.
+        Returns the message that is then stored; None if the store cannot be reached.
         """
         found = self._use(lambda store: store.compare_set(_key(), instead_of or "", word))
         return cast(bytes, found).decode() if found is not None else None
@@ -168,9 +170,9 @@ class Store:
 
 
 def _in_thread(act: Callable[[], A], deadline: float) -> A:
-    """Run `act` in a thread, and return its result, while this thread handles signals.
+    """Run `act` in a thread and return its result. Meanwhile, the calling thread handles signals.
 
-    Raises TimeoutError if it is late.
+    Raises TimeoutError if `act` has not ended by `deadline`.
     """
     found: list[A] = []
     problems: list[BaseException] = []

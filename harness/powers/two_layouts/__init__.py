@@ -1,1 +1,3 @@
-"""Cases whose systems divide tensors differently among ranks: compare their parts, and bound the effect of rounding."""
+"""Cases whose systems divide tensors differently among ranks: compare the parts of tensors, and bound the effect of
+rounding.
+"""

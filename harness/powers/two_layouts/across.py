@@ -1,13 +1,13 @@
 """Compares two systems that divide tensors among ranks differently, such as FSDP on 2 ranks with a single rank.
 
-1. Run both systems. Cut each tensor wherever either system cuts it, into cells. Example: rows 0-2, 2-4 and rows 0-3,
+1. Run both systems. Cut each tensor into cells, wherever either system cuts it. Example: rows 0-2, 2-4 and rows 0-3,
    3-4 have the cells 0-2, 2-3, 3-4.
 2. Run both systems again, and record a digest of each cell. Each run must equal the system's first run.
 3. Convert the reference's records to the candidate's layout, and compare them as usual.
 4. If a tensor differs and its sums have different orders in the two systems, run the reference three more times with
    sums in other orders. These runs give a bound for each tensor.
-5. A defect as small as rounding may hide within the bounds, so run both systems in float64 (`widen`). Rounding is 2^29
-   times smaller there than in float32, but a defect is not.
+5. A defect as small as rounding may hide within the bounds, so run both systems in float64 (`widen`). There, rounding
+   is 2^29 times smaller than in float32, but a defect stays as large.
 6. If a system cannot run in float64, and tensors differ by more than rounding usually does, up to twelve orders of sums
    narrow the bounds.
 """
@@ -59,8 +59,8 @@ The arguments are the role, the run's name, such as `cells`, and the settings of
 class AcrossLayouts:
     """The results for a case whose systems divide tensors differently.
 
-    - `comparison`: the second runs of both systems, compared in the candidate's layout.
-    - `controls`: each system's second run compared with its first.
+    - `comparison`: the comparison of both systems' second runs, in the candidate's layout.
+    - `controls`: the comparison of each system's second run with its first.
     - `layouts`: which tensors must be equal, and bounds for the others.
     - `have_partners`: whether operator calls can be paired between the systems, so that the first wrong call can be
       found.
@@ -148,7 +148,7 @@ def _compare_in_float64(
 
 
 def _one_sided(cells: Mapping[Role, Recording]) -> set[LogicalTensor]:
-    """Return the tensors with replicas (copies on several ranks) that differ in one system but agree in the other.
+    """Return the tensors whose replicas (copies on several ranks) differ in one system but agree in the other.
 
     Example: a gradient that is recorded before its all-reduce in the candidate, but after it in the reference.
     """

@@ -1,4 +1,6 @@
-"""A rank's part in a run of a system with another layout: its sums are collected, reordered, or computed in float64."""
+"""A rank's part in a run of a system with another layout: collects or reorders the rank's sums, or computes in
+float64.
+"""
 
 from __future__ import annotations
 

@@ -14,7 +14,10 @@ last place. 7 of 60 correct pairs of systems had such a tensor (`bench_bounds.py
 
 
 def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
-    """Return (CLOSE, None) if rounding explains all differences; otherwise DIFFERENT and the first other difference."""
+    """Return a pair: the verdict, and the reason against CLOSE if it is known.
+
+    The verdict is CLOSE if rounding explains all differences, otherwise DIFFERENT.
+    """
     if layouts.is_rounding:
         return Verdict.CLOSE, None
     if layouts.is_within and layouts.in_float64:
@@ -33,7 +36,9 @@ def decide_by_layout(layouts: LayoutBounds) -> tuple[Verdict, str | None]:
 
 
 def first_beyond(layouts: LayoutBounds, comparison: Comparison) -> Divergence | None:
-    """Return the first tensor that differs by more than rounding, on its first differing rank, or None."""
+    """Return the first tensor that differs by more than rounding, on the first rank where it differs; None if there is
+    none.
+    """
     # The bounds of the case's own precision first, since their records are those of the comparison.
     beyond_in_float64 = layouts.in_float64.rows if layouts.in_float64 and layouts.in_float64.shows_defect else []
     for row in [*layouts.rows, *beyond_in_float64]:
@@ -76,7 +81,8 @@ def remarks_on(layouts: LayoutBounds) -> list[str]:
 
 
 def remark_on_near(layouts: LayoutBounds) -> str | None:
-    """Return a remark on tensors within their bounds that differ by more than rounding usually does, or None.
+    """Return a remark on tensors within their bounds that differ by more than rounding usually does; None if there are
+    none.
 
     Example: "a small defect is possible: 5 tensors differ by more than rounding usually does, ...".
     """

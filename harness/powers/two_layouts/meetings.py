@@ -2,8 +2,8 @@
 
 The sums decide which tensors of two layouts must be equal. Over two ranks, a + b is b + a, so the bits must be equal.
 Over more ranks the order matters: (a + b) + c may differ from a + (b + c). Backward adds up gradients in place; these
-additions are counted. A factor that is not a power of two rounds, so scaling before or after a sum is recorded, too. A
-dispatch mode below autograd observes the calls.
+additions are counted. Scaling by a number that is not a power of two rounds the result, so scaling before or after a
+sum is recorded, too. A dispatch mode below autograd observes the calls.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Sums:
 
     @property
     def meetings(self) -> tuple[Meeting, ...]:
-        """The sums and exchanges of all steps, without duplicates.
+        """The sums and exchanges of all steps, without duplicates, in this order:
 
         1. An entry with the largest number of backward passes in a step.
         2. For each number of parts from which a gradient was added up, an entry.
@@ -136,7 +136,7 @@ class Sums:
         self._added[total] = self._added.get(total, 0) + 1
 
     def note_scale(self, sign: str, into: torch.Tensor, factor: Any = None) -> None:
-        """Record that the tensor `into` was multiplied ("*") or divided ("/") by a number.
+        """Record that the tensor `into` was multiplied (`sign` is "*") or divided ("/") by a number.
 
         The number's power of two is left out: a mean over 3 or 6 ranks is recorded as "/1.5", and a mean over 4 is not
         recorded.
@@ -155,7 +155,7 @@ class Sums:
             self._in_step.setdefault((phase, SCALE, ranks, f"after {factor_text}", 0), set()).add(-1)
 
     def note_copy(self, sources: list[Any], into: list[Any]) -> None:
-        """Mark the memory of `into` as scaled if it was copied from `sources`, and any of these was scaled."""
+        """Mark the memory of `into` as scaled if it was copied from `sources` and any of these was scaled."""
         factors = [self._scaled[where] for where in _memories(sources) if where in self._scaled]
         # A concatenation may have sources with several factors: one is enough, as any factor rounds.
         self._scaled |= dict.fromkeys(_memories(into), factors[0]) if factors else {}

@@ -1,17 +1,17 @@
 """Decides which tensors must be equal bit by bit between two systems with different layouts.
 
-A layout changes only the order of sums. A step has the phases forward, backward, clipping and update. Find the first
-phase in which the two systems sum or exchange among different ranks; tensors of earlier phases must be equal. Two sums
-have the same order under these rules:
+A layout changes only the order of sums. A step has the phases forward, backward, clipping and update. In some phase,
+the two systems sum or exchange among different ranks for the first time; tensors of earlier phases must be equal. Two
+sums have the same order under these rules:
 
-- Two terms have only one sum. Over two ranks, an all-reduce and a reduce-scatter agree. Over more ranks, different
-  collectives add in different orders.
+- Two terms have the same sum in either order. Over two ranks, an all-reduce and a reduce-scatter agree. Over more
+  ranks, different collectives add in different orders.
 - Several backward passes per step change the order: one system may reduce accumulated gradients, another may accumulate
   reduced gradients. If their number differs, the systems divide the batch differently, and all sums differ.
 - Over more than two ranks, the order for an element depends on its index among all elements that are added at once
   (measured on gloo's ring). So sums of other sizes, or of gradients that are divided differently, differ. Example:
   FSDP1 cuts a flattened tensor, and FSDP2 cuts rows.
-- A factor that is not a power of two rounds: dividing each term by 3 differs from dividing the sum by 3.
+- Scaling by a number that is not a power of two rounds: dividing each term by 3 differs from dividing the sum by 3.
 
 Pipeline stages are an exception: if each parameter is on a single rank, and no collective sums over ranks, the number
 of ranks has no effect. Then both systems must add the same number of parts to each gradient.
@@ -35,7 +35,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 def regrouped_from(
     reference: Manifest, candidate: Manifest, *, are_staged: bool = False, are_moved: bool = False
 ) -> int | None:
-    """Return the index in PHASES of the first phase in which the two systems' sums differ in order or terms, or None.
+    """Return the phase, as an index into PHASES, from which the two systems' sums differ in order or terms; None if
+    none differ.
 
     - `are_staged`: each parameter is on a single rank.
     - `are_moved`: the two systems divide gradients differently.
@@ -58,7 +59,9 @@ def regrouped_from(
 
 
 def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
-    """Return the index in PHASES of the first phase in which two recordings' sums differ in order or terms, or None."""
+    """Return the phase, as an index into PHASES, from which two recordings' sums differ in order or terms; None if none
+    differ.
+    """
     sides = reference, candidate
     manifests = (side.manifest for side in sides)
     return regrouped_from(
@@ -69,15 +72,15 @@ def regrouped_between(reference: Recording, candidate: Recording) -> int | None:
 def first_step_of_own_layout(candidate: Manifest) -> int:
     """Return the first step that the candidate runs with its own layout.
 
-    This is 0, or the step at which it resumes if it starts from a checkpoint of the reference.
+    This is 0, unless the candidate starts from a checkpoint of the reference: then it is the step at which it resumes.
     """
     return int(candidate.case["resume_at"]) if candidate.case.get("resumes_reference") else 0
 
 
 def _have_equal_parts(*sides: Sequence[Meeting]) -> bool:
-    """Return whether both systems add the same number of parts to each gradient.
+    """Whether both systems add the same number of parts to each gradient.
 
-    If there is only one part, the numbers of backward passes must be equal, too.
+    If every gradient has only one part, the systems' numbers of backward passes must be equal, too.
     """
     parts, backwards = (
         [{meeting.backwards for meeting in side if meeting.what == what} for side in sides]
@@ -97,7 +100,7 @@ def _signature(meeting: Meeting) -> tuple[str, str, str, int]:
 
 
 def _depends_on_division(meeting: Meeting) -> bool:
-    """Return whether a sum may change if gradients are divided differently among ranks.
+    """Whether a sum may change if gradients are divided differently among ranks.
 
     - A sum over more than two ranks may get another order.
     - A functional all-reduce may get other terms: it adds results of a DTensor's parts, such as norms.
@@ -109,7 +112,7 @@ def _depends_on_division(meeting: Meeting) -> bool:
 
 
 def phase_of(tensor: LogicalTensor) -> int:
-    """Return the index in PHASES of the phase that computes a tensor; -1 if it existed before the step."""
+    """Return the phase that computes a tensor, as an index into PHASES; -1 if the tensor existed before the step."""
     if tensor.kind == "buffer" and tensor.name.endswith(BEFORE_FORWARD):
         return -1
     if tensor.kind == "activation":
@@ -122,7 +125,7 @@ def phase_of(tensor: LogicalTensor) -> int:
 
 
 def is_exact(tensor: LogicalTensor, first: int | None, start: int = 0) -> bool:
-    """Return whether a tensor must agree in every bit between the systems.
+    """Whether a tensor must agree in every bit between the systems.
 
     The systems' sums have different orders from phase `first` (an index into PHASES) of step `start` on. If `first` is
     None, their orders never differ.

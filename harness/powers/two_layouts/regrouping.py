@@ -3,8 +3,8 @@
 1. `phases.py` decides which tensors must agree in every bit.
 2. For the others, the effect of rounding is measured: the reference runs a few more times with its sums in other orders
    (`reordered_sums`). These runs are the samples.
-3. A tensor's spread is the root mean square of its samples' distances from the reference. A distance is Euclidean, over
-   all elements.
+3. A tensor's spread is the root mean square of its distances, in the samples, from the reference. A distance is
+   Euclidean, over all elements.
 4. A tensor's bound is its spread times Student's quantile. With probability CONFIDENCE, rounding keeps all tensors
    within their bounds. A bound is at least FEWEST_UNITS units in the last place of the tensor's norm.
 5. A tensor within its bound, but moved by more than NEAR_SPREADS spreads and more than a unit, counts as `near`.
@@ -73,8 +73,8 @@ def measure_layouts(
 ) -> LayoutBounds:
     """Measure how far each tensor of the candidate is from the reference's, and how far rounding alone may move it.
 
-    The result has a row for each tensor that differs: its error, and the bound on errors that sums in other orders
-    cause.
+    The result has a row for each tensor that differs. The row has the tensor's error, and the bound on errors that sums
+    in other orders cause.
 
     - `samples`: recordings of the reference with its sums in other orders.
     - `apart`: tensors that get no bound, because their copies on several ranks differ.
@@ -210,8 +210,8 @@ class Distances:
     - `error`: distance of the candidate's tensor.
     - `samples`: distances of runs of the reference with sums in other orders.
     - `norm`: norm of the reference's tensor.
-    - `least`: smallest distance that may be the tensor's bound.
-    - `rank`: the candidate's first rank that differs.
+    - `least`: lower limit for the tensor's bound, as a distance.
+    - `rank`: the candidate's first rank on which the tensor differs.
     """
 
     rank: int
@@ -235,13 +235,13 @@ class Distances:
 
     @property
     def is_near(self) -> bool:
-        """Whether the tensor moved farther than rounding usually does; then more samples are worth the time."""
+        """Whether the tensor moved farther than rounding usually moves it. If so, more samples are worth the time."""
         return self.error > NEAR_SPREADS * self.spread and self.error > self.least / FEWEST_UNITS
 
     def relative(self, distance: float) -> float:
         """Return a distance as a fraction of the tensor's norm.
 
-        If the norm is 0, it is infinite unless the distance is 0.
+        If the norm is 0, the result is infinite, or 0 for a distance of 0.
         """
         return distance / self.norm if self.norm else (0.0 if distance == 0 else math.inf)
 
@@ -273,10 +273,10 @@ class _Cell(NamedTuple):
 
 
 def _distances(tensor: LogicalTensor, sides: Sequence[_Side], *, of_one_dtype: bool = True) -> Distances:
-    """Return a tensor's distances, in each recording, from the same tensor in the first recording.
+    """Measure a tensor's distance, in each further recording, from the same tensor in the first recording.
 
-    The second recording is the candidate's, and all others are the reference's. Without `of_one_dtype`, floats of
-    different dtypes are compared as float64.
+    The first recording is the reference's, the second is the candidate's, and all others are further ones of the
+    reference. Without `of_one_dtype`, floats of different dtypes are compared as float64.
     """
     squares, norm, eps = [0.0] * (len(sides) - 1), 0.0, 0.0
     values: dict[tuple[int, int], Values] = {}

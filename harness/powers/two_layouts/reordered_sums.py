@@ -73,7 +73,8 @@ def _is_product(args: Sequence[Any], kwargs: Any, at: int) -> bool:
 
 
 def _product(function: Any, args: Sequence[Any], kwargs: Any, at: int, parts: int, generator: Any) -> Tensor:
-    """Return left (.., M, K) @ right (.., K, N), with K permuted and divided into `parts`.
+    """Return the matrix product left (.., M, K) @ right (.., K, N); the sum over K is permuted and divided into
+    `parts`.
 
     The factors are `args[at]` and `args[at + 1]`.
     """

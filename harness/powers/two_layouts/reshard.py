@@ -3,7 +3,8 @@
 A cell is a part of a tensor that no rank of either system divides. For example, the reference has rows 0:4 and 4:8 on
 two ranks, and the candidate has rows 0:2, 2:4, 4:6 and 6:8 on four. Then the cells are 0:2, 2:4, 4:6 and 6:8.
 
-1. A first run of each system records which part of each tensor a rank has. All boundaries together define the cells.
+1. A first run of each system records which part of each tensor a rank has. The boundaries of all parts define the
+   cells.
 2. A second run of each system records a digest for each cell.
 3. The reference's records are converted to the candidate's layout with these digests, and compared as usual.
 
@@ -41,7 +42,7 @@ class Resharded:
 
     - `across`: tensors that are compared cell by cell.
     - `unusable`: a sentence for each cell or layout that is unknown.
-    - `unequal_replicas`: tensors with a part that several ranks of a system have, but not with the same bits.
+    - `unequal_replicas`: tensors with a part that several ranks of a system have, but with different bits.
     - `remarks`: sentences about the tensors in `unequal_replicas`.
     """
 
@@ -53,19 +54,19 @@ class Resharded:
 
 
 def differ_only_by_missing_parts(case: Case, reference: Recording, candidate: Recording) -> bool:
-    """Return whether the two systems' layouts differ only because some ranks lack a gradient or an optimizer state.
+    """Whether the two systems' layouts differ only because some ranks lack a gradient or an optimizer state.
 
-    Then calls can still be matched rank by rank. For example, a rank leaves a parameter out of its update.
+    If so, calls can still be matched rank by rank. For example, a rank leaves a parameter out of its update.
     """
     across = [] if case.reference_parallelism is not None else [*tensors_across(reference, candidate)]
     return bool(across) and all(_is_part_lacking(tensor, *sides) for tensor, sides in across)
 
 
 def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayouts) -> bool:
-    """Return whether a tensor's layouts in the two systems differ only because some ranks of a system lack the tensor.
+    """Whether a tensor's layouts in the two systems differ only because some ranks of a system lack the tensor.
 
-    `here` and `there` map ranks to the tensor's layouts in the two systems. Only gradients and optimizer states may be
-    lacking.
+    `here` and `there` map ranks to the tensor's layouts in the two systems. Always False unless the tensor is a
+    gradient or an optimizer state.
     """
     both = here.keys() & there
     left, right = ({rank: side[rank] for rank in both} for side in (here, there))
@@ -75,7 +76,7 @@ def _is_part_lacking(tensor: LogicalTensor, here: PartLayouts, there: PartLayout
 def common_cuts(reference: Recording, candidate: Recording) -> dict[str, Cuts]:
     """Return `kind/name` -> the indices at which parts begin or end, for each tensor whose layouts differ.
 
-    A tensor whose whole shape differs between the two systems is left out.
+    A tensor whose overall shape differs between the two systems is left out.
     """
     boxes: dict[str, set[Box]] = {}
     for tensor, sides in tensors_across(reference, candidate):
@@ -134,8 +135,8 @@ class _ReshardedRecording(Recording):
     def records_of(self, rank: int) -> dict[Key, Record]:
         """Return the reference's records of a rank, as if the reference had the candidate's layout.
 
-        A tensor with another layout has the candidate's record, with another digest if bits differ. All other records
-        are unchanged.
+        For a tensor with another layout, this is the candidate's record, with its digest changed if bits differ. All
+        other records are the reference's, unchanged.
         """
         # In the candidate's order. A record that only the candidate has is left out, and shows as extra.
         own, found = self._reference.records_of(rank), dict[Key, Record]()
@@ -157,7 +158,7 @@ class _ReshardedRecording(Recording):
 
 
 def replicas(recording: Recording) -> Iterator[LogicalTensor]:
-    """Yield each DTensor with replicas that differ: several ranks have the same part, with different digests."""
+    """Yield each DTensor whose replicas differ: several ranks have the same part, with different digests."""
     # Digests are only read for parts that several ranks have.
     shared: set[tuple[str, str, str]] = set()
     for (kind, name), ranks in part_layouts_of(recording).items():
@@ -176,9 +177,9 @@ def replicas(recording: Recording) -> Iterator[LogicalTensor]:
 
 @dataclass
 class _Cells:
-    """A tensor's cells, which are parts that no rank divides. Pairs have the reference first.
+    """A tensor's cells, which are parts that no rank divides. In pairs, the reference is first.
 
-    - `first`: the reference's first record of the tensor.
+    - `first`: the reference's record of the tensor on the first rank that has one.
     - `digests`: for each system, cell -> digest, or a set of digests if ranks differ. Empty if the layout is unknown.
     - `has`: for each system, the number of ranks that have a part.
     - `placed`: for each system, the number of ranks whose part is of a DTensor.
@@ -198,7 +199,9 @@ class _Cells:
 
     @property
     def left(self) -> list[Cell]:
-        """The reference's cells that no rank of the candidate has; empty if a system lacks the whole tensor."""
+        """The reference's cells that no rank of the candidate has; empty if a system does not have the tensor at
+        all.
+        """
         return sorted(self.digests[0].keys() - self.digests[1].keys()) if self.are_on_both else []
 
     def add(self, side: int, rank: int, record: Record) -> None:
@@ -223,7 +226,7 @@ class _Cells:
                 known[cell] = {digest} | (before if isinstance(before, set) else {before})
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each system in which ranks have different bits of the same cell."""
+        """Yield a sentence for each system in which ranks have the same cell with different bits."""
         for side, role in enumerate(("reference", "candidate")):
             if any(isinstance(digests, set) for digests in self.digests[side].values()):
                 is_placed = self.placed[side] == self.has[side]
@@ -233,7 +236,7 @@ class _Cells:
     def as_in(self, rank: int, record: Record) -> Record | None:
         """Convert the reference's record of the tensor to the layout of `record`, the candidate's record on this rank.
 
-        Returns `record`, with another digest if bits differ; None if the reference lacks a piece of this part.
+        Returns `record`, with its digest changed if bits differ; None if the reference lacks a piece of this part.
         """
         first = self.first
         # Such tensors cannot be equal: a placeholder for the digest makes the pair differ.
@@ -261,8 +264,8 @@ def _cells_of(record: Record, cuts: Cuts) -> dict[Cell, str] | None:
 def _cells_in(box: str | None, shape: tuple[int, ...] | None, cuts: Cuts) -> list[Cell] | None:
     """Return the cells into which `cuts` divide a rank's part of a tensor.
 
-    None if the cuts do not fit, or the part is unknown. `box` is the part as text; it is None for a whole tensor of
-    shape `shape`.
+    Return None if the cuts do not fit, or if the part is unknown. `box` is the part as text; it is None for a whole
+    tensor of shape `shape`.
     """
     # All steps and many ranks have the same parts, hence the cache.
     known = Box.parse(box) if box is not None else Box.whole(shape) if shape is not None else None
@@ -278,14 +281,14 @@ def by_rank(recording: Recording) -> dict[LogicalTensor, dict[int, Record]]:
 
 
 def tensors_of(recording: Recording) -> list[LogicalTensor]:
-    """Return each tensor that any rank has recorded, for each step at which a rank has recorded it."""
+    """Return each tensor that any rank has recorded, once for each step at which it was recorded."""
     held = part_layouts_of(recording).items()
     steps = {name: sorted({step for own in ranks.values() for step in own}) for name, ranks in held}
     return [LogicalTensor(step, *name) for name, all_steps in steps.items() for step in all_steps]
 
 
 def are_staged(*recordings: Recording) -> bool:
-    """Return whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
+    """Whether each parameter is a plain tensor on a single rank, as in a pipeline; False without parameters."""
     for recording in recordings:
         parameters = [ranks for (kind, _), ranks in part_layouts_of(recording).items() if kind == "param"]
         held = [{*steps.values()} for ranks in parameters for steps in ranks.values()]
@@ -299,7 +302,7 @@ def are_staged(*recordings: Recording) -> bool:
 
 
 def are_gradients_divided_differently(reference: Recording, candidate: Recording) -> bool:
-    """Return whether ranks of the two systems have different parts of some gradient or parameter.
+    """Whether the ranks of the two systems have different parts of some gradient or parameter.
 
     A gradient that some ranks lack does not count.
     """
@@ -312,7 +315,9 @@ def are_gradients_divided_differently(reference: Recording, candidate: Recording
 
 
 def box_of(record: Record) -> Box | None:
-    """Return the index range of a rank's part: the whole for a plain tensor, None for a DTensor of unknown range."""
+    """Return the index range of a rank's part. For a plain tensor, this is the whole tensor; for a DTensor of unknown
+    range, None.
+    """
     return _box_of(record)
 
 

@@ -4,10 +4,10 @@ Rounding in float64 is 2^29 times smaller than in float32, but a wrong formula r
 effect on a gradient, relative to its norm,
 
     in float32    in float64
-    3e-7          3e-7          of another eps of a norm, 1e-6 in place of 1e-5
+    3e-7          3e-7          of another eps of a norm, 1e-6 instead of 1e-5
     2e-7          4e-16         of another order of sums
 
-Every operator call is changed, from before the system is made:
+Every operator call is changed, from the time before the system is made:
 
 1. Each dtype in a call (`x.float()`, `torch.zeros(3, dtype=torch.bfloat16)`) becomes float64, and so does the default
    dtype. complex64 becomes complex128. float8 stays, as its scales mean nothing in float64.
@@ -38,7 +38,8 @@ _SENT = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "fsdp")
 class Widened:
     """The finding of a run in float64.
 
-    `narrow` is the first call that read numbers that may be rounded, such as "aten.mul.Tensor (train.py:12)", or None.
+    `narrow` is the first call that read numbers that may be rounded, such as "aten.mul.Tensor (train.py:12)"; None if
+    there was none.
     """
 
     narrow: str | None = None
@@ -125,7 +126,8 @@ def _is_rounded(x: Any) -> bool:
 def _widen_arguments(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any], bool]:
-    """Return a call's args and kwargs with narrow tensors widened, and whether it reads numbers that may be rounded.
+    """Return three values: a call's args and kwargs, after widening narrow tensors in them, and whether the call reads
+    numbers that may be rounded.
 
     Arguments that the call writes, or returns views of, are not widened.
     """

@@ -1,7 +1,7 @@
-"""Write annotations: unexpected results as commands that GitHub's runners show next to the code.
+"""Write annotations: unexpected results as lines that make GitHub show them next to the code.
 
-Each result is a line, such as `::error file=mine.py,line=9,title=bitproof moe_seq::text`. Runners execute these lines,
-so untrusted text is escaped.
+Each result is a line, such as `::error file=mine.py,line=9,title=bitproof moe_seq::text`. GitHub's runners execute
+these lines, so untrusted text is escaped.
 """
 
 from __future__ import annotations

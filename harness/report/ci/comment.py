@@ -1,6 +1,6 @@
 """Write a comment for a pull request in Markdown: changes since another run, or the unexpected cases.
 
-A case has changed if it is new, gone, or has another outcome or cause.
+A case has changed if it is new or gone, or if its outcome or cause is another.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-r"""Write junit.xml for CI systems, with a test case for each case.
+r"""Write junit.xml for CI systems, with a JUnit test case for each case of the run.
 
 - An unexpected case is a failure.
 - A case that could not be judged is an error.

@@ -1,7 +1,7 @@
 """List the objections of a report, for the forms that CI systems read: SARIF and annotations.
 
-An objection is an unexpected case, or a check's reason against a case. It has the file and line of the blamed call, if
-these are known.
+An objection is an unexpected case, or a check's reason why a case is not as expected. It has the file and line of the
+blamed call, if these are known.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Objection:
     """An unexpected result, for a code host.
 
     - `rule`: a key of RULES.
-    - `fingerprint`: the same for the same problem in any run, even if lines move.
+    - `fingerprint`: identifies the problem: it is the same in any run with this problem, even if lines move.
     - `path`, `line`: the source line of the blamed call, if known.
     """
 
@@ -89,10 +89,10 @@ def _objection(rule: str, result: CaseResult, message: str, call: BlamedCall | N
 
 
 def place_of(source: str | None) -> tuple[str | None, int | None]:
-    """Split a source such as `a/b/mine.py:9` into the path in the working tree and the line number.
+    """Split a source such as `a/b/mine.py:9` into a pair: the path in the working tree, and the line number.
 
-    A path that is no file there stays unchanged. Returns (None, None) for other texts, and for paths that lead out of
-    the working tree.
+    A path that is no file in the working tree stays unchanged. Returns (None, None) for other texts, and for paths that
+    lead out of the working tree.
     """
     # Reports only keep a path's last three parts, but code hosts need paths from the root.
     found = _SOURCE.fullmatch(source or "")

@@ -1,7 +1,7 @@
 """Write report.html: the whole report as a single page, without network requests and scripts.
 
-The page's size is limited: it states its omissions, and report.json has everything. Every value is made printable and
-is escaped by jinja2.
+The page's size is limited: the page states what it omits, and report.json has everything. Every value is made printable
+and is escaped by jinja2.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ MAX_REASON_CHARS = 2_000
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """A case's share of the page's limits: heatmap cells, characters of its error, rows of each pass's tables."""
+    """A case's share of the page's limits: heatmap cells, characters of its error, and rows in the tables of each
+    pass.
+    """
 
     cells: int
     error_chars: int
@@ -66,7 +68,7 @@ class DifferenceBlock:
     - `of`: names the tensor, such as "The blamed call's output".
     - `extent`: the size of the difference in words.
     - `bars`: the bars of a histogram, each with the bucket, its count, and its length in percent.
-    - `samples`: the first differing elements.
+    - `samples`: the first few differing elements.
     """
 
     of: str
@@ -77,7 +79,7 @@ class DifferenceBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DivergenceBlock:
-    """The first differing tensor and the blamed call.
+    """The tensor that differs first, and the blamed call.
 
     `apart` has two entries: how the tensor differs, and how the blamed call's output differs.
     """
@@ -98,7 +100,11 @@ class DivergenceBlock:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PassBlock:
-    """A pass on the page. `bar` is its time in percent of the slowest pass, `before` and `after` count nodes."""
+    """A pass on the page.
+
+    - `bar`: the pass's time in percent of the slowest pass.
+    - `before`, `after`: the numbers of nodes.
+    """
 
     name: str
     seconds: float
@@ -173,7 +179,7 @@ def template() -> jinja2.Template:
 
 
 def fair_share(wanted: Iterable[int], total: int) -> int:
-    """Return the largest limit such that the wanted sizes, each cut to the limit, add up to at most `total`.
+    """Return the largest limit such that the wanted sizes, each cut to the limit, have a sum of at most `total`.
 
     For example, with a total of 10 the sizes [1, 4, 9] are limited to 5 each.
     """

@@ -1,4 +1,4 @@
-"""The page's heatmaps: the number of records that differ at each step, by kind and by tensor."""
+"""Make the page's heatmaps: the number of records that differ at each step, by kind and by tensor."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ Cell = tuple[str, str, str]
 class KindHeat:
     """The heatmap of kinds of records.
 
-    `rows` has for each kind: name, numbers of compared and differing records, and a cell per column. `left_out` counts
-    the differing records that the report does not list by step.
+    - `rows`: for each kind: its name, the numbers of compared and of differing records, and a cell per column.
+    - `left_out`: the number of differing records that the report does not list by step.
     """
 
     steps: list[str]
@@ -34,8 +34,9 @@ class KindHeat:
 class TensorHeat:
     """The heatmap of tensors.
 
-    `groups` has, for each kind, its tensors: the name, a cell for each column, and the ranks on which the tensor
-    differs. `hidden` is the number of differing tensors without a row.
+    - `groups`: for each kind, its tensors. Each tensor has its name, a cell per column, and the ranks on which it
+      differs.
+    - `hidden`: the number of differing tensors without a row.
     """
 
     steps: list[str]
@@ -106,7 +107,7 @@ def wanted_cells(result: CaseResult) -> int:
 def by_tensor(result: CaseResult, max_cells: int) -> TensorHeat | None:
     """Return the heatmap of the differing tensors, in the order of their first difference, of about `max_cells` cells.
 
-    None if the report lists no differing tensor.
+    Return None if the report lists no differing tensor.
     """
     if not result.differing:
         return None

@@ -39,7 +39,7 @@ class Chart:
 class LossBlock:
     """The losses of rank 0: a sentence, rows and, with at least two steps and a finite loss, a chart.
 
-    - `rows`: for each step its number, its loss, both systems' bits, and whether these agree.
+    - `rows`: for each step its number, its loss, the bits in both systems, and whether these bits agree.
     - `growth`: for each step from the first difference: its number, the distance in ULPs of float32, and a bar's length
       in percent.
     - `left_out`: the number of steps without a row.

@@ -1,4 +1,4 @@
-"""A picture for report.html of the path from the blamed call to the differing tensor.
+"""Draw a picture for report.html of the path from the blamed call to the differing tensor.
 
 Each rank has a row, and a line leads through the calls.
 """
@@ -24,7 +24,7 @@ class RankLanes:
     - `lanes`: each row's name and y coordinate in pixels.
     - `calls`: x, y, operator and module of each call, the blamed call first.
     - `points`: the line through these calls, as the points of an SVG polyline.
-    - `alike`: x and y of the blamed call on other ranks.
+    - `alike`: x and y of the same blamed call on other ranks.
     - `left_out`: the number of ranks without a row.
     """
 

@@ -1,12 +1,12 @@
 """Writes a difference between two graphs as a self-contained Python file that needs only torch.
 
-1. Write both graphs whole into a temporary file, which saves each value, and run it on all ranks. The inputs are the
+1. Write both whole graphs into a temporary file that also saves each value, and run it on all ranks. The inputs are the
    tokens of a step; parameters and buffers are drawn at random.
 2. In both graphs, walk back from a differing output. Stop at every value that the other graph has too, bit for bit, on
-   all ranks. Such values become inputs of the result, which stores their bytes. For example, if a wrong `sum` follows
-   500 equal calls, only the `sum` remains.
+   all ranks. Such values become inputs of the final file, which stores their bytes. For example, if a wrong `sum`
+   follows 500 equal calls, only the `sum` remains.
 3. Choose the output that needs the fewest calls.
-4. Run the result. Keep it only if it exits with 1, which means that the graphs differ.
+4. Run the final file. Keep it only if it exits with 1, which means that the graphs differ.
 
 `reading` collects the content of a file, `statements` writes a graph as Python, and `rendering` assembles the file.
 `shortening` finds the file with the fewest calls. The functions of `template` and `probe` are copied into files.
@@ -48,7 +48,7 @@ The exit status is None after the timeout.
 
 
 def write_standalone(scene: Scene, run: Run | None = None) -> Written:
-    """Make the shortest file that shows a difference between two graphs, and run it, by default with `run_plain`.
+    """Make the shortest file that shows a difference between two graphs, and run it. By default, `run` is `run_plain`.
 
     Raises NoFileError if no file shows a difference.
     """
@@ -69,7 +69,8 @@ def write_standalone(scene: Scene, run: Run | None = None) -> Written:
 def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple[int | None, str]:
     """Run a file as `python FILE` would run elsewhere, without this project's paths and settings.
 
-    Returns (exit status, output), or None and the reason if the file did not end within `timeout` seconds.
+    Returns a pair: the exit status, and the output. If the file did not end within `timeout` seconds, the pair is None
+    and the reason.
     """
     file = folder / "standalone.py"
     file.write_text(text)
@@ -84,9 +85,9 @@ def run_plain(text: str, folder: Path, timeout: float, *arguments: str) -> tuple
 
 
 def _probe(scene: Scene, folder: Path, run: Run) -> list[str]:
-    """Run both graphs whole in a file, and read all values into `scene.seen`.
+    """Run both whole graphs in a file, and read all their values into `scene.seen`.
 
-    Returns the names of differing outputs.
+    Returns the names of outputs that differ.
     """
     outputs = {name: list(side.outputs) for name, side in scene.sides.items()}
     text = render(scene, outputs["reference"], lambda side, node: False, True)[0]

@@ -200,7 +200,7 @@ def alone_text(head: str, case: Case, own: OwnFiles) -> str:
 
 
 def _import_path_of(name: str) -> tuple[str, str, str]:
-    """Split `FILE.py:NAME` into (folder for the import path, module, name in the module).
+    """Split `FILE.py:NAME` into three parts: folder for the import path, module, and name in the module.
 
     For example, "0/train/loop.py:make" becomes ("0", "train.loop", "make").
     """

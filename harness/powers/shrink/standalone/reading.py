@@ -31,7 +31,8 @@ class NoFileError(BitproofError):
 class Input(NamedTuple):
     """An input of the functions in a self-contained file, with its values.
 
-    - `contents`: the values for all ranks, or an entry for each rank. Empty if the values are drawn at random.
+    - `contents`: a single entry with the values for all ranks, or an entry for each rank. Empty if the values are drawn
+      at random.
     - `origin`: source of the values, for a comment.
     """
 
@@ -53,7 +54,7 @@ class Side:
 
     - `outputs`: name -> output.
     - `placeholders`: input -> name.
-    - `owners`: node -> first node with the same memory; a view's owner is its base.
+    - `owners`: node -> the earliest node with the same memory; a view's owner is its base.
     - `writers`: owner -> calls that write its memory in place.
     """
 
@@ -83,7 +84,8 @@ class Side:
         return Side(graph, outputs, by_node, owners, writers)
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
-        """Return (calls that are needed to compute `outputs`, inputs of these calls), both in the graph's order.
+        """Return a pair: the calls that are needed to compute `outputs`, and the inputs of these calls. Each is in the
+        graph's order.
 
         Inputs are placeholders, and nodes whose memory is never written and for which `is_known` returns True.
         """
@@ -133,7 +135,7 @@ def place_of(node: Node) -> str:
 
 
 def content_of(scene: Scene, side: str, node: Node) -> Input | None:
-    """Return a node's saved value as an input of the file, without a name.
+    """Return a node's saved value as an input of the file; the input has no name yet.
 
     Returns None if the value is too large, if some of its elements share memory, or if its dtype, shape or strides
     differ between ranks.
@@ -165,7 +167,7 @@ def _readable(content: str, dtype: str) -> Any:
 
 
 def input_of(scene: Scene, side: str, node: Node, number: int) -> Input:
-    """Make the input number `number` of a file from a node.
+    """Make an input of a file from a node. `number` is the index of the input.
 
     A placeholder has the tokens of the case, or is drawn at random. Any other node has the bytes that `probe` saved.
     """

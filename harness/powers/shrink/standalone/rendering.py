@@ -21,7 +21,7 @@ _SUMS = names(lambda row: row.sums_ranks)
 def render(
     scene: Scene, outputs: Sequence[str], is_known: Callable[[str, Node], bool], probing: bool
 ) -> tuple[str, dict[str, int]]:
-    """Return the text of a file that computes `outputs` by both graphs, and the number of calls of each graph.
+    """Return a pair: the text of a file that computes `outputs` by both graphs, and the number of calls of each graph.
 
     - `is_known`: whether a graph's node becomes an input of the file.
     - `probing`: the file saves all values, and compares nothing.

@@ -14,9 +14,9 @@ LARGEST_CONTENT = 1 << 17
 
 
 def shortest(scene: Scene, differing: Sequence[str], is_short: bool) -> tuple[str, dict[str, int]]:
-    """Return the shortest file that shows a difference, and the number of calls of each graph.
+    """Return a pair: the text of the file with the fewest calls, and the number of calls of each graph.
 
-    The file computes one of the outputs `differing`. `is_short`: values that both graphs have become inputs of the
+    The file computes one of the outputs `differing`. With `is_short`, values that both graphs have become inputs of the
     file.
     """
     values = {name: _values(scene, name) for name in scene.sides}

@@ -51,7 +51,7 @@ def _result_of_rank(name: str, xs: list[Tensor], rest: list[Sequence[Any]], plac
 
 
 def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
-    """Return the sum ("sum") or average ("avg") of `xs`, which are added in their order."""
+    """Return the sum or the average of `xs`, which are added in their order. `operation` is "sum" or "avg"."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
     # A copy, as a sum over a single rank would be its input itself.

@@ -113,7 +113,7 @@ def launches_collective(node: Node) -> bool:
 
 
 def is_collective(node: Node) -> bool:
-    """Return whether a node launches a collective. A wait for a collective does not."""
+    """Return whether a node launches a collective; False for a wait for a collective."""
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
@@ -252,8 +252,9 @@ def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
 
 @functools.cache
 def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes or, unless `written` is set, whose
-    memory it may share.
+    """Return the names of the arguments that an operator writes.
+
+    Unless `written` is set, also return the names of arguments whose memory the result may share.
     """
     schema = schema_of(target)
     infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}

@@ -141,7 +141,7 @@ class OriginRecorder:
 
     @contextmanager
     def recording(self, tracer: Any) -> Iterator[None]:
-        """Context in which every node that `tracer` makes gets its origin as metadata."""
+        """Return a context in which every node that `tracer` makes gets its origin as metadata."""
         create_node = tracer.create_node
         hooks = [
             register_module_forward_pre_hook(self._enter),
@@ -204,9 +204,9 @@ class OriginRecorder:
         return origin
 
     def _forward_origin(self, number: int) -> Origin | None:
-        """Return the origin of the forward call that made an autograd node, with the direction backward.
+        """Return the origin of the forward call that made an autograd node, its direction changed to "backward".
 
-        `number` is the autograd node's sequence number. None if the call is unknown.
+        `number` is the autograd node's sequence number. Return None if the call is unknown.
         """
         # The largest stored number up to `number`.
         index = bisect.bisect_right(self._sequence_numbers, number) - 1

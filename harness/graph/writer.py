@@ -53,9 +53,8 @@ class GraphWriter:
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 
     def get_attr(self, source: Node, extent: int) -> Node:
-        """Copy a reference to an attribute or nested graph, with `extent` in place of the chunk symbol, and return the
-        new node.
-        """
+        """Copy a reference to an attribute or nested graph, and return the new node. `extent` replaces the chunk
+        symbol."""
         value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
             # A nested graph exists once for each extent: whole, and half for chunks.

@@ -62,7 +62,7 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The work of a launched operator, as far as it fills a single result of the operator.
+    """The part of a launched operator's work that fills a single result of the operator.
 
     - `launched`, `name`: the time and the name of the launch.
     - `rule`: the entry `launch` of the operator's row.
@@ -164,10 +164,10 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call with launched work that reads or fills the same memory, unless `stream` has waited
-        for it.
+        """Return the races between a call on `stream` and launched work that uses the same memory.
 
-        Uses of freed memory are returned as races, too. There is at most one race per launch and kind of access.
+        Work for which `stream` has waited does not race. Uses of freed memory are returned as races, too. There is at
+        most one race per launch and kind of access.
         """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
@@ -385,7 +385,7 @@ class Order:
         return found
 
     def report_freed(self, keys: Iterable[Key], name: Hashable) -> None:
-        """Report that the call `name` freed this memory. `races` returns any later use as an error."""
+        """Report that the call `name` freed this memory. `races` returns any later use of it as a race."""
         self.freed |= dict.fromkeys(keys, name)
 
     def _tick(self, stream: Stream) -> int:

@@ -1,10 +1,10 @@
 """The columns of the table of operators: facts about an operator that its schema does not state.
 
-A row's name is that of
+The name of a row stands for one of these:
 
-- all overloads of an operator: `aten.empty_like`. In some columns the row lists the overloads that have a property.
-- all operators of a namespace that have no row: `c10d.*`.
-- a function of Python: `_operator.getitem`.
+- All overloads of an operator: `aten.empty_like`. In some columns the row lists the overloads that have a property.
+- All operators of a namespace that have no row: `c10d.*`.
+- A function of Python: `_operator.getitem`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Launch:
 
     The work reads the operator's arguments and fills its results.
 
-    - `takes`: the verb for this reading in errors, such as "sends".
+    - `takes`: the verb in errors for what the work does with the arguments, such as "sends".
     - `holds_source`: whether the caller must keep the memory of the arguments until the wait.
     - `awaited_by_source`: whether the work fills no result, as a send does. Then a wait for an argument ends the work.
     """
@@ -182,8 +182,7 @@ class Operator:
     packs: bool = False
     """It packs values together, or takes packed values apart."""
     moves: bool = False
-    """It moves elements by index, or concatenates tensors. If its inputs were computed in parts, its result was,
-    too."""
+    """It moves elements by index, or concatenates tensors. If its inputs are computed in parts, so is its result."""
 
     # The computation.
     exact: str | None = None
@@ -252,7 +251,7 @@ class Operator:
     """The overloads that only check: they raise or return, and do nothing else. A token that they return has no
     meaning.
 
-    Not every operator that returns nothing and writes nothing by its schema is such a check: `manual_seed` is not.
+    A schema does not show this: that of `manual_seed` returns and writes nothing, but the operator is no such check.
     """
     measures: str | None = None
     """The overload that returns a number of a tensor's layout, such as a size."""

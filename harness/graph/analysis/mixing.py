@@ -68,8 +68,8 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 class MixingCheck:
     """Checks, in eager mode, that a module does not mix rows, before its first chunk runs.
 
-    The module's forward is traced, unless a module with the same types of submodules was checked before. Errors call
-    the dim `chunk_dim` by the name `dim`.
+    The module's forward is traced, unless a module with the same types of submodules was checked before. `chunk_dim` is
+    the index of the chunked dim, and `dim` is its name in errors, such as "seq".
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -103,7 +103,7 @@ class _Follower:
         # By permutation: the sort that computed it, and whether it is that sort's inverse.
         self.permutations: dict[Node, tuple[Node, bool]] = {}
         self.given: dict[Any, dict[Node, Rows]] = {}
-        """The inputs with rows of code that declares that it keeps rows.
+        """For code that declares that it keeps rows: its arguments that have rows.
 
         The keys are the module calls around the code.
         """
@@ -147,9 +147,9 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None without rows.
+        """Return the rows of the value `node` for its reader `reader`: `Rows` or `Mixed`, or None if it has no rows.
 
-        A value from outside the reader's module has its rows in the chunked dim.
+        A value from outside the module of `reader` has its rows in the chunked dim.
         """
         # Whether the reader belongs to code that declares that it keeps rows.
         is_inside = KEEPS_ROWS_KEY in reader.meta
@@ -167,8 +167,8 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None.
 
-        If this code declares that it keeps rows, a mixed value counts as having the rows of the code's arguments. All
-        arguments must have the same rows, and the value must have as many.
+        If the code declares that it keeps rows, and the value is mixed, the value gets the rows of the code's
+        arguments. For this, all arguments must have the same rows, as many as the value.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:

@@ -125,7 +125,7 @@ def _slice(call: RuleCall) -> Answer:
 
 
 def _split(call: RuleCall) -> Answer:
-    """Rule for a split: a split along the dim of the rows mixes them.
+    """Rule for a split. Rows are mixed if it cuts the dim that holds them, since they end up in different tensors.
 
     Exception: rows that were reordered, such as by expert, may be split if their parts are joined again later.
     """
@@ -148,7 +148,7 @@ def _select(call: RuleCall) -> Answer:
 def _join(call: RuleCall) -> Answer:
     """Rule for a concatenation: rows are mixed if it is along their dim.
 
-    All parts of a split may be joined again in order.
+    Exception: it joins all parts of a split in order, which makes the rows whole again.
     """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
@@ -185,9 +185,8 @@ def _along(call: RuleCall) -> Answer:
 def _matmul(call: RuleCall) -> Answer:
     """Rule for matrix products.
 
-    Rows stay separate if they are the first factor's rows, the second's columns, or the batch.
-
-    Any other product mixes rows, such as one that sums over them.
+    Rows stay separate if they are the rows of the first factor, the columns of the second factor, or the batch. Any
+    other product mixes rows, such as a product that sums over them.
     """
     # The factors are the last two arguments: `addmm` and `baddbmm` take a bias before them.
     factors: list[Any] = list(call.node.args)[-2:]
@@ -214,7 +213,7 @@ def _matrix_vector(call: RuleCall) -> Answer:
 def _grouped(call: RuleCall) -> Answer:
     """Rule for grouped matrix products, which multiply each row of the first factor by its group's matrix.
 
-    Rows are mixed if the second factor has any.
+    Rows are mixed if the second factor has rows.
     """
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
@@ -318,7 +317,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rule for an all-to-all, which sends rows to other ranks. A second one with swapped sizes sends them back."""
+    """Rule for an all-to-all, which sends rows to other ranks. Another all-to-all with swapped sizes returns them."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None

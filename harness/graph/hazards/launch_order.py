@@ -175,9 +175,7 @@ def _counts_in_group(call: LocatedCall) -> bool:
 def _type_of_input(call: LocatedCall) -> str:
     """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare ranks.
 
-    "" if it is unknown.
-
-    Only the dtype is returned if ranks may have different sizes, as for an all-to-all.
+    Return only the dtype if ranks may have different sizes, as for an all-to-all; "" if the input is unknown.
     """
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)

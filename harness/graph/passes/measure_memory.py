@@ -38,10 +38,10 @@ Storage = tuple[Node, int]
 class LiveMemory:
     """Bytes of live tensors in a step.
 
-    - `peak`: the most at any call.
+    - `peak`: the most bytes at any call, without copies in host memory.
     - `peak_node`: the name of that call.
     - `at_backward`: the bytes when backward starts.
-    - `host_peak`: the most in host memory.
+    - `host_peak`: the most bytes in host memory.
     - `num_unsized`: the number of storages of unknown size, which are left out.
     """
 

@@ -165,10 +165,9 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Return the values of rule 3: recomputed values that are smaller than the saved value from which they are
-        computed.
+        """Return the recomputed values that are to be saved by step 3 at the top of this file.
 
-        They count only if nothing else needs the larger value.
+        Each is smaller than the saved value from which it is computed, and nothing else needs the larger value.
         """
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()

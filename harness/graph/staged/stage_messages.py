@@ -35,7 +35,7 @@ Queue = deque[Message]
 Queues = dict[tuple[int, bool], Queue]
 """The messages of each rank in each direction, in the order in which the rank sends or receives them.
 
-A key is a rank and whether messages go up.
+A key has a rank, and whether the messages go to higher ranks.
 """
 
 

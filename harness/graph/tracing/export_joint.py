@@ -98,7 +98,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """Return further name -> first name, for each tied parameter or buffer."""
+    """Return a dict of the tied parameters and buffers: each further name -> the first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -118,7 +118,8 @@ def export_joint_step(
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
     - `loss_function`: calls `model`.
-    - `gradient_seed`: the gradient of the loss. Values are faked on `device`.
+    - `gradient_seed`: the gradient of the loss.
+    - `device`: the device of the graph's values, which are fake.
     - `chunking`: if the step will run in chunks, the inputs' size along `chunk_dim` is a symbol, as in
       `trace_joint_step`. Otherwise every size is fixed.
 

@@ -301,7 +301,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """Return the argument for a reader that is written once: the number of a size, or the node of a whole value."""
+        """Return the argument `node` for a reader that is written once: a size's number, or a whole value's node."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -406,9 +406,10 @@ class _Chunker:
 
 
 def _needs_reshape(node: Node, args: Any) -> bool:
-    """Whether a view in backward must be written as a reshape, since its argument is not contiguous in a chunk.
+    """Whether a view in backward must become a reshape.
 
-    Autograd reshapes gradients, but a trace has a view if the whole gradient is contiguous.
+    Autograd reshapes gradients. If the whole gradient is contiguous, the trace records this as a view. The gradient of
+    a chunk may not be contiguous, and then a view would fail.
     """
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

@@ -20,7 +20,7 @@ class NotEvaluatedError(Exception):
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of a collective, in the order of all ranks.
+    """Return the result of a collective for each rank, in the order of ranks.
 
     - `op`: the operator's name, such as `_c10d_functional.all_reduce.default`.
     - `partition`: the ranks of each instance of the group.

@@ -61,7 +61,7 @@ def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int 
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """Return an activation from its chunks `parts`, which are joined along `dim`.
+    """Return an activation, joined along `dim` from its chunks `parts`.
 
     With `piece`, return only the first half (0) or second half (1) along `dim`.
     """

@@ -7,7 +7,7 @@ the forward call whose autograd node runs, which is found by autograd's sequence
 2. The origin of each forward node is stored under the latest sequence number.
 3. Before backward, each autograd node gets two hooks. They set the origin before it runs, and clear it afterwards.
 
-The engine adds up gradients between autograd nodes. These additions have no module.
+Autograd's engine adds up gradients between autograd nodes. These additions have no module.
 
 A model states the running part of a mixture of experts by annotations of torch, with the key that torchtitan uses:
 
@@ -112,7 +112,7 @@ def running_part() -> Part | None:
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
-    """Return the module calls in which a forward node was created, outermost first. () for any other node."""
+    """Return the module calls in which a forward node was created, outermost first; () for any other node."""
     calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
     return calls
 

@@ -124,7 +124,7 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races."""
+        """Report a call on `stream` that reads the memory `reads` and writes the memory `writes`. Returns its races."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -152,9 +152,9 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call whose memory only this stream and launched work use in the whole graph. Returns its races.
+        """Report a call as `call` does, but faster. Returns its races.
 
-        Faster than `call`.
+        In the whole graph, only `stream` and launched work may use the memory of the call.
         """
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
@@ -196,8 +196,8 @@ class Order:
     ) -> None:
         """Report a launch that fills `results` and reads the memory `takes`.
 
-        Each result is given as its pieces of memory, and needs its own wait before it may be read. After a wait for any
-        result, the launch has finished reading.
+        `rule` is the entry `launch` of the operator's row. Each result is given as its pieces of memory, and needs its
+        own wait before it may be read. After a wait for any result, the launch has finished reading.
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:

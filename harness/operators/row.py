@@ -31,7 +31,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """An operator's effect on CUDA streams and events. Its arguments name them by number."""
+    """An operator's effect on CUDA streams and events. The operator's arguments are the numbers of these."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"
@@ -193,8 +193,8 @@ class Operator:
     fills: tuple[str, float | str] | None = None
     """The overload that fills its result with a number. The second value is the number, or the argument that has it."""
     carries: str | None = None
-    """The overload that copies elements to other indices. Index arguments or sizes determine which; strides never
-    do."""
+    """The overload that copies elements to other indices. Index arguments or sizes determine which elements; strides
+    never do."""
     in_place_of: str | None = None
     """The operator that computes the same result in new memory, while this operator writes it into `self`. Overloads
     have the same names."""
@@ -213,7 +213,7 @@ class Operator:
     """It multiplies ("*") or divides ("/") its first argument, or each tensor in it, by a number: the second
     argument."""
     attends: bool = False
-    """It is an attention: it mixes the positions of a sequence."""
+    """It is an attention operator: it mixes the positions of a sequence."""
     sums_ranks: bool = False
     """It is a collective that adds the values of several ranks."""
     exchanges: bool = False
@@ -228,7 +228,7 @@ class Operator:
     overwrites: tuple[str, ...] = ()
     """The overloads that overwrite every element of `self` with random numbers, and read no element."""
     hides: Hides | None = None
-    """How it can hide an error in its inputs."""
+    """The reason why it can hide an error in its inputs."""
 
     # Rows, which chunks divide.
     rows: RowFlow | None = None
@@ -237,8 +237,8 @@ class Operator:
     returns_positions: bool = False
     """Its values are positions, as those of `arange`. In a chunk they count from the start of the chunk."""
     num_elements: int | None = None
-    """The number of arguments whose elements it reads; those after them are indices or sizes. None if it reads the
-    elements of all."""
+    """The number of arguments whose elements it reads; later arguments are indices or sizes. None if it reads the
+    elements of all arguments."""
 
     # Permissions in graphs.
     allowed: tuple[str, ...] = ()
@@ -251,7 +251,7 @@ class Operator:
     """The overloads that only check: they raise or return, and do nothing else. A token that they return has no
     meaning.
 
-    A schema does not show this: that of `manual_seed` returns and writes nothing, but the operator is no such check.
+    By its schema, `manual_seed` returns and writes nothing either, but it is no such check.
     """
     measures: str | None = None
     """The overload that returns a number of a tensor's layout, such as a size."""

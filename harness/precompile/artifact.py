@@ -1,14 +1,14 @@
 """Precompile a step in a process without ranks. A run later reads the step on each rank, or in one process for all
 ranks.
 
-1. Replace the file by a note, so that no old step is left if precompiling fails.
+1. Replace an old step's file by a note, so that no old step is left if precompiling fails.
 2. Trace the step for the first and for the last rank, whose coordinates in the mesh differ on every axis. Both traces
    must have the same code. A rank's coordinates may be in its state, such as a buffer, but not in its code.
 3. Run the passes on the first rank's graph.
 4. Write the graph and its fingerprint as data. The graph may only call operators that `graph.backend.allowed` lists.
 5. If Inductor compiles the step, write the generated code into a second file (`harness.precompile.compiled`).
 
-Reading checks that the file is complete, that its fingerprint equals this run's in each field, that each operator is
+Reading checks that the file is complete, that its fingerprint equals the fingerprint of this run, that each operator is
 allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs. Compiled code
 runs only with permission.
 """

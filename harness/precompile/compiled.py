@@ -8,7 +8,7 @@ A step has one part, or two: forward and backward. With two parts, `read_again` 
 backward reads, too. If a part is compiled region by region, it has two entries instead of "main": "graph", the graph
 around the regions as data, and "regions", torch's pickle of each region.
 
-Needs:    the sha256 of this file, which the step's file has, and permission to run code.
+Needs:    the sha256 of `compiled.bitproof`, which the step's file has, and permission to run code.
 Promises: only the stored files run, and nothing is compiled: a kernel that is not among them is refused.
 Refuses:  to run anything without permission. A hash shows that code is unchanged, but not that it is harmless.
 """

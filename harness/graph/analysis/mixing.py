@@ -253,7 +253,7 @@ class _Follower:
     def _note_permutation(self, node: Node) -> None:
         """Note whether a call's result is a permutation of rows.
 
-        A sort along the only dim returns a permutation, and a sort of a permutation returns its inverse. Copies of a
+        A sort of a vector returns a permutation, and a sort of a permutation returns its inverse. Copies of a
         permutation are noted, too.
         """
         source = node.args[0] if node.args else None

@@ -42,7 +42,7 @@ class Rows:
     - `outer`, `inner`: the size of `dim` is `outer` * n * `inner`. For example, (B, n, D) viewed as (B * n, D) has
       `outer` B and `inner` 1. Both are None if the size is not such a product, as after an all-to-all.
     - `order`: the rearrangements of rows that were not undone, first to last.
-    - `share`: set if the ranks divide the rows.
+    - `share`: the division of the rows among ranks; None if ranks do not divide them.
     """
 
     dim: int
@@ -86,9 +86,9 @@ class RuleCall:
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
-        """Return the dims that the argument called `name` states for a value with `rank` dims; all are at least 0.
+        """Return the dims that the argument called `name` states, as indices from 0 to `rank` - 1.
 
-        An argument that is None or empty states all dims.
+        An argument that is None or empty states all dims. `rank` is the number of dims of the value.
         """
         found = self.given.get(name)
         listed = [found] if isinstance(found, int) else list(found or range(rank))

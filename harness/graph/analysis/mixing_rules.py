@@ -308,7 +308,7 @@ def _index_put(call: RuleCall) -> Answer:
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
     """Return `rows` with a permutation added to their `order`.
 
-    If it is the inverse of the last entry, that entry is removed.
+    If the permutation is the inverse of the last entry of `order`, that entry is removed instead.
     """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
@@ -317,7 +317,7 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rule for an all-to-all, which sends rows to other ranks. Another all-to-all with swapped sizes returns them."""
+    """Rule for an all-to-all, which sends rows to other ranks. An all-to-all with swapped sizes sends them back."""
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None

@@ -11,7 +11,7 @@ Promises: groups stay names and writes into inputs stay writes, so a single comp
 Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
           there is nothing to compile (PassError). A step never runs uncompiled instead.
 
-A partitioned graph is compiled as two, forward and backward, each as a whole or by regions.
+A partitioned graph is compiled as two graphs, forward and backward, each as a whole or by regions.
 
 For the whole graph:
 1. Trace it again, decomposed into operators that Inductor lowers. In-place writes become copies at the graph's end.
@@ -81,7 +81,7 @@ Settings that this torch lacks are ignored.
 class Compiled:
     """A compiled step, which is called with the graph's inputs.
 
-    - `step`: the compiled function. It takes a list of inputs, which it empties while it reads them.
+    - `step`: the compiled function. It takes the inputs as a list, and empties the list.
     - `folder`: the folder with the step's files.
     - `facts`: facts for the report, by name.
     """

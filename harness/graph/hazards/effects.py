@@ -137,7 +137,7 @@ class _Plan:
 
     They are applied to the arguments of each call.
 
-    - `plain`: the effects of a call if `is_plain`.
+    - `plain`: the effects of every call, if `is_plain` is True.
     - `is_plain`: True if the overload writes, shares, awaits and frees nothing.
     - `may_return_argument`: True if the overload may return an argument itself. The result then shares that argument's
       memory.
@@ -232,7 +232,7 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 def _effects_by_name(node: Node, name: str) -> Effects:
     """Return the effects of a call that states a name but no overload, such as the method `add_`.
 
-    The effects of all overloads with this name are united.
+    The result has the effects of all overloads with this name.
     """
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
@@ -322,7 +322,10 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return `found`, the effects of a launch of a collective, changed if the call itself waits for the collective."""
+    """Return `found`, the effects of a call that launches a collective.
+
+    If the call itself waits for the collective, it no longer counts as a launch.
+    """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)

@@ -156,9 +156,8 @@ def queue_entries(entries: Sequence[LaunchEntry], ranks_in: RanksIn, rank: int |
 def _ends(call: LocatedCall, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
     """Return the two ranks of a message, as (sender, receiver).
 
-    `rank` is this rank; `ranks` are the ranks of the group.
-
-    Returns None if the graph does not state the other rank as a number, or if that number is not in the group.
+    Returns None if the graph does not state the other rank as a number, or if that number is not in the group. `rank`
+    is this rank, and `ranks` are the ranks of the group.
     """
     peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):

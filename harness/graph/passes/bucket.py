@@ -177,7 +177,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     """Yield (launch, wait) for each call of the collective `name`.
 
-    A launch is left out if another call than a single wait reads it, or if some call writes its input or output in
+    A launch is left out if a call other than a single wait reads it, or if some call writes its input or output in
     place.
     """
     owners = operators.storage_owners(graph.nodes)

@@ -165,7 +165,7 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Return the recomputed values that are to be saved by step 3 at the top of this file.
+        """Return the values that step 3 at the top of this file saves instead of recomputing them.
 
         Each is smaller than the saved value from which it is computed, and nothing else needs the larger value.
         """
@@ -211,7 +211,7 @@ class _Tagger:
     def _leaves_when_copied(self, node: Node) -> bool:
         """Whether copying a saved value to host memory frees its storage.
 
-        The value must cover the whole storage, and no other saved value may keep the storage alive.
+        It does if the value covers the whole storage, and no other saved value keeps the storage alive.
         """
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner

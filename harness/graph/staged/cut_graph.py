@@ -119,7 +119,10 @@ def _once_part(placed: PlacedCalls, stage: int, kind: Apart) -> Part:
 
 
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
-    """Write the graph of a stage's forward or backward, with the values that it exchanges (steps 2 and 3 above)."""
+    """Write the graph of a stage's forward or backward, with the values that it exchanges.
+
+    These are steps 2 and 3 at the top of this file.
+    """
     own = placed.own(stage, half)
     given = placed.given(own)
     # Both parts of a divided backward read what arrives before the first.

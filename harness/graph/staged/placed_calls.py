@@ -3,7 +3,8 @@
 The rules:
 
 1. The calls of a layer belong to the layer's stage.
-2. Any other call belongs to the latest stage among its inputs. In backward it is the earliest, as gradients flow back.
+2. Any other call belongs to the last stage that computes an input of the call. In backward it belongs to the first such
+   stage, as gradients flow back.
 3. A call without inputs from a stage belongs to the stage of its first reader.
 4. Numbers and views computed only from the graph's inputs belong to no stage. Each stage that reads them computes them.
 5. A parameter that two stages read has a gradient from each stage. Each stage adds its own gradients over
@@ -192,10 +193,10 @@ class PlacedCalls:
         return [x for x in self.own(stage, "gathers") if any(user not in self._gathers for user in x.users)]
 
     def _gradients_by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
-        """Return a parameter's gradient in each stage that computes one, by stage.
+        """Return a dict: each stage that computes a gradient of `parameter` -> that gradient.
 
-        `gradient` is the parameter's whole gradient. Raises PassError unless a single stage computes it, or it is the
-        sum of two stages' gradients.
+        `gradient` is the whole gradient of the parameter. Raises PassError unless a single stage computes the whole, or
+        the whole is the sum of two stages' gradients.
         """
         # Go back through additions whose operands are from different stages, down to the gradients of single stages.
         joins, parts, waiting = [], list[Node](), [gradient]

@@ -88,7 +88,10 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """Return the context for a stage's passes: `context` without modules and operators of other stages alone."""
+        """Return the context for the passes of a stage.
+
+        This is `context` without the chosen modules and operators that only other stages call.
+        """
         if len(self.graphs) == 1:
             return context
         # A pass may refuse a chosen module or operator that never runs, so those of other stages are left out.

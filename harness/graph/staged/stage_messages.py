@@ -21,9 +21,11 @@ from bitproof.harness.graph.staged.actions import Action
 
 
 class Message(NamedTuple):
-    """A message, as one of its two ranks sees it: `is_sent` states whether this rank sends or receives it.
+    """A message, from the view of one of its two ranks.
 
-    `sender` is the action that sends it; `peer` is the other rank.
+    - `sender`: the action that sends it.
+    - `is_sent`: True if this rank sends it, False if this rank receives it.
+    - `peer`: the other rank.
     """
 
     sender: Action

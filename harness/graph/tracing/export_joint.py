@@ -293,7 +293,7 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """Write the call that computes the gradient of the loss, from which backward starts, and return the call.
+    """Add a call that computes the gradient of the loss, from which backward starts, and return the call.
 
     `tangent` is the input for this gradient in torch's graph.
     """
@@ -304,7 +304,7 @@ def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node
 
 
 def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
-    """Write a copy of `value` into the graph input `buffer` where the graph inserts, and return the call."""
+    """Add a call that copies `value` into the graph input `buffer`, at the graph's insertion point, and return it."""
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     kept = (key for key in (META_KEY, CALLS_KEY) if key in value.meta)
     node.meta = {key: value.meta[key] for key in kept} | {"val": buffer.meta["val"]}

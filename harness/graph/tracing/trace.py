@@ -2,9 +2,9 @@
 
 The graph's inputs are parameters, buffers and the step's inputs. Its outputs are the loss and a gradient for each
 parameter. The size of the chunked dim is a symbol. No code can branch on it, so exactly the values that depend on a
-chunk have it in their sizes.
+chunk have the symbol in their sizes.
 
-1. Make fake tensors. The chunked dim of every input gets the same unbacked symbol in [n / 2, n].
+1. Make fake tensors. The chunked dim of every input, of size n, gets the same unbacked symbol, bounded by n / 2 and n.
 2. Run forward and backward under make_fx, and record every node's origin.
 3. Refuse a step that works only for a single size. For example, `x.view(128, -1)` fits only 4 sequences of 32 tokens.
 4. Refuse nested graphs with effects that passes would not see, and higher-order operators in chunked modules

@@ -2,7 +2,7 @@
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
 Promises: the bits of the eager chunked reference; no value's size has the symbol any more.
-Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction; all collectives over
+Refuses:  other collectives than those of experts, of a tensor group, and reductions of gradients; all collectives over
           ranks that divide the chunked dim; views with a baked constant; an output of a chosen module that is needed
           whole but cannot be joined; sequence chunks through attention; a module that mixes rows of different chunks,
           or that calls a higher-order operator such as `cond`, whose nested graphs are not split (see mixing.py);
@@ -372,8 +372,8 @@ class _Chunker:
     def _join(self, node: Node, pair: Pair) -> Node:
         """Return the node of a pair's whole value, which is written at the first use.
 
-        It concatenates the chunks, or adds them if they are a gradient. If both chunks write a buffer in place, it is
-        chunk 1's node.
+        The whole value is the concatenation of the chunks, or their sum if they are a gradient. If both chunks write a
+        buffer in place, it is the node of chunk 1.
         """
         if pair.second is None:
             self._write_held_back()

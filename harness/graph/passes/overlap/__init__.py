@@ -200,7 +200,7 @@ def schedule(
     costs: dict[Node, Cost],
     hidden: set[Node],
 ) -> list[Node]:
-    """Return the nodes in the order of step 2 (see the top of this file). It is topological, found in O(n log n).
+    """Return the nodes in the topological order of step 2 (see the top of this file). Takes O(n log n).
 
     - `before`, `after`: for each node, the nodes that must run before it and after it.
     - `hidden`: the launches of the collectives that compute should hide.
@@ -314,7 +314,7 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
     """Return the number of collectives that overlap with compute.
 
-    These have a call that computes between their launch and their wait. Views and other collectives do not count.
+    A collective counts if a call between its launch and its wait computes. Views and other collectives do not compute.
     """
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)

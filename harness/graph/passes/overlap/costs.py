@@ -1,4 +1,4 @@
-"""The cost of each node of a graph, from lines that are fitted to measured times by least squares.
+"""Estimates the cost of each node of a graph, from lines that are fitted to measured times by least squares.
 
 Every node has a kind, and every kind has a line `seconds = fixed + per_unit * amount`:
 

@@ -136,7 +136,7 @@ def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """Return, for each rank of a launch's group, the index of its matching launch; None if it has not launched yet.
+    """Return a dict: each rank of a launch's group -> the index of its matching launch; None if it has none yet.
 
     Launches match if each is the n-th of the group on its rank.
     """

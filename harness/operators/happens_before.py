@@ -5,8 +5,8 @@ Example: `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait. A ra
 memory.
 
 The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, the work that it
-launches, and the waits. Memory is named by keys, at least a key for each value. `harness.operators.rows` lists the
-operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
+launches, and the waits. A key names a piece of memory, and each value has a key or several. `harness.operators.rows`
+lists the operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
 1. Calls of a stream run in order, and different streams run concurrently. The clock of a stream S maps every stream to
    its last call that certainly ends before the next call of S.

@@ -31,7 +31,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """An operator's effect on CUDA streams and events. The operator's arguments are the numbers of these."""
+    """An operator's effect on CUDA streams and events. The operator's arguments are numbers of streams and events."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"

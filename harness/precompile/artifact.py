@@ -74,7 +74,7 @@ def precompile(
     - UsageError: the fault changes both ranks' steps alike.
     - The errors of tracing and of the passes.
 
-    After an error, the folder has a note with the error's text in place of the step.
+    After an error, the folder has a note with the error's text instead of the step.
     """
     refuse_unwritten(case)
     compiled.refuse_device(case, device)

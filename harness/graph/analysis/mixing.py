@@ -10,8 +10,8 @@ mixes rows in training, since it averages over the batch.
 4. A call of a nested graph is followed through that graph. Operators with several nested graphs, such as `cond`, are
    refused, unless they have a rule.
 5. Ranks may divide the rows among themselves (mixing_shares.py).
-6. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). It is believed if its result has as many rows as its
-   arguments.
+6. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). The declaration is accepted if the code's result has
+   as many rows as its arguments.
 7. A value that leaves the module is refused if its rows are mixed, in another order, or only a rank's share. A value
    without a chunked dim may leave, such as the number of rows per expert.
 

@@ -65,7 +65,7 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Rule for `index_select`: rows are mixed if it selects along their dim.
+    """Return the rows of an `index_select`; None if it selects along the dim that holds them.
 
     If ranks divide the rows, it must select a single range.
     """
@@ -80,7 +80,7 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Rule for an `index_copy`. Rows stay separate only if all of these hold:
+    """Return the rows of an `index_copy`; None unless all of these conditions hold:
 
     - It copies into zeros that no other call reads, since that call might write them.
     - The dim along which it copies does not hold the rows.

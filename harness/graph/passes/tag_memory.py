@@ -20,8 +20,8 @@ Refuses:  an operator in `context.memory.save` that no block calls in forward.
        compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
        all others                                 recomputed
 
-   If the case lists operators to save, the list decides for views and for the rows below them. For example, with
-   ("mm/2",) the first, third, ... `mm` of a block is saved, and the second is recomputed, as is attention.
+   If the case lists operators to save, the list decides for views and for everything below them in this table. For
+   example, with ("mm/2",) the first, third, ... `mm` of a block is saved. The others are recomputed, as is attention.
 
 3. If a recomputed value is smaller than the saved value that it is computed from, and nothing else needs the larger
    one, save the smaller value instead.

@@ -15,13 +15,13 @@ The pass reads the graph like an interpreter, and writes a new graph. A value is
 pair of nodes, for chunk 0 and chunk 1:
 
 1. A node of a chosen module that reads a pair, or a size with the symbol, is written once per chunk: a pair. An input
-   that is no pair is split on first use if its shape has the symbol. Otherwise both chunks read it.
-2. Every other node is written once. A pair that it reads is joined on first use. The chunks of a parameter's gradient
-   are added (chunk 0 + chunk 1); any other value is concatenated along the chunked dim.
+   that is no pair is split at its first use if its shape has the symbol. Otherwise both chunks read it whole.
+2. Every other node is written once. A pair that it reads is joined at its first use. The chunks of a parameter's
+   gradient are added (chunk 0 + chunk 1); the chunks of any other value are concatenated along the chunked dim.
 3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
    The sum over a parameter's two uses is refused, as chunks would change the order of its additions.
-4. Integers are no values: a size that depends on the symbol becomes a number at each use. The number is computed with
-   the whole extent or half of it.
+4. Sizes are no values: a size that depends on the symbol becomes a number at each use. The number is computed with the
+   whole extent or half of it.
 5. Chunk 0 of a module runs before chunk 1, which is written only when something needs it. So buffer writes and random
    draws happen in chunk order, as in eager.
 6. A chosen module may write a tensor in place, so that the tensor changes during the step. Its readers in the module

@@ -277,10 +277,9 @@ def schedule(
 def _next_hidden(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition], hidden: set[Node]
 ) -> dict[Node, int]:
-    """Return, for each node, the position of the first launch in `hidden` that needs it; the number of nodes if none
-    does.
+    """Return a dict: each node -> the position of the first launch in `hidden` that needs the node.
 
-    Only launches in the same part of the same region count.
+    If no launch needs it, this is the number of nodes. Only launches in the same part of the same region count.
     """
     found: dict[Node, int] = {}
     for node in reversed(nodes):

@@ -244,7 +244,7 @@ def remove_observers(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """Yield a `Show` for each call of `observed` that `mark` needs.
+    """Yield the arguments of each call of `observed` that is needed for `mark`.
 
     `nodes` maps the number of a chunk to the marked node in that chunk, and None to the marked node outside all chunks.
     """

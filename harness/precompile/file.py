@@ -72,7 +72,7 @@ def begin(folder: Path, what: str) -> None:
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
-    """Replace the step by a note with the reason `why` there is no step. `read` then raises an error with this reason.
+    """Replace the step by a note that states `why` there is no step. `read` then raises an error with this reason.
 
     `what` is the case's name.
     """

@@ -295,7 +295,8 @@ def _index(call: RuleCall) -> Answer:
 def _index_put(call: RuleCall) -> Answer:
     """Return the rows of `x[permutation] = values`, which moves the rows of `values` by the inverse permutation.
 
-    The elements of `x` have no effect, as all are overwritten. Return None for any other index.
+    The elements of `x` have no effect, as all are overwritten. Return None for any other index, or if the rows of
+    `values` are not in dim 0.
     """
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None

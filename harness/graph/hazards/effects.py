@@ -324,7 +324,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
     """Return `found`, the effects of a call that launches a collective.
 
-    If the call itself waits for the collective, it no longer counts as a launch.
+    If the call itself waits for the collective, the result no longer has the launch.
     """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]

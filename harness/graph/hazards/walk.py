@@ -75,8 +75,8 @@ class GraphWalk:
     - `entries`: the launches of collectives and messages, and the waits for them, in order.
     - `last_use`: the time of the last use of each piece of memory.
 
-    If given the `last_use` of an earlier walk, it also frees each piece of memory after its last use, and so detects
-    memory that another stream reuses too early.
+    If given the `last_use` of an earlier walk, this walk also frees each piece of memory after its last use, and so
+    detects memory that another stream reuses too early.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:

@@ -4,7 +4,8 @@ Needs:    parameters are the graph's first inputs; their gradients are its outpu
           order; every collective names a group of `context.groups`.
 Promises: same bits, as sums are element by element in rank order; a module's calls keep their
           order; reductions run in their own groups, so that they can overlap with gathers.
-Refuses:  a collective whose group is unknown. Collectives of other values than parameters stay unchanged.
+Refuses:  a collective whose group is unknown. Collectives of values that are neither parameters nor gradients stay
+          unchanged.
 
 1. Find the all-gathers whose input is a parameter, after casts, changes of shape and padding at most.
 2. Drop repeated gathers: same parameter, same casts, same group.

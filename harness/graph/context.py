@@ -16,8 +16,7 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol, Guard
 class PassContext:
     """The settings of a case's graph pipeline, and facts about the step.
 
-    - `chunk_groups`: names of process groups whose collectives may run once per chunk. They include the groups that
-      other passes may add for them.
+    - `chunk_groups`: names of process groups whose collectives may run once per chunk, such as the group of experts.
     - `guards`: the conditions on sizes that the trace assumed.
     - `groups`: the table of all process groups, to which passes may add groups.
     - `module_calls`: module name -> number of its calls in the traced step.

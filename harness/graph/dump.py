@@ -34,10 +34,10 @@ from bitproof.harness.torch_compile import trace_artifact
 
 
 class GraphDump:
-    """Each call writes a graph into `folder`. Use it in a `with` block.
+    """Writes a graph into `folder` at each call. Use it in a `with` block.
 
-    `parameter_names` and `buffer_names` are in the order of the graph's inputs. The text shows them beside inputs and
-    gradients.
+    `parameter_names` and `buffer_names` are in the order of the graph's inputs. The text shows these names beside
+    inputs and gradients.
     """
 
     def __init__(self, folder: Path, parameter_names: Sequence[str], buffer_names: Sequence[str]) -> None:

@@ -40,7 +40,7 @@ class ExtraPass:
     """A user's function as a pass.
 
     - `sha256`: the hash of the function's file.
-    - `spec`: the place in the pass list.
+    - `spec`: where the function is defined, and where it runs in the pass list.
     """
 
     def __init__(self, function: Callable[..., Any], sha256: str, spec: PassSpec) -> None:
@@ -107,9 +107,9 @@ def load_pass(spec: PassSpec) -> ExtraPass:
 
 
 def insert(pass_list: Sequence[Callable[..., Any]], extras: Sequence[ExtraPass]) -> list[Callable[..., Any]]:
-    """Return the pass list with the extra passes inserted. Extra passes for the same place keep their order.
+    """Return the pass list with the extra passes inserted. Extra passes with the same position keep their order.
 
-    Raises UsageError if an extra pass names an unknown place, or has the name of another pass.
+    Raises UsageError if an extra pass refers to an unknown pass, or has the name of another pass.
     """
     pass_list = list(pass_list)
     for extra in extras:

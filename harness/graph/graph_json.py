@@ -28,7 +28,7 @@ Json = Any
 
 
 def region(index: int, *inputs: Any) -> Any:
-    """Stands for a call of the compiled region `index`, until a reader puts the loaded region in its place."""
+    """Raise UnkeptError. In a graph, this function stands for the compiled region `index` until that is loaded."""
     raise UnkeptError("a graph calls a compiled region that was not loaded", found=f"region {index}")
 
 

@@ -43,10 +43,8 @@ class GraphOptions:
 class PassSpec:
     """A user's pass: the function `function` in the file or module `source`.
 
-    It runs before or after (`side`) another pass.
-
-    `anchor` is the name of that pass. By default it is `concretize_symbols`, with the side "after". Every size is then
-    a number, and no backend has compiled the graph yet.
+    It runs before or after (`side`) the pass called `anchor`. By default, it runs after `concretize_symbols`. At this
+    point every size is a number, and no backend has compiled the graph yet.
     """
 
     source: str

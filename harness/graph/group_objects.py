@@ -1,4 +1,4 @@
-"""Finds collectives that share a process-group object, so that each waits for the previous collective."""
+"""Finds collectives that share a process-group object, and so run in sequence."""
 
 from __future__ import annotations
 

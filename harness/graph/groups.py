@@ -1,4 +1,4 @@
-"""The passes' table of process groups. Passes run without process groups, so they use names.
+"""The passes' table of process groups. Passes run without process groups, so they refer to groups by name.
 
 A pass may add a group, which ranks then make before they run the graph.
 """

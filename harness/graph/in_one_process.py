@@ -20,7 +20,7 @@ class NotEvaluatedError(Exception):
 
 
 def collective(op: str, partition: Partition, arguments: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return the results of a collective, in the order of all ranks.
+    """Return the result of a collective for each rank, in the order of ranks.
 
     - `op`: the operator's name, such as `_c10d_functional.all_reduce.default`.
     - `partition`: the ranks of each instance of the group.
@@ -51,7 +51,7 @@ def _result_of_rank(name: str, xs: list[Tensor], rest: list[Sequence[Any]], plac
 
 
 def reduced(xs: Sequence[Tensor], operation: str) -> Tensor:
-    """Return the sum ("sum") or average ("avg") of `xs`, which are added in their order."""
+    """Return the sum or the average of `xs`, which are added in their order. `operation` is "sum" or "avg"."""
     if operation not in ("sum", "avg"):
         raise NotEvaluatedError(f"a reduction by {operation}")
     # A copy, as a sum over a single rank would be its input itself.

@@ -6,7 +6,8 @@ Refuses:  an activation whose chunks would have to be joined or split along a di
 
 1. During the trace, hooks mark the nodes that compute activations. A mark is metadata, and no pass depends on it.
 2. After all passes, a call of `observed` is added for each mark, after the marked node or the nodes of its chunks.
-3. If only eager has a value per chunk, the graph's value is split. If only the graph does, the chunks are joined.
+3. If only eager has a value per chunk, the graph's value is split. If only the graph has values per chunk, they are
+   joined.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ MARKS_KEY = "observed"
 
 
 class Mark(NamedTuple):
-    """A mark on a node, which computes an output of a module or that output's gradient.
+    """A mark on a node that computes an output of a module, or the gradient of such an output.
 
     - `boundary`: the name of the output or gradient.
     - `dim`: the value's chunked dim; None if no single dim is chunked.
@@ -60,7 +61,7 @@ def observed(name: str, parts: list[Tensor], dim: int | None = None, piece: int 
 
 
 def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = None) -> Tensor:
-    """Return an activation from its chunks `parts`, which are joined along `dim`.
+    """Return an activation, joined along `dim` from its chunks `parts`.
 
     With `piece`, return only the first half (0) or second half (1) along `dim`.
     """
@@ -75,7 +76,7 @@ def activation(parts: list[Tensor], dim: int | None = None, piece: int | None = 
 
 @contextmanager
 def observed_by(observe: Observe) -> Iterator[None]:
-    """Context in which `observe` gets each activation of a graph that runs."""
+    """Return a context in which `observe` is called with each activation of a graph that runs."""
     _observers.append(observe)
     try:
         yield
@@ -88,7 +89,7 @@ def observed_by(observe: Observe) -> Iterator[None]:
 
 @contextmanager
 def marking(model: nn.Module, patterns: Sequence[str], tracer: Any, symbol: Any) -> Iterator[None]:
-    """Context for a trace, in which the nodes that compute activations of observed modules are marked.
+    """Return a context for a trace, which marks the nodes that compute activations of observed modules.
 
     - `patterns`: choose the observed modules.
     - `tracer`: makes the nodes.
@@ -160,11 +161,11 @@ def marked_nodes(graph: Graph) -> list[Marked]:
 
 
 def hand_on_lost_marks(graph: Graph, before: Sequence[Marked]) -> None:
-    """Give the marks of each node that a user's pass removed to the node that its readers read instead.
+    """Copy marks of nodes that a user's pass removed to the nodes that replace them.
 
-    `before` is the result of `marked_nodes` before the pass. For example, the pass replaces the marked `mm_3`, which
-    `add_4` reads, by `mm_9`. Then `mm_9` gets the marks of `mm_3`. If `mm_9` has no origin, it also gets the chunk of
-    `mm_3`.
+    `before` is the result of `marked_nodes` before the pass. For example, `add_4` reads the marked node `mm_3`, and the
+    pass replaces `mm_3` by `mm_9`. Then `mm_9` gets the marks of `mm_3`. If `mm_9` has no origin, it also gets the
+    chunk of `mm_3`.
     """
     nodes = {node.name: node for node in graph.nodes}
     for node, readers in before:
@@ -214,7 +215,10 @@ Show = tuple[str, list[Node], int | None, int | None]
 
 
 def insert_observers(graph: Graph, shows: Sequence[Show]) -> None:
-    """Add calls of `observed` to a graph, each after the last node that it reads. `shows` has their arguments."""
+    """Add calls of `observed` to a graph, each after the last node that it reads.
+
+    `shows` has the arguments of each call.
+    """
     order = {node: index for index, node in enumerate(graph.nodes)}
     first = next((node for node in order if node.op not in ("placeholder", "get_attr")), None)
     for name, parts, dim, piece in shows:
@@ -227,9 +231,9 @@ def insert_observers(graph: Graph, shows: Sequence[Show]) -> None:
 
 
 def remove_observers(graph: Graph) -> list[Show]:
-    """Remove the calls of `observed` from a graph, so that other code may change the rest.
+    """Remove the calls of `observed` from a graph, so that other code may change the rest of the graph.
 
-    Returns their arguments for `insert_observers`.
+    Return the arguments of each call, for `insert_observers`.
     """
     shows: list[Show] = []
     for node in graph.find_nodes(op="call_function", target=observed):
@@ -240,9 +244,9 @@ def remove_observers(graph: Graph) -> list[Show]:
 
 
 def _shows(mark: Mark, nodes: dict[int | None, Node], chunking: Chunking | None) -> Iterator[Show]:
-    """Yield the arguments of each call of `observed` for a mark.
+    """Yield the arguments of each call of `observed` that is needed for `mark`.
 
-    `nodes` maps the number of a chunk to its marked node. The key None stands for a node outside chunks.
+    `nodes` maps the number of a chunk to the marked node in that chunk, and None to the marked node outside all chunks.
     """
     boundary, dim = mark.boundary, mark.dim
     root = chunking.root_of(boundary.module) if chunking else None

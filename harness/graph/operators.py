@@ -99,7 +99,7 @@ def graph_of(node: Node) -> GraphModule | None:
 def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
     """Return (the operator that a call runs, its arguments by position).
 
-    A call of `with_effects` runs the operator that it wraps, with the arguments that follow it.
+    For a call of `with_effects`, these are the wrapped operator and the arguments after it.
     """
     if isinstance(node.target, HigherOrderOperator) and node.target.name() == "with_effects" and len(node.args) > 1:
         return node.args[1], node.args[2:]
@@ -113,7 +113,7 @@ def launches_collective(node: Node) -> bool:
 
 
 def is_collective(node: Node) -> bool:
-    """Return whether a node launches a collective. A wait for a collective does not."""
+    """Return whether a node launches a collective; False for a wait for a collective."""
     return getattr(node.target, "namespace", None) in COLLECTIVE_NAMESPACES and not is_wait(node)
 
 
@@ -150,7 +150,7 @@ def group_name(node: Node) -> str:
 
 
 def attends(node: Node) -> bool:
-    """Return whether a call is an attention operator of forward."""
+    """Return whether a call is an attention operator of the forward pass."""
     return named(operator_name(node)).attends
 
 
@@ -213,7 +213,7 @@ def is_view(target: Any) -> bool:
 
 
 def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """Return node -> the first node in the same memory. For example, views map to their base.
+    """Return a dict: each node -> the first node in the same memory. For example, a view maps to its base.
 
     All results of a call count as a single piece of memory.
     """
@@ -252,8 +252,9 @@ def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
 
 @functools.cache
 def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes or, unless `written` is set, whose
-    memory it may share.
+    """Return the names of the arguments that an operator writes.
+
+    Unless `written` is set, also return the names of arguments whose memory the result may share.
     """
     schema = schema_of(target)
     infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}

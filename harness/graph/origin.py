@@ -7,7 +7,7 @@ the forward call whose autograd node runs, which is found by autograd's sequence
 2. The origin of each forward node is stored under the latest sequence number.
 3. Before backward, each autograd node gets two hooks. They set the origin before it runs, and clear it afterwards.
 
-The engine adds up gradients between autograd nodes. These additions have no module.
+Autograd's engine adds up gradients between autograd nodes. These additions have no module.
 
 A model states the running part of a mixture of experts by annotations of torch, with the key that torchtitan uses:
 
@@ -112,7 +112,7 @@ def running_part() -> Part | None:
 
 
 def calls_of(node: Node) -> tuple[ModuleCall, ...]:
-    """Return the module calls in which a forward node was created, outermost first. () for any other node."""
+    """Return the module calls in which a forward node was created, outermost first; () for any other node."""
     calls: tuple[ModuleCall, ...] = node.meta.get(CALLS_KEY, ())
     return calls
 
@@ -141,7 +141,7 @@ class OriginRecorder:
 
     @contextmanager
     def recording(self, tracer: Any) -> Iterator[None]:
-        """Context in which every node that `tracer` makes gets its origin as metadata."""
+        """Return a context in which every node that `tracer` makes gets its origin as metadata."""
         create_node = tracer.create_node
         hooks = [
             register_module_forward_pre_hook(self._enter),
@@ -204,9 +204,9 @@ class OriginRecorder:
         return origin
 
     def _forward_origin(self, number: int) -> Origin | None:
-        """Return the origin of the forward call that made an autograd node, with the direction backward.
+        """Return the origin of the forward call that made an autograd node, its direction changed to "backward".
 
-        `number` is the autograd node's sequence number. None if the call is unknown.
+        `number` is the autograd node's sequence number. Return None if the call is unknown.
         """
         # The largest stored number up to `number`.
         index = bisect.bisect_right(self._sequence_numbers, number) - 1

@@ -109,9 +109,7 @@ def build_pipeline(context: PassContext) -> list[PassRow]:
 def apply_until(pass_list: Sequence[Pass], until: str | None) -> list[Pass]:
     """Return the pass list up to and including the pass `until`.
 
-    None stands for the whole list, and "" for an empty list.
-
-    Raises CaseError for an unknown name.
+    None stands for the whole list, and "" for an empty list. Raises CaseError for an unknown name.
     """
     names = [run_pass.__name__ for run_pass in pass_list]
     if until is None or until == "":
@@ -134,12 +132,12 @@ def run_pipeline(
     observe: Observe | None = None,
     enter: Callable[[str], None] = lambda place: None,
 ) -> tuple[GraphModule, list[PassReport]]:
-    """Run the passes in order, and verify the graph after each. Returns the new graph and a report for each pass.
+    """Run the passes in order, and verify the graph after each. Returns (the new graph, a report for each pass).
 
     - `passes`: rows of the pass list, users' passes, or functions with the same signature. Such a function has no
       settings, and does not change the graph's stage.
-    - `observe`: gets the name "traced" and the traced graph. After each pass it gets the pass's name and the new graph,
-      before that is verified.
+    - `observe`: gets the name "traced" and the traced graph. After each pass, before the new graph is verified, it gets
+      the pass's name and the new graph.
     - `enter`: gets a text such as "in pass chunk" before each pass.
 
     If the case has pipeline stages, each pass runs on the graph of every stage. It must find something to do in at
@@ -172,7 +170,7 @@ def run_pipeline(
 class _StageRun:
     """The runs of the passes on the graph of a single pipeline stage.
 
-    `idle` is the error of the last pass if that found nothing to do in this graph; otherwise None.
+    `idle` is the error of the last pass, if that pass found nothing to do in this graph; otherwise None.
     """
 
     def __init__(self, graph: StageGraph, context: PassContext) -> None:

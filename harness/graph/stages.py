@@ -23,11 +23,9 @@ class GraphStage:
     rules: tuple[Rule, ...]
 
     def check(self, module: GraphModule, before: Facts, chunk_symbol: ChunkSymbol) -> Facts:
-        """Check the graph after a pass.
+        """Check the graph after a pass, and return its facts. Raises PassError for a broken rule.
 
-        Returns its facts, for the check after the next pass. Raises PassError for a broken rule.
-
-        `before` are the facts of the graph before the pass.
+        `before` are the facts that the check before the pass returned.
         """
         change = PassEffect(module, before, Facts.of(module), chunk_symbol.symbol)
         for rule in self.rules:

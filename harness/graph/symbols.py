@@ -52,7 +52,7 @@ def carries(value: Any, symbol: sympy.Symbol) -> bool:
 
 
 def chunk_dim(value: torch.Tensor, symbol: sympy.Symbol) -> int | None:
-    """Return the dim whose size is `symbol`. None if there is none, or if several dims depend on it.
+    """Return the dim whose size is `symbol`. Return None if there is none, or if several dims depend on `symbol`.
 
     A size such as 4 * `symbol` does not count.
     """
@@ -77,9 +77,9 @@ def number(value: Any, symbol: sympy.Symbol, extent: int) -> int | float | bool:
 
 
 def number_of(node: Node, symbol: sympy.Symbol, extent: int) -> int | float | bool:
-    """Return the number of a node with a scalar value, for `symbol` = `extent`.
+    """Return the value of a node that computes a scalar, for `symbol` = `extent`.
 
-    Floats are rounded as Python rounds them.
+    A float is computed by Python, operation by operation, so that it is rounded as in eager mode.
     """
     value = node.meta["val"]
     if isinstance(value, torch.SymInt) or (isinstance(value, SYMBOLIC_SCALARS) and node.op == "placeholder"):

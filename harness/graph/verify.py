@@ -72,7 +72,7 @@ class PassEffect:
 
     @cached_property
     def carriers(self) -> list[tuple[str, list[tuple[Node, set[sympy.Symbol]]]]]:
-        """The values with symbols, as (description, [(node, the symbols in its value), ...]) for each graph.
+        """The values with symbols: for each graph a pair (description, list of pairs (node, the symbols in its value)).
 
         Nodes without symbols are left out.
         """
@@ -139,7 +139,7 @@ def only_computes(change: PassEffect) -> None:
 def reads_nodes(change: PassEffect) -> None:
     """Raise PassError if a call has a symbolic number as an argument.
 
-    The argument must be the node that computes the number.
+    The argument must be the node that computes the number instead.
     """
     # Only nodes have values when the graph runs.
     for of, graph in change.graphs:

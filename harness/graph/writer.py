@@ -1,8 +1,8 @@
 """Writes a graph node by node, and computes each node's fake value, `val`.
 
-The operator itself computes the value, from the fake values of the node's inputs. Calls with the same operator, equal
-constants and equal layouts of inputs are computed once. So nodes may share a fake tensor, which describes a layout and
-no memory.
+The operator itself computes the fake value, from the fake values of the node's inputs. Calls with the same operator,
+equal constants and equal layouts of inputs are computed once. So nodes may share a fake tensor, even if they do not
+share memory.
 """
 
 from __future__ import annotations
@@ -53,9 +53,8 @@ class GraphWriter:
         return self._finish(node, self.resolved(source.meta["val"], self._extent), source)
 
     def get_attr(self, source: Node, extent: int) -> Node:
-        """Copy a reference to an attribute or nested graph, with `extent` in place of the chunk symbol, and return the
-        new node.
-        """
+        """Copy a reference to an attribute or nested graph, and return the new node. `extent` replaces the chunk
+        symbol."""
         value = getattr(self.source, str(source.target))
         if isinstance(value, GraphModule):
             # A nested graph exists once for each extent: whole, and half for chunks.
@@ -83,7 +82,7 @@ class GraphWriter:
         - `args`, `kwargs`: the arguments, with nodes of the new graph.
         - `chunk`: the number of the chunk, which becomes part of the call's name and metadata; None outside chunks.
         - `target`: the operator, by default that of `source`.
-        - `origin`: by default that of `source`.
+        - `origin`: the call's origin, by default that of `source`.
         """
         target = target or source.target
         node = self.graph.create_node("call_function", target, args, kwargs, name=_name(source, target, chunk))
@@ -182,9 +181,9 @@ class GraphWriter:
 
 
 def _without_memory(node: Node) -> Any:
-    """Return a node's value, as an argument of a call that must get new symbols.
+    """Return a node's value without cached symbols, as an argument for a call that must make new symbols.
 
-    A fake tensor caches the symbols of such calls, for example of `nonzero`, so the cache is emptied.
+    For example, a fake tensor caches the symbol that a call of `nonzero` makes. The cache is emptied here.
     """
     value = node.meta["val"]
     if isinstance(value, FakeTensor):

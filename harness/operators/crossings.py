@@ -6,7 +6,7 @@ A launch is a call that starts a collective or a message without waiting for its
   the group was initialized eagerly, it has a third for single messages.
 - The launches of a communicator run in sequence on each rank. Messages of a batch run together.
 - A launch ends when all ranks of its group have begun it.
-- Work that a stream gets after a wait runs after it. This includes launches.
+- Work that a stream gets after a wait, including launches, runs after the wait has ended.
 
 For example, rank 0 waits for A before it launches B, and rank 1 waits for B before it launches A: a deadlock.
 
@@ -37,7 +37,7 @@ class QueueEntry:
     - `operator`, `name`: the operator and the name of the call.
     - `group`, `ranks`: the name and the ranks of the call's process group.
     - `waits_for`: for a wait, the index of the awaited launch in the rank's sequence; None for a launch.
-    - `takes`: dtype and sizes, which must be equal on all ranks; "" if unknown.
+    - `takes`: the dtype and sizes of the input, which must be equal on all ranks; "" if unknown.
     - `communicator`: the name of the communicator; "" for the group's communicator for collectives.
     - `is_joined`: whether this launch belongs to the same batch of messages as the launch before it.
     """
@@ -136,7 +136,7 @@ def _advance(rank: int, ranks: Mapping[int, _Rank]) -> bool:
 
 
 def _matching_launches(rank: int, index: int, ranks: Mapping[int, _Rank]) -> dict[int, int | None]:
-    """Return, for each rank of a launch's group, the index of its matching launch; None if it has not launched yet.
+    """Return a dict: each rank of a launch's group -> the index of its matching launch; None if it has none yet.
 
     Launches match if each is the n-th of the group on its rank.
     """

@@ -5,8 +5,8 @@ Example: `all_reduce(x)` is launched, and `x.mul_(2)` runs before the wait. A ra
 memory.
 
 The caller reports each call to `Order`, in the graph's order: the memory that it reads and writes, the work that it
-launches, and the waits. Memory is named by keys, at least a key for each value. `harness.operators.rows` lists the
-operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
+launches, and the waits. A key names a piece of memory, and each value has a key or several. `harness.operators.rows`
+lists the operators that launch, wait and order streams. The rules are those of torch's CUDA sanitizer:
 
 1. Calls of a stream run in order, and different streams run concurrently. The clock of a stream S maps every stream to
    its last call that certainly ends before the next call of S.
@@ -62,7 +62,7 @@ Clock = dict[Stream, int]
 
 @dataclass
 class _Work:
-    """The work of a launched operator, as far as it fills a single result of the operator.
+    """The part of a launched operator's work that fills a single result of the operator.
 
     - `launched`, `name`: the time and the name of the launch.
     - `rule`: the entry `launch` of the operator's row.
@@ -124,7 +124,7 @@ class Order:
     # -- calls ------------------------------------------------------------------------------------------
 
     def call(self, name: Hashable, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call on `stream` that reads and writes these pieces of memory. Returns its races."""
+        """Report a call on `stream` that reads the memory `reads` and writes the memory `writes`. Returns its races."""
         if self._is_single:
             return self.races(reads, writes)
         seq = self._tick(stream)
@@ -154,9 +154,9 @@ class Order:
         return found
 
     def call_of_one(self, reads: Collection[Key], writes: Collection[Key], stream: Stream) -> list[Race]:
-        """Report a call whose memory only this stream and launched work use in the whole graph. Returns its races.
+        """Report a call as `call` does, but faster. Returns its races.
 
-        Faster than `call`.
+        In the whole graph, only `stream` and launched work may use the memory of the call.
         """
         clock = self._clocks[stream]
         clock[stream] = clock.get(stream, 0) + 1
@@ -167,10 +167,10 @@ class Order:
         return []
 
     def races(self, reads: Collection[Key], writes: Collection[Key], stream: Stream = COMPUTE) -> list[Race]:
-        """Return the races of a call with launched work that reads or fills the same memory, unless `stream` has waited
-        for it.
+        """Return the races between a call on `stream` and launched work that uses the same memory.
 
-        Uses of freed memory are returned as races, too. There is at most one race per launch and kind of access.
+        Work for which `stream` has waited does not race. Uses of freed memory are returned as races, too. There is at
+        most one race per launch and kind of access.
         """
         found: dict[tuple[float, str], Race] = {}
         late = "before anything waits for it"
@@ -199,8 +199,8 @@ class Order:
     ) -> None:
         """Report a launch that fills `results` and reads the memory `takes`.
 
-        Each result is given as its pieces of memory, and needs its own wait before it may be read. After a wait for any
-        result, the launch has finished reading.
+        `rule` is the entry `launch` of the operator's row. Each result is given as its pieces of memory, and needs its
+        own wait before it may be read. After a wait for any result, the launch has finished reading.
         """
         taken, ended = frozenset(takes), list[tuple[Stream, int]]()
         for result in results:
@@ -389,7 +389,7 @@ class Order:
         return found
 
     def report_freed(self, keys: Iterable[Key], name: Hashable) -> None:
-        """Report that the call `name` freed this memory. `races` returns any later use as an error."""
+        """Report that the call `name` freed this memory. `races` returns any later use of it as a race."""
         self.freed |= dict.fromkeys(keys, name)
 
     def _tick(self, stream: Stream) -> int:

@@ -1,10 +1,10 @@
 """The columns of the table of operators: facts about an operator that its schema does not state.
 
-A row's name is that of
+The name of a row stands for one of these:
 
-- all overloads of an operator: `aten.empty_like`. In some columns the row lists the overloads that have a property.
-- all operators of a namespace that have no row: `c10d.*`.
-- a function of Python: `_operator.getitem`.
+- All overloads of an operator: `aten.empty_like`. In some columns the row lists the overloads that have a property.
+- All operators of a namespace that have no row: `c10d.*`.
+- A function of Python: `_operator.getitem`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Work(Enum):
 
 
 class Sync(Enum):
-    """An operator's effect on CUDA streams and events. Its arguments name them by number."""
+    """An operator's effect on CUDA streams and events. The operator's arguments are numbers of streams and events."""
 
     SWITCH = "what follows runs on the second stream"
     RECORD = "the event holds what the stream was given"
@@ -103,7 +103,7 @@ class Launch:
 
     The work reads the operator's arguments and fills its results.
 
-    - `takes`: the verb for this reading in errors, such as "sends".
+    - `takes`: the verb in errors for what the work does with the arguments, such as "sends".
     - `holds_source`: whether the caller must keep the memory of the arguments until the wait.
     - `awaited_by_source`: whether the work fills no result, as a send does. Then a wait for an argument ends the work.
     """
@@ -182,8 +182,7 @@ class Operator:
     packs: bool = False
     """It packs values together, or takes packed values apart."""
     moves: bool = False
-    """It moves elements by index, or concatenates tensors. If its inputs were computed in parts, its result was,
-    too."""
+    """It moves elements by index, or concatenates tensors. If its inputs are computed in parts, so is its result."""
 
     # The computation.
     exact: str | None = None
@@ -194,8 +193,8 @@ class Operator:
     fills: tuple[str, float | str] | None = None
     """The overload that fills its result with a number. The second value is the number, or the argument that has it."""
     carries: str | None = None
-    """The overload that copies elements to other indices. Index arguments or sizes determine which; strides never
-    do."""
+    """The overload that copies elements to other indices. Index arguments or sizes determine which elements; strides
+    never do."""
     in_place_of: str | None = None
     """The operator that computes the same result in new memory, while this operator writes it into `self`. Overloads
     have the same names."""
@@ -214,7 +213,7 @@ class Operator:
     """It multiplies ("*") or divides ("/") its first argument, or each tensor in it, by a number: the second
     argument."""
     attends: bool = False
-    """It is an attention: it mixes the positions of a sequence."""
+    """It is an attention operator: it mixes the positions of a sequence."""
     sums_ranks: bool = False
     """It is a collective that adds the values of several ranks."""
     exchanges: bool = False
@@ -229,7 +228,7 @@ class Operator:
     overwrites: tuple[str, ...] = ()
     """The overloads that overwrite every element of `self` with random numbers, and read no element."""
     hides: Hides | None = None
-    """How it can hide an error in its inputs."""
+    """The reason why it can hide an error in its inputs."""
 
     # Rows, which chunks divide.
     rows: RowFlow | None = None
@@ -238,8 +237,8 @@ class Operator:
     returns_positions: bool = False
     """Its values are positions, as those of `arange`. In a chunk they count from the start of the chunk."""
     num_elements: int | None = None
-    """The number of arguments whose elements it reads; those after them are indices or sizes. None if it reads the
-    elements of all."""
+    """The number of arguments whose elements it reads; later arguments are indices or sizes. None if it reads the
+    elements of all arguments."""
 
     # Permissions in graphs.
     allowed: tuple[str, ...] = ()
@@ -252,7 +251,7 @@ class Operator:
     """The overloads that only check: they raise or return, and do nothing else. A token that they return has no
     meaning.
 
-    Not every operator that returns nothing and writes nothing by its schema is such a check: `manual_seed` is not.
+    By its schema, `manual_seed` returns and writes nothing either, but it is no such check.
     """
     measures: str | None = None
     """The overload that returns a number of a tensor's layout, such as a size."""

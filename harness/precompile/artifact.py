@@ -1,14 +1,14 @@
 """Precompile a step in a process without ranks. A run later reads the step on each rank, or in one process for all
 ranks.
 
-1. Replace the file by a note, so that no old step is left if precompiling fails.
+1. Replace an old step's file by a note, so that no old step is left if precompiling fails.
 2. Trace the step for the first and for the last rank, whose coordinates in the mesh differ on every axis. Both traces
    must have the same code. A rank's coordinates may be in its state, such as a buffer, but not in its code.
 3. Run the passes on the first rank's graph.
 4. Write the graph and its fingerprint as data. The graph may only call operators that `graph.backend.allowed` lists.
-5. If Inductor compiles the step, write the generated files beside it (`harness.precompile.compiled`).
+5. If Inductor compiles the step, write the generated code into a second file (`harness.precompile.compiled`).
 
-Reading checks that the file is complete, that its fingerprint equals this run's in each field, that each operator is
+Reading checks that the file is complete, that its fingerprint equals the fingerprint of this run, that each operator is
 allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs. Compiled code
 runs only with permission.
 """
@@ -44,7 +44,7 @@ Enter = Callable[[str], None]
 class Precompiled(NamedTuple):
     """Facts about the written file, and the seconds that precompiling took.
 
-    `trace_seconds` has the seconds of the first rank's trace, and of the last rank's.
+    `trace_seconds` is (seconds of the first rank's trace, seconds of the last rank's trace).
     """
 
     artifact: Artifact
@@ -61,10 +61,11 @@ def precompile(
     fault: str | None = None,
     enter: Enter = lambda place: None,
 ) -> Precompiled:
-    """Trace and compile a case's step, and write it into a folder. Determinism switches must be set before this call.
+    """Trace and compile a case's step, and write it into a folder. Returns facts about the file.
 
-    `fault` is the name of a fault, to test that a step which differs between ranks is refused. The fault changes the
-    traced steps of the first and of the last rank, which are then compared. Nothing is written.
+    Determinism switches must be set before this call. `fault` is the name of a fault, to test that a step is refused if
+    it differs between ranks. The fault changes the traced steps of the first and of the last rank, which are then
+    compared. No step is written.
 
     Raises:
 
@@ -73,7 +74,7 @@ def precompile(
     - UsageError: the fault changes both ranks' steps alike.
     - The errors of tracing and of the passes.
 
-    After an error, the folder has a note with the error's text in place of the step.
+    After an error, the folder has a note with the error's text instead of the step.
     """
     refuse_unwritten(case)
     compiled.refuse_device(case, device)
@@ -121,8 +122,10 @@ def _precompile(
 
 
 def write_program(program: GraphProgram, case: Case, system: str, fingerprint: Fields, folder: Path) -> Artifact:
-    """Write a program and its fingerprint, `fingerprint`, into a folder. Raises ArtifactError if they cannot be written
-    as data."""
+    """Write a program and its fingerprint into a folder, and return facts about the file.
+
+    Raises ArtifactError if the program cannot be written as data, or the folder cannot be written.
+    """
     try:
         data = program_to_json(program)
         refuse_operators(data["graph"], ALLOWED)
@@ -146,7 +149,7 @@ def read_program(
 ) -> GraphProgram:
     """Read the precompiled program in a folder for a run of a case. Determinism switches must be set before this call.
 
-    Raises ArtifactError if a file is missing, damaged, or made for something else. Raises it also for compiled code,
+    Raises ArtifactError if a file is missing, damaged, or made for something else. Also raises it for compiled code,
     unless `trust_compiled` permits that the code runs.
     """
     began = time.perf_counter()

@@ -1,12 +1,14 @@
-"""The files that Inductor generated for a step, in a file beside the step: Python code and compiled C++ kernels.
+"""Writes and reads the files that Inductor generated for a step: Python code and compiled C++ kernels.
+
+All of them are in a single file beside the step:
 
     DIR/compiled.bitproof    {"parts": [{"main": path, "files": {path: base64}}], "read_again": [...] or null}
 
-A part that is compiled region by region has "graph", the graph around the regions as data, and "regions", torch's
-pickle of each, in place of "main". A step is one part, or two: forward and backward. With two parts, `read_again` has
-the indices of the inputs that backward reads again.
+A step has one part, or two: forward and backward. With two parts, `read_again` has the indices of the inputs that
+backward reads, too. If a part is compiled region by region, it has two entries instead of "main": "graph", the graph
+around the regions as data, and "regions", torch's pickle of each region.
 
-Needs:    the sha256 of this file, which the step's file has, and permission to run code.
+Needs:    the sha256 of `compiled.bitproof`, which the step's file has, and permission to run code.
 Promises: only the stored files run, and nothing is compiled: a kernel that is not among them is refused.
 Refuses:  to run anything without permission. A hash shows that code is unchanged, but not that it is harmless.
 """
@@ -118,8 +120,8 @@ def read(folder: Path, content: str, passes: Sequence[PassReport], trust_compile
     - `passes`: the reports of the step's passes.
     - `trust_compiled`: whether the code may run.
 
-    Raises ArtifactError if the code may not run, or cannot be loaded without compiling anything. Raises it also if the
-    file is missing, damaged, or another step's.
+    Raises ArtifactError if the code may not run, or cannot be loaded without compiling anything. Also raises it if the
+    file is missing or damaged, or belongs to another step.
     """
     where = str(folder / file.COMPILED)
     # Loading executes the code, so permission is checked first.

@@ -1,4 +1,4 @@
-r"""The files of a precompiled step: a first line with the sha256 of the rest, then compressed JSON.
+r"""Writes and reads the files of a precompiled step: a line with the sha256 of the rest, then compressed JSON.
 
     DIR/step.bitproof        bitproof precompiled step 1 <sha256>\n<zlib of JSON>
     DIR/compiled.bitproof    the same form, if Inductor compiled the step; the other file has its sha256
@@ -50,8 +50,8 @@ class Read(NamedTuple):
 def begin(folder: Path, what: str) -> None:
     """Prepare a folder for a new precompiled step: delete an old step, and write a note that the step is unfinished.
 
-    `what` is the case's name, for later errors. Raises ArtifactError if the folder cannot be written. Raises it also if
-    a file `step.bitproof` or `compiled.bitproof` in the folder is not bitproof's.
+    `what` is the case's name, for later errors. Raises ArtifactError if the folder cannot be written, or has a file
+    `step.bitproof` or `compiled.bitproof` that bitproof did not write.
     """
     # For the error below, until the loop sets it.
     file = folder / NAME
@@ -73,8 +73,10 @@ def begin(folder: Path, what: str) -> None:
 
 
 def note_unfinished(folder: Path, what: str, why: str) -> None:
-    """Replace the step by a note that says why there is no step. Reading the step then raises an error with this
-    reason."""
+    """Replace the step by a note that states `why` there is no step. `read` then raises an error with this reason.
+
+    `what` is the case's name.
+    """
     _write_whole(folder / NAME, _UNFINISHED + json.dumps([what, why[:_MAX_WHY]]).encode())
 
 

@@ -1,4 +1,4 @@
-"""The fingerprint of a precompiled step: everything that decides the step, or whether it can be read.
+"""The fingerprint of a precompiled step: everything that determines the step, or whether it can be read.
 
     form          version of the file's content            passes        names, settings, sha256 of each source
     system        graph or joint                           sources       sha256 of bitproof's own files
@@ -57,10 +57,12 @@ UNDECIDED = (
 _CALLED = {"batch": "shapes", "precision": "dtypes"}
 
 _PREFIXES = ("TORCH", "PYTORCH", "ATEN_")
-"""Prefixes of environment variables that may decide which operators torch chooses. Variables for threads and transports
-may differ between precompiling and a run."""
+"""Prefixes of environment variables that may determine which operators torch chooses.
+
+Other variables, such as those for threads and transports, may differ between precompiling and a run.
+"""
 _OF_STRESS = ("fill_uninitialized_memory", "num_threads")
-"""Switches that a run under scheduling stress changes. torch chooses no operator by them."""
+"""Switches that a run under scheduling stress changes. They do not affect which operators torch chooses."""
 
 
 def fingerprint_of(case: Case, system: str, device: torch.device) -> Fields:
@@ -104,7 +106,7 @@ def _text(value: Any) -> str:
 def refuse_other(made: Fields, here: Fields, where: str) -> None:
     """Raise ArtifactError if a stored fingerprint, `made`, differs from that of this run, `here`.
 
-    The error names the first field that differs. `where` is the file, for the error.
+    The error names the first field that differs. `where` is the path of the file, for the error.
     """
     # A field that only one of both has differs as well: another version of bitproof wrote the file.
     for name in (*here, *(name for name in made if name not in here)):

@@ -1,4 +1,4 @@
-"""Finds which nodes of a graph must run before which others, and sorts a graph within these limits.
+"""Finds the dependencies between the nodes of a graph, and sorts a graph as far as they allow.
 
 A node depends on its inputs. Effects add dependencies between nodes that do not read each other:
 
@@ -22,7 +22,7 @@ from bitproof.harness.graph import operators
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
-    """Return, for each node, the nodes on which it depends directly.
+    """Return a dict: each node -> the nodes on which it depends directly.
 
     For example, in `y = x.add(1); x.mul_(2)`, the `mul_` depends on the `add`, because `mul_` writes the memory that
     `add` reads.

@@ -19,7 +19,7 @@ def is_exchange(node: Node) -> bool:
 def only_wait(launch: Node) -> Node:
     """Return the only wait for the collective `launch`.
 
-    Raises PassError if it has several waits or none, or if another call reads more than the result's size.
+    Raises PassError if there are several waits or none, or if any other call reads the result, except for its size.
     """
     waits = [user for user in launch.users if operators.is_wait(user)]
     others = [user.name for user in launch.users if user not in waits and operators.operator_name(user) != "sym_size"]

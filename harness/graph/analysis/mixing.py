@@ -10,8 +10,8 @@ mixes rows in training, since it averages over the batch.
 4. A call of a nested graph is followed through that graph. Operators with several nested graphs, such as `cond`, are
    refused, unless they have a rule.
 5. Ranks may divide the rows among themselves (mixing_shares.py).
-6. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). It is believed if its result has as many rows as its
-   arguments.
+6. Code may declare that it keeps rows (`KEEPS_ROWS` in origin.py). The declaration is accepted if the code's result has
+   as many rows as its arguments.
 7. A value that leaves the module is refused if its rows are mixed, in another order, or only a rank's share. A value
    without a chunked dim may leave, such as the number of rows per expert.
 
@@ -68,8 +68,8 @@ def refuse_mixing(nodes: Iterable[Node], roots: Mapping[Node, str | None], symbo
 class MixingCheck:
     """Checks, in eager mode, that a module does not mix rows, before its first chunk runs.
 
-    The module's forward is traced, unless a module with the same types of submodules was checked before. Errors call
-    the dim `chunk_dim` by the name `dim`.
+    The module's forward is traced, unless a module with the same types of submodules was checked before. `chunk_dim` is
+    the index of the chunked dim, and `dim` is its name in errors, such as "seq".
     """
 
     def __init__(self, dim: str, chunk_dim: int) -> None:
@@ -103,7 +103,7 @@ class _Follower:
         # By permutation: the sort that computed it, and whether it is that sort's inverse.
         self.permutations: dict[Node, tuple[Node, bool]] = {}
         self.given: dict[Any, dict[Node, Rows]] = {}
-        """The inputs with rows of code that declares that it keeps rows.
+        """For code that declares that it keeps rows: its arguments that have rows.
 
         The keys are the module calls around the code.
         """
@@ -147,9 +147,9 @@ class _Follower:
         )
 
     def _state(self, node: Node, reader: Node) -> State:
-        """Return the rows of the value `node`, as the call `reader` sees them: `Rows`, `Mixed`, or None without rows.
+        """Return the rows of the value `node` for its reader `reader`: `Rows` or `Mixed`, or None if it has no rows.
 
-        A value from outside the reader's module has its rows in the chunked dim.
+        A value from outside the module of `reader` has its rows in the chunked dim.
         """
         # Whether the reader belongs to code that declares that it keeps rows.
         is_inside = KEEPS_ROWS_KEY in reader.meta
@@ -167,8 +167,8 @@ class _Follower:
     def _from_outside(self, node: Node) -> State:
         """Return the rows of a value for readers outside the code that computes it: `Rows`, `Mixed`, or None.
 
-        If this code declares that it keeps rows, a mixed value counts as having the rows of the code's arguments. All
-        arguments must have the same rows, and the value must have as many.
+        If the code declares that it keeps rows, and the value is mixed, the value gets the rows of the code's
+        arguments. For this, all arguments must have the same rows, as many as the value.
         """
         state, given = self.states[node], self.given.get(calls_of(node), {})
         if not isinstance(state, Mixed) or KEEPS_ROWS_KEY not in node.meta or len(set(given.values())) != 1:
@@ -253,7 +253,7 @@ class _Follower:
     def _note_permutation(self, node: Node) -> None:
         """Note whether a call's result is a permutation of rows.
 
-        A sort along the only dim returns a permutation, and a sort of a permutation returns its inverse. Copies of a
+        A sort of a vector returns a permutation, and a sort of a permutation returns its inverse. Copies of a
         permutation are noted, too.
         """
         source = node.args[0] if node.args else None

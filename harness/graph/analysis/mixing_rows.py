@@ -20,12 +20,12 @@ class SharedRows:
     For example, 8 rows on 2 ranks are viewed as (2, 4), and rank 1 selects rows 4 to 7. `form` states how a value holds
     the rows:
 
-    - "cut": all rows in two dims. The first numbers the ranges, and the second is within a range.
-    - "one": the rows of this rank's range. The node `index` has the range's number.
+    - "cut": all rows, in two dims: the range's number, and the row's position within the range.
+    - "one": only the rows of this rank's range. The node `index` has the range's number.
     - "cut summand": as "cut", but rows of other ranks are zeros.
     - "summand": all rows in a single dim, but rows of other ranks are zeros. The sum over ranks has all rows.
 
-    `outer` and `inner` have the values that these fields of `Rows` had before the division.
+    `outer` and `inner` are copied from the `Rows` that was divided.
     """
 
     form: Literal["cut", "one", "cut summand", "summand"]
@@ -42,7 +42,7 @@ class Rows:
     - `outer`, `inner`: the size of `dim` is `outer` * n * `inner`. For example, (B, n, D) viewed as (B * n, D) has
       `outer` B and `inner` 1. Both are None if the size is not such a product, as after an all-to-all.
     - `order`: the rearrangements of rows that were not undone, first to last.
-    - `share`: set if the ranks divide the rows.
+    - `share`: the division of the rows among ranks; None if ranks do not divide them.
     """
 
     dim: int
@@ -54,7 +54,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class RuleCall:
-    """A call and the rows of its arguments.
+    """A call with the rows of its arguments.
 
     - `symbol`: the size of the chunked dim.
     - `rows`: argument -> its `Rows`, for arguments with rows.
@@ -86,9 +86,9 @@ class RuleCall:
         return self.rows.get(x) if isinstance(x, Node) else None
 
     def dims(self, name: str, rank: int) -> set[int]:
-        """Return the dims in the argument called `name`, counted from 0, of a value with `rank` dims.
+        """Return the dims that the argument called `name` states, as indices from 0 to `rank` - 1.
 
-        If the argument is None or empty, it stands for all dims.
+        An argument that is None or empty states all dims. `rank` is the number of dims of the value.
         """
         found = self.given.get(name)
         listed = [found] if isinstance(found, int) else list(found or range(rank))

@@ -1,7 +1,7 @@
-"""The rules of mixing.py: for each kind of operator, the dim of its result that holds the chunked rows.
+"""The rules of mixing.py: for each kind of operator, a function that finds the dim of its result that holds the rows.
 
-- A rule takes a call with the rows of its arguments, and returns the rows of its result. For several results it returns
-  a tuple. None means that the call mixes rows.
+- A rule takes a call with the `Rows` of its arguments, and returns the `Rows` of its result. For several results it
+  returns a tuple. None means that the call mixes rows.
 - A rule is called only if an argument has rows and no argument is mixed.
 - An operator without a rule counts as mixing.
 """
@@ -41,9 +41,9 @@ def _common(found: Iterable[Rows]) -> Rows | None:
 
 
 def elementwise(call: RuleCall) -> Answer:
-    """Rule for elementwise operators: rows are mixed if the arguments have them in different dims or orders.
+    """Return the rows of an elementwise operator; None if its arguments have rows in different dims or orders.
 
-    Dims are counted from the last, as for broadcasting.
+    Dims are counted from the last dim, as for broadcasting.
     """
     rank = call.result_rank
     aligned = [replace(rows, dim=rows.dim + rank - rank_of(x)) for x, rows in call.rows.items()]
@@ -59,9 +59,9 @@ def _all_results(rule: Rule) -> Rule:
 
 
 def _view(call: RuleCall) -> Answer:
-    """Rule for views, which keep the row-major order of elements.
+    """Return the rows of a view; None if no single dim of the result holds them.
 
-    Rows are mixed if no single dim of the result holds them.
+    A view keeps the row-major order of elements.
     """
     rows = call.rows[call.first]
     before, after = sizes_of(call.first), sizes_of(call.node)
@@ -125,7 +125,7 @@ def _slice(call: RuleCall) -> Answer:
 
 
 def _split(call: RuleCall) -> Answer:
-    """Rule for a split: a split along the dim of the rows mixes them.
+    """Return the rows of each part of a split; None if it cuts the dim that holds them.
 
     Exception: rows that were reordered, such as by expert, may be split if their parts are joined again later.
     """
@@ -146,9 +146,9 @@ def _select(call: RuleCall) -> Answer:
 
 
 def _join(call: RuleCall) -> Answer:
-    """Rule for a concatenation: rows are mixed if it is along their dim.
+    """Return the rows of a concatenation; None if it is along the dim that holds them.
 
-    All parts of a split may be joined again in order.
+    Exception: if it joins all parts of a split in order, the rows are whole again.
     """
     dim = call.given["dim"] % call.result_rank
     parts = [call.of(x) for x in call.given["tensors"]]
@@ -177,17 +177,16 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """Rule for a softmax, a running sum, a sort or a shift: rows are mixed if it works along their dim."""
+    """Return the rows of a softmax, a running sum, a sort or a shift; None if it works along the dim of the rows."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 
 
 def _matmul(call: RuleCall) -> Answer:
-    """Rule for matrix products.
+    """Return the rows of a matrix product; None if it mixes rows.
 
-    Rows stay separate if they are the first factor's rows, the second's columns, or the batch.
-
-    Any other product mixes rows, such as one that sums over them.
+    Rows stay separate if they are the rows of the first factor, the columns of the second factor, or the batch. Any
+    other product mixes rows, such as a product that sums over them.
     """
     # The factors are the last two arguments: `addmm` and `baddbmm` take a bias before them.
     factors: list[Any] = list(call.node.args)[-2:]
@@ -212,9 +211,9 @@ def _matrix_vector(call: RuleCall) -> Answer:
 
 
 def _grouped(call: RuleCall) -> Answer:
-    """Rule for grouped matrix products, which multiply each row of the first factor by its group's matrix.
+    """Return the rows of a grouped matrix product; None if the second factor has rows.
 
-    Rows are mixed if the second factor has any.
+    The product multiplies each row of the first factor by the matrix of the row's group.
     """
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and call.of(call.node.args[1]) is None and call.result_rank == 2 else None
@@ -226,14 +225,14 @@ def _normalized(call: RuleCall) -> Answer:
 
 
 def _attention(call: RuleCall) -> Answer:
-    """Rule for attention: rows are mixed unless they are in the batch or the heads."""
+    """Return the rows of an attention operator; None unless they are in the batch or the heads."""
     rows = _common(call.rows.values())
     # Queries, keys and values have the shape (batch, heads, positions, features).
     return rows if rows and rows.dim < 2 and call.of(call.first) else None
 
 
 def _per_sample(call: RuleCall) -> Answer:
-    """Rule for convolutions and group norms: rows are mixed unless they are the samples of the batch."""
+    """Return the rows of a convolution or a group norm; None unless they are the samples of the batch."""
     rows = call.of(call.first)
     return rows if rows and rows.dim == 0 and len(call.rows) == 1 else None
 
@@ -256,7 +255,7 @@ def _gather(call: RuleCall) -> Answer:
 
 
 def _scatter(call: RuleCall) -> Answer:
-    """Rule for a scatter: rows are mixed if it is along their dim, or if the index has no rows.
+    """Return the rows of a scatter; None if it is along the dim that holds them, or if the index has no rows.
 
     The target need not have rows.
     """
@@ -266,7 +265,7 @@ def _scatter(call: RuleCall) -> Answer:
 
 
 def _index(call: RuleCall) -> Answer:
-    """Rule for `x[index]`. Rows stay separate in three cases, and are mixed in any other:
+    """Return the rows of `x[index]` in three cases; None in any other case:
 
     - Only the index has rows. For example, in `table[tokens]` each token is a row.
     - Only `x` has rows, and the index selects along other dims.
@@ -294,9 +293,10 @@ def _index(call: RuleCall) -> Answer:
 
 
 def _index_put(call: RuleCall) -> Answer:
-    """Rule for `x[permutation] = values`, which moves the rows of `values` by the inverse permutation.
+    """Return the rows of `x[permutation] = values`, which moves the rows of `values` by the inverse permutation.
 
-    The elements of `x` have no effect, as all are overwritten.
+    The elements of `x` have no effect, as all are overwritten. Return None for any other index, or if the rows of
+    `values` are not in dim 0.
     """
     indices, values = call.given["indices"], call.of(call.given["values"])
     permutation = call.permutations.get(indices[0]) if len(indices) == 1 else None
@@ -309,7 +309,7 @@ def _index_put(call: RuleCall) -> Answer:
 def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
     """Return `rows` with a permutation added to their `order`.
 
-    If it is the inverse of the last entry, that entry is removed.
+    If the permutation is the inverse of the last entry of `order`, that entry is removed instead.
     """
     base, is_inverse = permutation
     if rows.order and rows.order[-1] == ("sort", base, not is_inverse):
@@ -318,7 +318,10 @@ def permuted(rows: Rows, permutation: tuple[Node, bool]) -> Rows:
 
 
 def _all_to_all(call: RuleCall) -> Answer:
-    """Rule for an all-to-all, which sends rows to other ranks. A second one with swapped sizes sends them back."""
+    """Return the rows of an all-to-all, which sends them to other ranks; None if they are not in dim 0.
+
+    An all-to-all with swapped sizes sends them back.
+    """
     rows = call.rows[call.first]
     if rows.dim != 0:
         return None
@@ -335,9 +338,9 @@ def _all_to_all(call: RuleCall) -> Answer:
 
 
 def _all_gather(call: RuleCall) -> Answer:
-    """Rule for an all-gather, which joins the rows of all ranks.
+    """Return the rows of an all-gather, which joins the rows of all ranks.
 
-    Rows are mixed if they are not in dim 0, which is gathered.
+    Return None if they are not in dim 0, which is gathered, or if they were reordered or divided before.
     """
     rows = call.rows[call.first]
     is_known = rows.dim == 0 and rows.outer is not None and not rows.share and not rows.order
@@ -345,8 +348,9 @@ def _all_gather(call: RuleCall) -> Answer:
 
 
 def _reduce_scatter(call: RuleCall) -> Answer:
-    """Rule for a reduce-scatter, which sums each row over ranks, and returns the rows that this rank gave to an
-    all-gather.
+    """Return the rows of a reduce-scatter, which sums each row over ranks; None if it mixes rows.
+
+    The result has the rows that this rank gave to an all-gather.
     """
     rows, size = call.rows[call.first], call.given["group_size"]
     is_known = rows.dim == 0 and rows.outer is not None and rows.outer % size == 0 and call.given["reduce_op"] == "sum"

@@ -1,13 +1,13 @@
 """Rows that ranks divide among themselves, as in a mixture of experts. Each rank computes a range of the rows:
 
     cut        view (T, D) as (W, T / W, D)                    rows are in two dims
-    selected   index_select along the first of these           the rank's own range of rows
+    selected   index_select along the first of the two dims    the rank's own range of rows
     copied     index_copy of the result, into zeros            all rows, with zeros for other ranks' rows
     joined     view as (T, D)                                  a summand
     summed     all_reduce of the summand                       all rows
                reduce_scatter of the summand, if it only divides `Rows.outer`
 
-- Only the listed operators may read rows in two dims.
+- Only the listed operators may read a value with rows in two dims.
 - A rank's own range may be read like any rows.
 - A summand has zeros for other ranks' rows, so it may only be moved and added.
 
@@ -34,7 +34,7 @@ def cut(call: RuleCall, before: list[Any], after: list[Any], dim: int) -> Rows |
     """Return the `Rows` of a view that divides the rows into ranges, one for each rank; None for any other view.
 
     - `before`, `after`: the sizes of the view's input and result.
-    - `dim`: the dim of the result within a range. The dim before it numbers the ranges.
+    - `dim`: the dim of the result that holds the rows of a range. The dim before it holds the ranges.
     """
     rows = call.rows[call.first]
     # The view holds all rows, so the division of a range's size is exact: n rows in 2 ranges are n / 2 each.
@@ -65,7 +65,7 @@ def joined(rows: Rows, before: list[Any], after: list[Any]) -> Rows | None:
 
 
 def selected(call: RuleCall) -> Rows | None:
-    """Rule for `index_select`: rows are mixed if it selects along their dim.
+    """Return the rows of an `index_select`; None if it selects along the dim that holds them.
 
     If ranks divide the rows, it must select a single range.
     """
@@ -80,11 +80,11 @@ def selected(call: RuleCall) -> Rows | None:
 
 
 def copied_into(call: RuleCall) -> Rows | None:
-    """Rule for an `index_copy`. Rows stay separate only if all of these hold:
+    """Return the rows of an `index_copy`; None unless all of these conditions hold:
 
-    - It copies into zeros, and no other call reads these, since it might write them.
+    - It copies into zeros that no other call reads, since that call might write them.
     - The dim along which it copies does not hold the rows.
-    - If a rank's range is copied, its index is the one from which it was selected.
+    - If it copies a rank's range, it uses the index that selected the range.
     """
     rows, index, target = call.of(call.given["source"]), call.given["index"], call.first
     dim = call.given["dim"] % rank_of(target)

@@ -17,7 +17,7 @@ _TO_GATHER = operators.VIEWS | {aten._to_copy.default, aten.constant_pad_nd.defa
 def parameters_of(graph: Graph) -> dict[Node, int]:
     """Return the graph inputs that are parameters, as node -> index.
 
-    They are the first inputs, as many as the graph returns gradients.
+    They are the first inputs. There are as many of them as the graph returns gradients.
     """
     outputs: Any = graph.output_node().args[0]
     # A stage's last output is a tuple of the values that it sends.
@@ -27,9 +27,9 @@ def parameters_of(graph: Graph) -> dict[Node, int]:
 
 
 def chain_to_input(launch: Node) -> list[Node]:
-    """Return the nodes between the all-gather `launch` and the parameter that it gathers.
+    """Return the nodes from the argument of the all-gather `launch` up to the parameter that it gathers.
 
-    The list goes backward: views, casts and padding, and then the parameter.
+    The parameter is the last node of the list. The nodes before it are views, casts and padding.
     """
     source = launch.args[0]
     assert isinstance(source, Node)

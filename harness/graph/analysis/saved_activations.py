@@ -48,14 +48,14 @@ def is_recomputed(node: Node) -> bool:
 
 
 def names_to_save(node: Node) -> tuple[str, ...]:
-    """Return the names that may choose a call in `Memory.save`: its operator's name and, for attention, "attention"."""
+    """Return the names in `Memory.save` that choose a call: its operator's name and, for attention, "attention"."""
     if node.op != "call_function":
         return ()
     return (operator_name(node), "attention") if attends(node) else (operator_name(node),)
 
 
 def calls_to_save(graph: Graph, save: Sequence[str], blocks: str) -> dict[str, list[Node]]:
-    """Return entry of `save` -> the calls that it chooses, in the graph's order.
+    """Return a dict: each entry of `save` -> the calls that it chooses, in the graph's order.
 
     - `save`: the field `Memory.save` of a case. The entry "mm/2" chooses every second call of `mm` in each block: the
       first, third, and so on.
@@ -75,7 +75,7 @@ def calls_to_save(graph: Graph, save: Sequence[str], blocks: str) -> dict[str, l
 
 
 def first_needs(graph: Graph, recomputed: Callable[[Node], bool]) -> dict[Node, Node]:
-    """Return activation -> the first backward call that needs it.
+    """Return a dict: each activation -> the first backward call that needs it.
 
     `recomputed` returns whether an activation is recomputed. A call that reads a recomputed activation also needs the
     inputs of the recomputation.
@@ -106,9 +106,7 @@ def block_of(node: Node, blocks: str) -> str | None:
 def block_starts(graph: Graph, blocks: str, of: Callable[[Node], bool]) -> list[Node]:
     """Return the first call of each block of layers, in the graph's order.
 
-    Only nodes for which `of` returns True count.
-
-    `blocks` is a pattern of modules, as for `block_of`.
+    Only nodes for which `of` returns True count. `blocks` is a pattern of modules, as for `block_of`.
     """
     starts: dict[Any, Node] = {}
     for node in graph.nodes:

@@ -1,7 +1,7 @@
 """Computes the bytes of a value's storage, if its sizes are symbols in the graph.
 
-The size of the chunked dim is that of the case. If a size depends on data, each rank or part of a split is assumed to
-get an equal share. Other sizes that depend on data have no number.
+The case states the size of the chunked dim. If the data determine how an all-to-all or a split divides rows, equal
+shares are assumed. Other sizes that depend on data are unknown.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class TensorBytes:
                 self._balance(node.args[0], node.args[1], dim=(*node.args[2:], 0)[0])
 
     def of(self, value: torch.Tensor) -> int | None:
-        """Return the bytes that a tensor spans in memory, from its first to its last element.
+        """Return the number of bytes that a tensor spans in memory, from its first to its last element.
 
-        None if a size or stride depends on data in a way that cannot be estimated.
+        Return None if a size or stride depends on data in a way that cannot be estimated.
         """
         sizes, strides = [self._number(n) for n in value.shape], [self._number(n) for n in value.stride()]
         # One more than the distance from the first to the last element.

@@ -11,14 +11,14 @@ Promises: groups stay names and writes into inputs stay writes, so a single comp
 Refuses:  a machine that cannot compile (MachineError) and a graph that Inductor cannot compile, or in which
           there is nothing to compile (PassError). A step never runs uncompiled instead.
 
-A partitioned graph is compiled as two, forward and backward, each as a whole or by regions.
+A partitioned graph is compiled as two graphs, forward and backward, each as a whole or by regions.
 
 For the whole graph:
-1. Write it again in the operators that Inductor lowers, with in-place writes as copies at its end.
+1. Trace it again, decomposed into operators that Inductor lowers. In-place writes become copies at the graph's end.
 2. Compile it. Process groups are known only by name and size, as their ranks do not exist yet.
 For regions:
 1. Mark the nodes of each region (compiled_regions.py).
-2. Cut out each region, compile it, and call it in its place.
+2. Compile each region, and replace it by a call of the compiled code.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ Settings that this torch lacks are ignored.
 class Compiled:
     """A compiled step, which is called with the graph's inputs.
 
-    - `step`: the compiled function. It takes a list of inputs, which it empties while it reads them.
+    - `step`: the compiled function. It takes the inputs as a list, and empties the list.
     - `folder`: the folder with the step's files.
     - `facts`: facts for the report, by name.
     """
@@ -139,11 +139,11 @@ def load_compiled(files: Mapping[str, bytes], facts: Mapping[str, Any], load: Ca
     """Load a compiled step from files, without compiling anything. This executes the code in the files.
 
     - `files`: the content of each file, by its path.
-    - `load`: loads the step, given the folder of the files.
-    - `facts`: what `compile_for` found; `generated_hash` is the hash of the code.
+    - `facts`: the facts of the step when `compile_for` compiled it. The fact `generated_hash` is the hash of the code.
+    - `load`: a function that loads the step from the folder of the files.
 
-    Raises ValueError for code with another hash, WouldCompileError for a kernel that is not among the files, and any
-    exception of the code itself.
+    Raises ValueError if the code has another hash, WouldCompileError if the files lack a kernel, and any exception that
+    the code raises when it is loaded.
     """
     folder = tempfile.mkdtemp(prefix="bitproof-inductor-")
     try:
@@ -231,12 +231,10 @@ def compile_whole(module: GraphModule) -> tuple[Step, dict[str, Any]]:
 
 
 def compile_regions(module: GraphModule, patterns: tuple[str, ...]) -> tuple[GraphModule, dict[str, Any]]:
-    """Compile the regions of a copy of the graph; the rest of the copy runs in eager.
+    """Compile the regions of a copy of the graph, and return (the copy, facts for the report).
 
-    Returns (the copy, facts for the report).
-
-    `patterns` choose the modules that are regions. Without patterns, each attention operator is a region. Raises
-    PassError if there is no region.
+    The rest of the copy runs in eager. `patterns` choose the modules that are regions. Without patterns, each attention
+    operator is a region. Raises PassError if there is no region.
     """
     module = _copy_graph(module)
     _unshare_nested_graphs(module)
@@ -297,9 +295,9 @@ def _unshare_nested_graphs(module: GraphModule) -> None:
 
 
 def _functional(module: GraphModule, values: list[Any]) -> GraphModule:
-    """Return a graph with the operators that Inductor lowers, and with in-place writes as copies at its end.
+    """Return `module` traced again as a functional graph, decomposed into operators that Inductor lowers.
 
-    `values` are the fake values of the inputs.
+    Each in-place write to an input is replaced by a copy at the graph's end. `values` are the inputs' fake values.
     """
 
     def run(*inputs: Any) -> Any:
@@ -327,7 +325,7 @@ def _copy_graph(module: GraphModule) -> GraphModule:
 
 @contextmanager
 def settings_in(folder: str | Path) -> Iterator[None]:
-    """Context in which Inductor is deterministic, and writes its files to `folder`."""
+    """Return a context in which Inductor is deterministic, and writes its files to `folder`."""
     # A folder of its own also hides what was compiled earlier, which would otherwise be read from a cache.
     places = {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": os.path.join(folder, "triton")}
     with mock.patch.dict(os.environ, places), inductor_settings(SETTINGS), warnings.catch_warnings():
@@ -337,7 +335,7 @@ def settings_in(folder: str | Path) -> Iterator[None]:
 
 @contextmanager
 def _named_groups(sizes: Mapping[str, int]) -> Iterator[None]:
-    """Context for compiling, in which process groups with these names and sizes are registered.
+    """Return a context for compiling, in which process groups with the names and sizes in `sizes` are registered.
 
     Inductor reads only the sizes. The compiled code finds the real groups by name when it runs.
     """

@@ -1,4 +1,4 @@
-"""Regions of a step's graph to compile: the nodes of a call of a chosen module.
+"""Finds the regions of a step's graph to compile. A region has the nodes of a call of a chosen module.
 
 Needs:    origins on the nodes (origin.py).
 Promises: a region has a single module, direction and chunk; recomputed calls are in another region than the originals.

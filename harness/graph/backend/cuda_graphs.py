@@ -1,4 +1,4 @@
-"""The finished graph as a CUDA graph: captured once, and replayed with static inputs and outputs.
+"""Runs the finished graph as a CUDA graph: captured once, and replayed with static inputs and outputs.
 
 Needs:    a graph without the chunk symbol, and state (parameters, buffers) at fixed addresses.
 Promises: a replay runs the graph's calls in their order, collectives included. Results are in the same memory after
@@ -121,9 +121,9 @@ def _is_on_host(node: Node) -> bool:
 
 
 def check_capture(module: GraphModule) -> PassReport:
-    """Return a report if a step can be captured as a CUDA graph.
+    """Check that a step can be captured as a CUDA graph, and return a report.
 
-    Otherwise raise PassError, which lists the calls that prevent the capture.
+    Raises PassError if it cannot be captured. The error lists the calls that prevent it.
     """
     start, num_nodes = time.perf_counter(), len(module.graph.nodes)
     if found := list(dict.fromkeys(map(str, obstacles(module)))):

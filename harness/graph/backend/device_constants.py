@@ -16,9 +16,7 @@ from torch.fx.node import map_aggregate
 def forget_device_index(module: GraphModule, device: torch.device) -> int:
     """Replace `device`, such as `cuda:3`, by its type, `cuda`, in a graph and its nested graphs.
 
-    Return the number of changes.
-
-    Other devices stay unchanged.
+    Return the number of replacements. Other devices stay unchanged.
     """
     if device.index is None:
         return 0

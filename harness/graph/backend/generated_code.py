@@ -8,7 +8,7 @@ The hash leaves out parts that differ between traces without an effect on the bi
 1. Comments, which name temporary files and the order of compilation.
 2. The temporary folder.
 3. The index of the GPU.
-4. The numbers of data-dependent symbols, which a process never resets. They are counted again from the top of the code.
+4. The numbers of data-dependent symbols, which a process never resets. They are numbered again from the code's start.
 """
 
 from __future__ import annotations

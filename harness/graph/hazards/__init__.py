@@ -69,7 +69,7 @@ def find_hazards(
 def hazard_lines(module: GraphModule, groups: Mapping[str, Partition] | None = None) -> list[str]:
     """Return a line of text for each race and each possible deadlock, at most MOST_SHOWN.
 
-    If there are more, another line states how many, such as `and 3 more`.
+    If there are more, a last line states their number, such as `and 3 more`.
     """
     hazards, deadlocks = find_hazards(module, groups)
     found = list(dict.fromkeys(map(str, [*hazards, *deadlocks])))

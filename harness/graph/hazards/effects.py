@@ -53,7 +53,7 @@ class Effects:
     - `adopts`: a pair of arguments, as in `x.set_(y)`. From then on, the first has the memory of the second.
     - `awaits`: arguments that a collective or copy is still filling. The call waits until they are filled.
     - `frees`: arguments whose memory the call frees.
-    - `only_shows`: True if the call reads no element of its arguments, as a view or a query for a size.
+    - `only_shows`: True if the call reads no element of its arguments, such as a view or a query for a size.
     - `gives_several`: True if the call has several results, each in its own memory.
     - `syncs_host`: True if the host waits for the call's result, as for `item`.
     - `messages`: the messages to or from single ranks that the call starts.
@@ -137,13 +137,13 @@ class _Plan:
 
     They are applied to the arguments of each call.
 
-    - `plain`: the effects of a call if `is_plain`.
+    - `plain`: the effects of every call, if `is_plain` is True.
     - `is_plain`: True if the overload writes, shares, awaits and frees nothing.
     - `may_return_argument`: True if the overload may return an argument itself. The result then shares that argument's
       memory.
     - `reads_data`: True if the host reads the result, as for `item`.
 
-    The other fields are as in `Effects`, but name the overload's arguments.
+    The other fields are those of `Effects`, but they list arguments of the overload, not nodes.
     """
 
     row: Operator
@@ -232,7 +232,7 @@ def _nodes_of(args: Sequence[Any], kwargs: Mapping[str, Any], places: Places) ->
 def _effects_by_name(node: Node, name: str) -> Effects:
     """Return the effects of a call that states a name but no overload, such as the method `add_`.
 
-    All overloads of the operator with this name are united.
+    The result has the effects of all overloads with this name.
     """
     if isinstance(node.target, HigherOrderOperator):
         return _effects_of_higher(node, known(f"higher_order.{name}"))
@@ -304,7 +304,7 @@ _TORCHBIND = "higher_order.call_torchbind"
 
 
 def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return `found`, the effects of a call, with its messages to and from single ranks added.
+    """Add a call's point-to-point sends and receives to `found`, the call's other effects, and return the result.
 
     `target` is the called operator, and `args` are its arguments by position.
     """
@@ -322,7 +322,10 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return the effects of a collective, which may block. `found` has its effects as an asynchronous launch."""
+    """Return `found`, the effects of a call that launches a collective.
+
+    If the call itself waits for the collective, the result no longer has the launch.
+    """
     given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
     tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
     is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)

@@ -156,9 +156,8 @@ def queue_entries(entries: Sequence[LaunchEntry], ranks_in: RanksIn, rank: int |
 def _ends(call: LocatedCall, message: PeerMessage, rank: int, ranks: tuple[int, ...]) -> tuple[int, int] | None:
     """Return the two ranks of a message, as (sender, receiver).
 
-    `rank` is this rank; `ranks` are the ranks of the group.
-
-    Returns None if the graph does not state the other rank as a number, or if that number is not in the group.
+    Returns None if the graph does not state the other rank as a number, or if that number is not in the group. `rank`
+    is this rank, and `ranks` are the ranks of the group.
     """
     peer, is_own = message.peer, _counts_in_group(call)
     if not isinstance(peer, int) or (is_own and not 0 <= peer < len(ranks)):
@@ -175,9 +174,7 @@ def _counts_in_group(call: LocatedCall) -> bool:
 def _type_of_input(call: LocatedCall) -> str:
     """Return the dtype and sizes of a collective's input, such as `float32[8, 4]`, to compare ranks.
 
-    "" if it is unknown.
-
-    Only the dtype is returned if ranks may have different sizes, as for an all-to-all.
+    Return only the dtype if ranks may have different sizes, as for an all-to-all; "" if the input is unknown.
     """
     values = [x.meta.get("val") for x in call.node.all_input_nodes]
     value = next((x for x in values if isinstance(x, Tensor)), None)

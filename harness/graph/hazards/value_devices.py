@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 from bitproof.harness.torch_operators import schema_of
 
 ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
-"""Bits of a bit mask of devices. ELSEWHERE stands for other devices, numbers and unknown values."""
+"""The bits of a mask of devices. ELSEWHERE stands for other devices, numbers and unknown values."""
 
 
 def places_of(value: Any) -> int:

@@ -42,7 +42,7 @@ class LocatedCall:
     """A call and its location in the graph.
 
     - `where`: a description of the nested graph that contains the call; "" for the outermost graph.
-    - `message`: set if this stands for only one of the messages that the call starts.
+    - `message`: the message, if this stands for a single message that the call starts; None for the call itself.
     """
 
     node: Node
@@ -69,14 +69,14 @@ class LaunchEntry:
 
 
 class GraphWalk:
-    """Follows a graph call by call when it is created, and keeps the results.
+    """Follows a graph call by call, and keeps the results. The constructor does all the work.
 
-    - `races`: tuples (time, second call, race). The time is the second call's number.
+    - `races`: tuples (time, second call, race). The time is a counter of the calls that were followed.
     - `entries`: the launches of collectives and messages, and the waits for them, in order.
     - `last_use`: the time of the last use of each piece of memory.
 
-    A walk with another walk's `last_use` as argument also checks that memory is not reused too early: it frees each
-    piece after its last use.
+    If given the `last_use` of an earlier walk, this walk also frees each piece of memory after its last use, and so
+    detects memory that another stream reuses too early.
     """
 
     def __init__(self, module: GraphModule, last_use: Mapping[Key, float] | None = None) -> None:

@@ -4,7 +4,8 @@ Needs:    parameters are the graph's first inputs; their gradients are its outpu
           order; every collective names a group of `context.groups`.
 Promises: same bits, as sums are element by element in rank order; a module's calls keep their
           order; reductions run in their own groups, so that they can overlap with gathers.
-Refuses:  a collective whose group is unknown. Collectives that are not of a parameter stay as they are.
+Refuses:  a collective whose group is unknown. Collectives of values that are neither parameters nor gradients stay
+          unchanged.
 
 1. Find the all-gathers whose input is a parameter, after casts, changes of shape and padding at most.
 2. Drop repeated gathers: same parameter, same casts, same group.
@@ -177,7 +178,7 @@ def _find_reductions(graph: Graph) -> list[_Member]:
 def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     """Yield (launch, wait) for each call of the collective `name`.
 
-    A launch is left out if another call than a single wait reads it, or if some call writes its input or output in
+    A launch is left out if a call other than a single wait reads it, or if some call writes its input or output in
     place.
     """
     owners = operators.storage_owners(graph.nodes)

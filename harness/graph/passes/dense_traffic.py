@@ -18,8 +18,9 @@ attention or a matrix product outside the experts' layers.
    region starts, and wait before the region ends. For example, if the experts' weights of layers.1 are read between two
    all-to-alls, they are gathered during the attention of layers.1.
 4. Plan each reduction: in the first dense region with compute after its gradients are there, or at the graph's end.
-5. Leave a collective where it is if its place in the order of its group object is elsewhere.
-6. Move the nodes, with the casts and packing that a gather reads, and all that reads a later wait.
+5. Leave a collective unmoved if no place in the region keeps the order of its process-group object.
+6. Move the nodes. The casts and packing that a gather reads move ahead with it, and the readers of a delayed wait move
+   behind the wait.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ from bitproof.harness.graph.origin import origin_of
 
 
 class _Region(NamedTuple):
-    """A dense region: the index of its first node, and of the first node after it.
+    """A dense region.
 
+    - `start`, `end`: the index of its first node, and the index of the first node after it.
     - `half`: in a partitioned graph 0 for forward and 1 for backward, otherwise always 0.
     - `is_last`: True if no all-to-all follows in the half.
     """
@@ -60,7 +62,7 @@ class _Key(NamedTuple):
     """A node's new place in the graph, for sorting.
 
     - `place`: the index of a node in the graph before the pass.
-    - `side`: -1 to go before that node, 1 to go after it, and 0 for the node itself.
+    - `side`: -1 if this node moves before that node, 1 if it moves after that node, and 0 if it does not move.
     - `original`: the node's own index before the pass.
     """
 
@@ -153,9 +155,9 @@ class _Traffic:
         return [_Collective(x, user) for x, user in only_users if operators.is_wait(user)]
 
     def _find_regions(self) -> tuple[list[int], list[_Region]]:
-        """Find the dense regions (step 1 at the top of this file).
+        """Return (the half of each node, the dense regions): step 1 at the top of this file.
 
-        Returns the half of each node, too: see `_Region`.
+        A half is a number, as in `_Region`.
         """
         opened = {start: end for start, end in self.exchanges}
         halves, half, name = [], 0, None
@@ -194,7 +196,7 @@ def _reads_only(launch: Node, parameters: Container[Node]) -> bool:
 
 
 def _is_of_gradient(wait: Node) -> bool:
-    """Whether a reduction leads only to outputs, without another collective, product or attention in between."""
+    """Whether a reduction leads only to outputs, without another collective, matrix product or attention between."""
     last = wait
     for last in _reached(wait, lambda node: node.users):
         if last.op == "call_function" and (operators.is_collective(last) or operators.is_compute_heavy(last)):
@@ -205,7 +207,7 @@ def _is_of_gradient(wait: Node) -> bool:
 def _reached(node: Node, step: Callable[[Node], Iterable[Node]]) -> Iterator[Node]:
     """Yield each node that can be reached from `node` by `step`, which returns a node's inputs or its readers.
 
-    Readers stop early: from an activation that ranks of a tensor group gather, all of the graph may be reached.
+    A caller may stop early: from an activation that ranks of a tensor group gather, the whole graph may be reached.
     """
     found, waiting = {node}, [node]
     while waiting:

@@ -4,7 +4,7 @@ Needs:    nothing.
 Promises: an unchanged graph; the facts have the peak of live bytes, and the name of the call at the peak.
 Refuses:  nothing.
 
-1. Find the storage of each value: a view has its base's storage; each result of a call has its own.
+1. Find the storage of each value: a view has the storage of its base; each result of a call has a storage of its own.
 2. A storage lives from the call that makes it to the last call that reads its value, a view of the value, or a tuple
    that contains the value. After that call the generated code releases it.
 3. Add up the live storages at each call. Parameters, buffers and inputs always exist and do not count; copies in host
@@ -38,10 +38,10 @@ Storage = tuple[Node, int]
 class LiveMemory:
     """Bytes of live tensors in a step.
 
-    - `peak`: the most at any call.
+    - `peak`: the most bytes at any call, without copies in host memory.
     - `peak_node`: the name of that call.
     - `at_backward`: the bytes when backward starts.
-    - `host_peak`: the most in host memory.
+    - `host_peak`: the most bytes in host memory.
     - `num_unsized`: the number of storages of unknown size, which are left out.
     """
 
@@ -103,10 +103,10 @@ def live_memory(graph: Graph, chunk_symbol: ChunkSymbol) -> LiveMemory:
 
 
 def _storages(graph: Graph) -> dict[Node, list[Storage]]:
-    """Return node -> the storages that its value keeps alive, each as (call that makes the storage, index of its
-    result).
+    """Return a dict: each node -> the storages that its value keeps alive.
 
-    Storages of graph inputs and attributes are left out.
+    A storage is a pair (call that makes it, index of the call's result). Storages of graph inputs and attributes are
+    left out.
     """
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:

@@ -114,9 +114,9 @@ def _refuse_too_deep(name: str, depth: int, starts: list[Node]) -> None:
 
 
 def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
-    """Return, for each value of forward, the last forward call that uses its storage.
+    """Return a dict: each value of forward -> the last forward call that uses its storage.
 
-    If no other call uses it, that is the call that computes the value.
+    If no other call uses the storage, this is the call that computes the value.
     """
     owners = operators.storage_owners(nodes)
     last: dict[Node, Node] = {}

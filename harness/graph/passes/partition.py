@@ -6,8 +6,8 @@ Promises: same bits: every call computes the same value, and some calls run twic
           backward, and each call states its half (halves.py).
 Refuses:  a graph with other in-place writes, or without a call that makes backward's initial gradient.
 
-1. Write the graph in the form of torch's partitioners. Backward's initial gradient is a separate input, and a buffer's
-   new value is an output of forward.
+1. Convert the graph to the form that torch's partitioners read. Backward's initial gradient is a separate input, and a
+   buffer's new value is an output of forward.
 2. Let torch partition it. The saved values are a minimum cut of the graph, weighted by their bytes. Cheap values are
    recomputed, collectives never.
 3. Write both graphs into a single graph, forward first. A buffer is written after the last call of forward that
@@ -97,8 +97,9 @@ def bytes_kept(values: Iterable[Node], sizes: TensorBytes) -> int:
 
 
 def _owner(node: Node) -> Node:
-    """Return the node that makes the storage of a node's value. An item of a tuple counts as its own owner, since each
-    of a call's results has its own storage.
+    """Return the node that makes the storage of a node's value.
+
+    For an item of a tuple, this is the item's own node, since each result of a call has a storage of its own.
     """
     while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
         node = shared[0]
@@ -110,7 +111,7 @@ def _num_tensors(values: Iterable[Node]) -> int:
 
 
 def _crossing(graph: Graph) -> list[Node]:
-    """Return the calls of forward whose results backward reads. The graph is not partitioned yet."""
+    """Return the calls of forward whose results the backward pass reads. The graph is not partitioned yet."""
     reads = {x for node in graph.nodes if _is_backward(node) for x in node.all_input_nodes}
     return [node for node in graph.nodes if node in reads and node.op == "call_function" and not _is_backward(node)]
 
@@ -189,8 +190,8 @@ def _join_halves(
 ) -> tuple[GraphModule, list[Node], int]:
     """Join forward and backward in a single graph.
 
-    `writes` are the writes to buffers, and `seed` is the call that makes backward's initial gradient. Returns the
-    graph, forward's values that backward reads, and the number of calls that run twice.
+    `writes` are the writes to buffers, and `seed` is the call that makes backward's initial gradient. Returns (the
+    graph, the values of forward that the backward pass reads, the number of calls that run twice).
     """
     graph = Graph()
     values: dict[str, Node] = {}
@@ -233,7 +234,7 @@ def _join_halves(
 
 
 def _copy(graph: Graph, half: GraphModule, values: dict[str, Node], name: str, known: Iterable[str] = ()) -> int:
-    """Append copies of the calls of `half` to the graph. Returns how many of these calls run a second time.
+    """Append copies of the calls of `half` to the graph, and return the number of calls that run a second time.
 
     - `values`: maps names to nodes of the graph. The copies are added to it.
     - `name`: the half's name, forward or backward.

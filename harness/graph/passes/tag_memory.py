@@ -20,8 +20,8 @@ Refuses:  an operator in `context.memory.save` that no block calls in forward.
        compute-heavy operators, collectives       saved with `selective` and `offload`, recomputed with `full`
        all others                                 recomputed
 
-   If the case lists operators to save, the list decides for views and for the rows below them. For example, with
-   ("mm/2",) the first, third, ... `mm` of a block is saved, and the second is recomputed, as is attention.
+   If the case lists operators to save, the list decides for views and for everything below them in this table. For
+   example, with ("mm/2",) the first, third, ... `mm` of a block is saved. The others are recomputed, as is attention.
 
 3. If a recomputed value is smaller than the saved value that it is computed from, and nothing else needs the larger
    one, save the smaller value instead.
@@ -165,10 +165,9 @@ class _Tagger:
         return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
-        """Return the values of rule 3: recomputed values that are smaller than the saved value from which they are
-        computed.
+        """Return the values that step 3 at the top of this file saves instead of recomputing them.
 
-        They count only if nothing else needs the larger value.
+        Each is smaller than the saved value from which it is computed, and nothing else needs the larger value.
         """
         needs = first_needs(self.graph, self._is_recomputed)
         found = set()
@@ -212,7 +211,7 @@ class _Tagger:
     def _leaves_when_copied(self, node: Node) -> bool:
         """Whether copying a saved value to host memory frees its storage.
 
-        The value must cover the whole storage, and no other saved value may keep the storage alive.
+        It does if the value covers the whole storage, and no other saved value keeps the storage alive.
         """
         owner = self.owners[node]
         is_part = node.target is operator.getitem and node.args[0] is owner

@@ -15,8 +15,8 @@ from bitproof.harness.graph.analysis.halves import Half
 class Action(NamedTuple):
     """A step of a rank's work: the forward or the backward of a stage, for a micro-batch.
 
-    `part`: a divided backward first computes the gradient of the stage's input, which the previous stage waits for, and
-    later the gradients of weights, which no other stage waits for.
+    `part` is "whole", unless a backward is divided. Its part "input" computes the gradient of the stage's input, for
+    which the previous stage waits. Its part "weights" runs later, and computes the gradients of weights.
     """
 
     half: Half
@@ -35,9 +35,9 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
     Under 1f1b (https://arxiv.org/abs/2104.04473) the first backward runs as soon as the first micro-batch can have
     returned. For example, with 2 ranks and 3 micro-batches, rank 0 runs F0 F1 B0 F2 B1 B2.
 
-    Under zero_bubble (ZB-H1, https://arxiv.org/abs/2401.10241) each backward is divided, and rank r runs the weights of
-    a micro-batch after the inputs of r later ones, in the time in which it would otherwise wait. For example, rank 1
-    runs F0 I0 F1 I1 W0 F2 I2 W1 W2.
+    Under zero_bubble (ZB-H1, https://arxiv.org/abs/2401.10241) each backward is divided into the parts "input" (I) and
+    "weights" (W). Rank r runs W of a micro-batch after I of r later micro-batches, when it would otherwise wait. For
+    example, rank 1 runs F0 I0 F1 I1 W0 F2 I2 W1 W2.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank
     total = count * several
@@ -63,7 +63,10 @@ def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
 
 
 def _divided(actions: list[Action], behind: int) -> list[Action]:
-    """Divide each backward. Its weights run after the inputs of `behind` later backwards, or at the end."""
+    """Divide each backward into its parts "input" and "weights".
+
+    The part "weights" runs after the parts "input" of `behind` later backwards, or at the end.
+    """
     found, waiting = list[Action](), list[Action]()
     for action in actions:
         if action.half == "forward":

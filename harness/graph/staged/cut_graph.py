@@ -38,7 +38,7 @@ from bitproof.harness.graph.tracing.trace import ChunkSymbol
 class Part:
     """The graph of a stage's forward or backward. All names are those of nodes in the whole graph.
 
-    - `inputs`, `outputs`: in the graph's order.
+    - `inputs`, `outputs`: the names of all inputs and outputs, in their order.
     - `received`: the inputs from another stage.
     - `sent`: the outputs for another stage.
     - `results`: the outputs that are results of the step: the loss and gradients.
@@ -58,10 +58,11 @@ class CutGraph:
 
     - `by_place`: the parts by (stage, half).
     - `gradients`: for each parameter a dict: by stage, the name of the gradient that the stage computes.
-    - `open_dim`: has the size of the chunk symbol, if it remains.
-    - `weights`: by stage, the second part of a divided backward. The first is the backward in `by_place`.
-    - `once`: the calls that run apart, `once_parts` their parts by (stage, "gathers" or "reductions"), and
-      `summed` the names of the values that are added over micro-batches before they are reduced.
+    - `open_dim`: the chunk symbol and its size, for sizes that still contain the symbol.
+    - `once`: the kinds of calls that run apart from forward and backward.
+    - `once_parts`: the parts that run once a step, by (stage, "gathers" or "reductions").
+    - `summed`: the names of the values that are added over micro-batches before they are reduced.
+    - `weights`: by stage, the second part of a divided backward. The first part is in `by_place`.
     """
 
     by_place: dict[tuple[int, Half], Part]
@@ -83,7 +84,8 @@ class CutGraph:
 def cut(module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol, once: Once = NOTHING_ONCE) -> CutGraph:
     """Return the parts of a graph, without changing `module`. Raises PassError if placed_calls.py refuses it.
 
-    `open_dim` has the size of the chunk symbol, if it remains. `once` says which calls run once a step.
+    `open_dim` is the chunk symbol and its size, for sizes that still contain the symbol. `once` states the kinds of
+    calls that run apart from forward and backward.
     """
     placed = PlacedCalls(module, cuts, open_dim, once)
     halves: tuple[Half, ...] = ("forward", "backward")
@@ -119,7 +121,7 @@ def _once_part(placed: PlacedCalls, stage: int, kind: Apart) -> Part:
 def _part(placed: PlacedCalls, stage: int, half: Half) -> Part:
     """Write the graph of a stage's forward or backward, with the values that it exchanges.
 
-    These are steps 2 and 3 of this module.
+    These are steps 2 and 3 at the top of this file.
     """
     own = placed.own(stage, half)
     given = placed.given(own)

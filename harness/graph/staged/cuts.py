@@ -29,7 +29,7 @@ class Cuts:
         return self.stage_of_module(origin_of(node).module or "") if stage is None else stage
 
     def stage_of_module(self, name: str) -> int | None:
-        """Return the number of the stage that has a module's layer; None for a module outside all layers."""
+        """Return the number of the stage that contains a module's layer; None for a module outside all layers."""
         found = _LAYER.match(name)
         if found is None or self.num_stages == 1:
             return 0 if found else None

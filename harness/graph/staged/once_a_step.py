@@ -3,13 +3,14 @@
 Needs:    calls that are placed in stages and halves (placed_calls.py).
 Promises: gathers give every micro-batch the same bits as its own gather would. Reductions give the bits of a stated
           order: each rank adds its gradients in the order of micro-batches, then the ranks' sums are reduced.
-Refuses:  a gradient whose reduction cannot be taken out, such as a sum of two reduced ones.
+Refuses:  a gradient whose reduction cannot be taken out, such as a sum of two reduced gradients.
 
 - Gathers: calls that are computed from parameters alone, such as casts and all-gathers.
 - Reductions: calls from which only gradients are computed, without arithmetic within a rank: wider casts, packing,
   and reductions over ranks.
 
-For example, of 4 micro-batches all read one gathered weight, and their 4 gradients become one reduce-scatter.
+For example, all of 4 micro-batches read a weight that was gathered once, and the sum of their 4 gradients is
+reduce-scattered once.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The rules:
 
 1. The calls of a layer belong to the layer's stage.
-2. Any other call belongs to the latest stage among its inputs. In backward it is the earliest, as gradients flow back.
+2. Any other call belongs to the last stage that computes an input of the call. In backward it belongs to the first such
+   stage, as gradients flow back.
 3. A call without inputs from a stage belongs to the stage of its first reader.
 4. Numbers and views computed only from the graph's inputs belong to no stage. Each stage that reads them computes them.
 5. A parameter that two stages read has a gradient from each stage. Each stage adds its own gradients over
@@ -42,10 +43,10 @@ ONCE_A_STEP: tuple[OnceAStep, ...] = ("gathers", "reductions")
 
 
 class Once(NamedTuple):
-    """Which of a stage's calls run apart from its forward and backward.
+    """States which of a stage's calls run apart from its forward and backward.
 
-    - `gathers`, `reductions`: once a step instead of once a micro-batch (once_a_step.py).
-    - `weights`: the gradients of weights, after the gradient of the stage's input.
+    - `gathers`, `reductions`: True if these calls run once a step instead of once a micro-batch (once_a_step.py).
+    - `weights`: True if the gradients of weights are computed later than the gradient of the stage's input.
     """
 
     gathers: bool = False
@@ -78,7 +79,7 @@ class PlacedCalls:
     - `joins`: the additions of the gradients of two stages.
     - `summed`: the values that are added over micro-batches before they are reduced.
 
-    `open_dim` has the size of the chunk symbol, if it remains in the graph.
+    `open_dim` is the chunk symbol and its size, for sizes that still contain the symbol.
     """
 
     def __init__(self, module: GraphModule, cuts: Cuts, open_dim: ChunkSymbol, once: Once = NOTHING_ONCE) -> None:
@@ -129,7 +130,7 @@ class PlacedCalls:
         return "backward" if node in self._backward else "forward"
 
     def own(self, stage: int, half: Half | Apart) -> list[Node]:
-        """Return the calls of a stage's forward or backward, or those that it runs apart, in the graph's order."""
+        """Return the calls of a stage's forward or backward, or of a kind that it runs apart, in the graph's order."""
         return self._own.get((stage, half), [])
 
     def given(self, own: Iterable[Node]) -> list[Node]:
@@ -172,12 +173,14 @@ class PlacedCalls:
         ]
 
     def kept(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls among `own` whose results backward reads. `own` must be calls of a stage's forward."""
+        """Return the calls among `own` whose results the backward pass reads.
+
+        `own` must be calls of a stage's forward.
+        """
         return [node for node in own if any(user in self._backward for user in node.users)]
 
     def results_of(self, own: Iterable[Node]) -> list[Node]:
-        """Return the calls among `own` that compute the loss, a parameter's gradient, or what is added before a
-        reduction."""
+        """Return the calls among `own` that compute the loss, a parameter's gradient, or a value in `summed`."""
         results = {self.results[0], *self.summed, *(x for each in self.gradients.values() for x in each.values())}
         return [node for node in own if node in results]
 
@@ -190,10 +193,10 @@ class PlacedCalls:
         return [x for x in self.own(stage, "gathers") if any(user not in self._gathers for user in x.users)]
 
     def _gradients_by_stage(self, parameter: Node, gradient: Node) -> dict[int, Node]:
-        """Return a parameter's gradient in each stage that computes one, by stage.
+        """Return a dict: each stage that computes a gradient of `parameter` -> that gradient.
 
-        `gradient` is the parameter's whole gradient. Raises PassError unless a single stage computes it, or it is the
-        sum of two stages' gradients.
+        `gradient` is the whole gradient of the parameter. Raises PassError unless a single stage computes the whole, or
+        the whole is the sum of two stages' gradients.
         """
         # Go back through additions whose operands are from different stages, down to the gradients of single stages.
         joins, parts, waiting = [], list[Node](), [gradient]
@@ -219,7 +222,7 @@ class PlacedCalls:
         return dict(sorted(found.items()))
 
     def _find_weights(self) -> set[Node]:
-        """Return the calls of backward that the previous stage does not wait for.
+        """Return the calls of backward for whose results the previous stage does not wait.
 
         Raises PassError for a call with effects, as other micro-batches' calls come between the two parts.
         """
@@ -249,7 +252,7 @@ class PlacedCalls:
         return found
 
     def crossing(self, node: Node) -> Crossing:
-        """Return a value that is sent between stages as a Crossing. Raises PassError if its shape depends on data."""
+        """Return the Crossing of a value that stages send. Raises PassError if the value's shape depends on data."""
         value, symbol = node.meta.get("val"), self._open_dim
         if not isinstance(value, Tensor):
             raise _unfit(node, f"a {type(value).__name__}")
@@ -301,7 +304,7 @@ class PlacedCalls:
     def _needed(self, own: Iterable[Node]) -> Iterator[Node]:
         """Yield each value outside `own` that the calls `own` need, once.
 
-        Every stage computes numbers and views of the graph's inputs itself: it also needs the values behind them.
+        Every stage computes numbers and views of the graph's inputs itself, so it also needs the inputs of these calls.
         """
         inside, seen = set(own), set[Node]()
 

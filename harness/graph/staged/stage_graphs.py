@@ -1,4 +1,4 @@
-"""Divides a traced step into its stages' graphs, and joins these again after the passes have run on each.
+"""Divides a traced step into a graph for each stage, and joins the graphs again after the passes have run on each.
 
 Needs:    a graph whose calls state their origin, with forward's calls before backward's; layers that are named
           layers.N.
@@ -88,7 +88,10 @@ class StageGraphs:
         return StageGraphs(module, graphs, placed)
 
     def context_of(self, graph: StageGraph, context: PassContext) -> PassContext:
-        """Return the context for the passes of a stage: `context` without what only other stages call."""
+        """Return the context for the passes of a stage.
+
+        This is `context` without the chosen modules and operators that only other stages call.
+        """
         if len(self.graphs) == 1:
             return context
         # A pass may refuse a chosen module or operator that never runs, so those of other stages are left out.

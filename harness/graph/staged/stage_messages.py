@@ -21,9 +21,11 @@ from bitproof.harness.graph.staged.actions import Action
 
 
 class Message(NamedTuple):
-    """A message, as one of its two ranks sees it: `is_sent` states whether this rank sends or receives it.
+    """A message, from the view of one of its two ranks.
 
-    `sender` is the action that sends it; `peer` is the other rank.
+    - `sender`: the action that sends it.
+    - `is_sent`: True if this rank sends it, False if this rank receives it.
+    - `peer`: the other rank.
     """
 
     sender: Action
@@ -35,7 +37,7 @@ Queue = deque[Message]
 Queues = dict[tuple[int, bool], Queue]
 """The messages of each rank in each direction, in the order in which the rank sends or receives them.
 
-A key is a rank and whether messages go up.
+A key has a rank, and whether the messages go to higher ranks.
 """
 
 

@@ -39,7 +39,7 @@ class StagedStep:
     """Runs a rank's part of a step.
 
     - `running`: the current action; None outside the step.
-    - `reduce`: the dtype in which gradients are added that are reduced once a step.
+    - `reduce`: the dtype for the sums of gradients that are reduced once a step.
     - `groups`: the groups for messages to higher and to lower ranks; empty without a pipeline.
     - `join`: adds the gradients of parameters that two stages share. The trainer calls `join` once per step with the
       gradients by parameter name.
@@ -65,10 +65,10 @@ class StagedStep:
         self._kept: dict[tuple[int, int], Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Run the rank's part of a step. Returns the losses of micro-batches, and the rank's gradients by parameter.
+        """Run the rank's part of a step. Returns (losses of the micro-batches, the rank's gradients by parameter).
 
-        Only a rank with the last stage has losses. `state` has parameters and buffers by name, `micro_batches` the
-        inputs of each micro-batch by name.
+        Only a rank with the last stage has losses. `state` has parameters and buffers by name, and `micro_batches` has
+        the inputs of each micro-batch by name.
         """
         losses: list[Tensor] = []
         gradients: dict[str, Tensor] = {}
@@ -114,7 +114,7 @@ class StagedStep:
     def run_once(self, kind: OnceAStep, action: Action, known: Values) -> dict[str, Any]:
         """Run the calls of a stage that run once a step, and return their results by name; {} if there are none.
 
-        Logs have them under `action`, the stage's first forward or last backward.
+        In logs, they belong to `action`, the stage's first forward or last backward.
         """
         if (part := self.parts.once_parts.get((action.stage, kind))) is None:
             return {}
@@ -124,7 +124,7 @@ class StagedStep:
 
     @contextmanager
     def run_by(self, runner: Callable[[GraphModule], Run]) -> Iterator[None]:
-        """Context in which `runner` decides how parts run: for a part's graph, it returns the function that runs it."""
+        """Return a context in which parts run by `runner`: for a part's graph, it returns the function that runs it."""
         own, self._run = self._run, runner
         try:
             yield

@@ -98,7 +98,7 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
-    """Return further name -> first name, for each tied parameter or buffer."""
+    """Return a dict of the tied parameters and buffers: each further name -> the first name."""
     first: dict[Tensor, str] = {}
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     found = {name: first.setdefault(tensor, name) for name, tensor in every}
@@ -118,7 +118,8 @@ def export_joint_step(
     """Export a step: the loss `loss_function(*inputs)`, and the gradients of the parameters of `model`.
 
     - `loss_function`: calls `model`.
-    - `gradient_seed`: the gradient of the loss. Values are faked on `device`.
+    - `gradient_seed`: the gradient of the loss.
+    - `device`: the device of the graph's values, which are fake.
     - `chunking`: if the step will run in chunks, the inputs' size along `chunk_dim` is a symbol, as in
       `trace_joint_step`. Otherwise every size is fixed.
 
@@ -292,7 +293,7 @@ def _signature(parameter_names: list[str], buffer_names: list[str], num_inputs: 
 
 
 def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node:
-    """Write the call that computes the gradient of the loss, from which backward starts, and return the call.
+    """Add a call that computes the gradient of the loss, from which backward starts, and return the call.
 
     `tangent` is the input for this gradient in torch's graph.
     """
@@ -303,7 +304,7 @@ def _seed(graph: Graph, loss: Node, tangent: Node, gradient_seed: float) -> Node
 
 
 def write_back(graph: Graph, buffer: Node, value: Node) -> Node:
-    """Write a copy of `value` into the graph input `buffer` where the graph inserts, and return the call."""
+    """Add a call that copies `value` into the graph input `buffer`, at the graph's insertion point, and return it."""
     node = graph.call_function(torch.ops.aten.copy_.default, (buffer, value))
     kept = (key for key in (META_KEY, CALLS_KEY) if key in value.meta)
     node.meta = {key: value.meta[key] for key in kept} | {"val": buffer.meta["val"]}

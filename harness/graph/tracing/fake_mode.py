@@ -1,4 +1,4 @@
-"""Fake tensors with short sizes after an uneven all-to-all.
+"""Makes fake tensors with short sizes after an uneven all-to-all.
 
 Torch sums all split sizes: for 64 ranks, the received rows are u0 + u1 + ... + u63. Every dependent size repeats that
 sum, which makes each operator slow. Here the number of rows is u0 + v, with a single new symbol v for all splits but
@@ -25,10 +25,10 @@ from bitproof.harness.torch_tracing import device_asked
 
 
 def step_fake_mode(shape_env: ShapeEnv, *, remembers: bool = True, repeats: bool = False) -> FakeTensorMode:
-    """Return a FakeTensorMode with short sizes after an uneven all-to-all, such as u0 + v in place of u0 + u1 + u2.
+    """Return a FakeTensorMode with short sizes after an uneven all-to-all, such as u0 + v instead of u0 + u1 + u2.
 
-    - `remembers`: use torch's own cache of operator calls.
-    - `repeats`: compute only one of several layers that differ just in their symbols (torch_fakes.py).
+    - `remembers`: True to use torch's own cache of operator calls.
+    - `repeats`: True to compute only one of several layers that differ only in their symbols (torch_fakes.py).
     """
     # A trace with an open dim does not use `repeats`: sizes in repeated results would be new objects, and that would
     # change the numbers of the tracer's nodes. It would also be slower: 61 layers took 109 s instead of 64 s.

@@ -4,8 +4,8 @@
 - An operator that calls a single nested graph with its own operands, such as `wrap`, is followed through that graph.
 - `cond`, `while_loop`, `map`, `scan` and `associative_scan` are refused.
 
-With an open dim, a trace of a refused operator may fail or succeed. So there are two functions: `refuse_failed` reads
-the traceback of a failed trace, and `refuse_calls` reads a traced graph.
+While the size of the chunked dim is a symbol, the trace of a refused operator may fail or succeed. `refuse_failed`
+handles a failed trace, from its traceback. `refuse_calls` handles a successful trace, from its graph.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ def refuse_calls(calls: Iterable[tuple[Node, str]], symbol: sympy.Symbol) -> Non
 def refuse_failed(module: str, error: Exception, where: str | None) -> None:
     """Raise ChunkError if a higher-order operator raised `error` during the trace of a chunked module.
 
-    Otherwise do nothing.
-
-    `module` is the module's name, and `where` is the user's line, or None.
+    `module` is the module's name. `where` is the line of the user's code, or None.
     """
     # The file of an operator's rule has the operator's name: torch/_higher_order_ops/cond.py.
     homes = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))

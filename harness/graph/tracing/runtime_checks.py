@@ -6,7 +6,7 @@
    its own call.
 3. Assertions only about the chunked dim have no call. `concretize_symbols` checks them with real numbers.
 
-Only assertions in the user's code are recorded. Torch's operators repeat theirs whenever they run.
+Only assertions in the user's code are recorded. Torch's operators repeat their own assertions whenever they run.
 """
 
 from __future__ import annotations
@@ -35,10 +35,9 @@ _NO_MESSAGE = "expected the condition to be true, but it is false"
 
 @contextmanager
 def written_checks(shape_env: ShapeEnv, chunk_symbol: sympy.Symbol) -> Iterator[None]:
-    """Context for a trace that keeps assertions about data: each `torch._check` of a number read from data becomes a
-    call.
+    """Return a context for a trace, in which each `torch._check` of a number read from data becomes a call.
 
-    For example, `torch._check(x.sum().item() > 0)` checks such a number. Only checks in the user's code are kept.
+    For example, `torch._check(x.sum().item() > 0)` checks such a number. Only checks in the user's code become calls.
     Raises TraceError for a check that the number equals an expression of the chunked dim, such as `x.shape[0] // 2`.
     """
 

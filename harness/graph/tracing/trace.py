@@ -2,15 +2,15 @@
 
 The graph's inputs are parameters, buffers and the step's inputs. Its outputs are the loss and a gradient for each
 parameter. The size of the chunked dim is a symbol. No code can branch on it, so exactly the values that depend on a
-chunk have it in their sizes.
+chunk have the symbol in their sizes.
 
-1. Make fake tensors. The chunked dim of every input gets the same unbacked symbol in [n / 2, n].
+1. Make fake tensors. The chunked dim of every input, of size n, gets the same unbacked symbol, bounded by n / 2 and n.
 2. Run forward and backward under make_fx, and record every node's origin.
 3. Refuse a step that works only for a single size. For example, `x.view(128, -1)` fits only 4 sequences of 32 tokens.
 4. Refuse nested graphs with effects that passes would not see, and higher-order operators in chunked modules
    (higher_order.py).
-5. Keep the conditions that tracing deferred. `concretize_symbols` checks those on the chunked dim; calls in the graph
-   check those on data (runtime_checks.py).
+5. Keep the conditions that tracing deferred. `concretize_symbols` checks the conditions on the chunked dim, and calls
+   in the graph check the conditions on data (runtime_checks.py).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 
 class ChunkSymbol(NamedTuple):
-    """The symbol that is the size of the chunked dim, and `hint`, that size in the case."""
+    """The symbol for the size of the chunked dim. `hint` is the number that the case states for this size."""
 
     symbol: sympy.Symbol
     hint: int
@@ -141,9 +141,9 @@ def trace_joint_step(
     - `inputs`: tensors of the same size along `chunk_dim`.
     - `gradient_seed`: the gradient of the loss, from which backward starts.
     - `device`: the device of the graph's values, which are fake.
-    - `observe`: patterns of module names. In the graph, the outputs of these modules and the gradients of these outputs
-      are marked, so that a run can record them.
-    - `is_cut`: True if the step will run in two equal chunks along `chunk_dim`. The size along it must then be even.
+    - `observe`: patterns of module names. In the graph, the outputs of the matching modules and the gradients of these
+      outputs are marked, so that a run can record them.
+    - `is_cut`: True if the step will run in two equal chunks along `chunk_dim`, whose size must then be even.
     - `chunking`: the modules that will run in chunks; None for no module.
 
     Raises TraceError for code that cannot be traced, CaseError for a pattern that matches no module, and ChunkError for
@@ -281,11 +281,11 @@ def trace_fixed_step(
 def trace_forward(
     name: str, module: nn.Module, forward: Callable[..., Any], arguments: Mapping[str, Any], *, chunk_dim: int
 ) -> tuple[GraphModule, sympy.Symbol]:
-    """Trace a module's `forward`. Returns the graph and the chunk symbol.
+    """Trace a module's `forward`. Returns (the graph, the chunk symbol).
 
     - `name`: the module's name.
-    - `arguments`: the arguments of `forward`, by name. The first must be a tensor. Arguments that are not tensors, such
-      as a BlockMask, become None.
+    - `arguments`: the arguments of `forward`, by name. The first argument must be a tensor. Arguments that are not
+      tensors, such as a BlockMask, become None.
     - `chunk_dim`: a dim of the first argument, whose size becomes the chunk symbol. Other tensors with this size in
       this dim get the same symbol.
 
@@ -349,7 +349,7 @@ def _common_extent(inputs: Sequence[Tensor], dim: int, is_cut: bool) -> int:
 
 @contextmanager
 def keeping_state(model: nn.Module) -> Iterator[None]:
-    """Context for a step. At its end, raises TraceError if the step has replaced a buffer by another tensor.
+    """Return a context for a step. Its end raises TraceError if the step has replaced a buffer by another tensor.
 
     A graph can only write into its inputs, so it could not replace the buffer.
     """
@@ -374,9 +374,10 @@ def fixed_fake(fake_mode: FakeTensorMode, x: Tensor, device: torch.device) -> Te
 def open_inputs(
     fake_mode: FakeTensorMode, inputs: Sequence[Tensor], dim: int, device: torch.device, *, is_cut: bool
 ) -> tuple[ChunkSymbol, tuple[Tensor, ...]]:
-    """Return the chunk symbol, and a fake tensor for each input, in which the symbol is the size of dim `dim`.
+    """Return (the chunk symbol, a fake tensor for each input). In the fake tensors, the symbol is the size of `dim`.
 
-    `is_cut`: the step will run in two equal chunks. Raises TraceError for inputs without a common (even) size.
+    `is_cut` is True if the step will run in two equal chunks. Raises TraceError if the inputs have different sizes
+    along `dim`, or if the size must be even and is not.
     """
     extent = _common_extent(inputs, dim, is_cut)
     fakes = tuple(_fake_input(fake_mode, x, dim, extent, i, device) for i, x in enumerate(inputs))
@@ -451,10 +452,10 @@ def _innermost_user_line(error: BaseException) -> str | None:
 
 
 def _innermost(frames: Iterable[tuple[str, int]]) -> str | None:
-    """Return the innermost line of the user's code among `frames`, which are pairs (file, line), outermost first.
+    """Return the innermost line of the user's code among `frames`; None if there is none.
 
-    Only frames after this module's last frame count: earlier frames belong to the code that started the trace. None if
-    there is no such line.
+    `frames` are pairs (file, line), outermost first. Only frames after this module's last frame count: earlier frames
+    belong to the code that started the trace.
     """
     found = None
     for path, number in frames:

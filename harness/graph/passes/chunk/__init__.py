@@ -2,7 +2,7 @@
 
 Needs:    every node has an origin and a `val`; `context.chunk_symbol` is the chunked dim's symbol.
 Promises: the bits of the eager chunked reference; no value's size has the symbol any more.
-Refuses:  collectives other than the experts', a tensor group's, or a gradient's own reduction; all collectives over
+Refuses:  other collectives than those of experts, of a tensor group, and reductions of gradients; all collectives over
           ranks that divide the chunked dim; views with a baked constant; an output of a chosen module that is needed
           whole but cannot be joined; sequence chunks through attention; a module that mixes rows of different chunks,
           or that calls a higher-order operator such as `cond`, whose nested graphs are not split (see mixing.py);
@@ -15,13 +15,13 @@ The pass reads the graph like an interpreter, and writes a new graph. A value is
 pair of nodes, for chunk 0 and chunk 1:
 
 1. A node of a chosen module that reads a pair, or a size with the symbol, is written once per chunk: a pair. An input
-   that is no pair is split on first use if its shape has the symbol. Otherwise both chunks read it.
-2. Every other node is written once. A pair that it reads is joined on first use. The chunks of a parameter's gradient
-   are added (chunk 0 + chunk 1); any other value is concatenated along the chunked dim.
+   that is no pair is split at its first use if its shape has the symbol. Otherwise both chunks read it whole.
+2. Every other node is written once. A pair that it reads is joined at its first use. The chunks of a parameter's
+   gradient are added (chunk 0 + chunk 1); the chunks of any other value are concatenated along the chunked dim.
 3. Autograd's own gradient additions belong to no module. They are written once per chunk if both operands are pairs.
    The sum over a parameter's two uses is refused, as chunks would change the order of its additions.
-4. Integers are no values: a size that depends on the symbol becomes a number at each use. The number is computed with
-   the whole extent or half of it.
+4. Sizes are no values: a size that depends on the symbol becomes a number at each use. The number is computed with the
+   whole extent or half of it.
 5. Chunk 0 of a module runs before chunk 1, which is written only when something needs it. So buffer writes and random
    draws happen in chunk order, as in eager.
 6. A chosen module may write a tensor in place, so that the tensor changes during the step. Its readers in the module
@@ -301,7 +301,7 @@ class _Chunker:
     # -- reading --------------------------------------------------------------------------------
 
     def _whole(self, node: Node) -> Any:
-        """Return the argument for a reader that is written once: the number of a size, or the node of a whole value."""
+        """Return the argument `node` for a reader that is written once: a size's number, or a whole value's node."""
         value = node.meta.get("val")
         if symbols.is_scalar_of(value, self.symbol):
             return symbols.number_of(node, self.symbol, self.whole)
@@ -372,8 +372,8 @@ class _Chunker:
     def _join(self, node: Node, pair: Pair) -> Node:
         """Return the node of a pair's whole value, which is written at the first use.
 
-        It concatenates the chunks, or adds them if they are a gradient. If both chunks write a buffer in place, it is
-        chunk 1's node.
+        The whole value is the concatenation of the chunks, or their sum if they are a gradient. If both chunks write a
+        buffer in place, it is the node of chunk 1.
         """
         if pair.second is None:
             self._write_held_back()
@@ -406,9 +406,10 @@ class _Chunker:
 
 
 def _needs_reshape(node: Node, args: Any) -> bool:
-    """Whether a view in backward must be written as a reshape, since its argument is not contiguous in a chunk.
+    """Whether a view in backward must become a reshape.
 
-    Autograd reshapes gradients, but a trace has a view if the whole gradient is contiguous.
+    Autograd reshapes gradients. If the whole gradient is contiguous, the trace records this as a view. The gradient of
+    a chunk may not be contiguous, and then a view would fail.
     """
     is_gradient_view = node.target is aten.view.default and origin_of(node).direction == "backward"
     return is_gradient_view and not args[0].meta["val"].is_contiguous()

@@ -20,7 +20,7 @@ def gradient_outputs(output: Node) -> list[Node]:
 
 
 def reduction_tail(gradient: Node) -> list[Node]:
-    """Return the nodes that reduce a gradient over ranks, from `gradient` back: casts, pads, reduce-scatters and waits.
+    """Return the nodes that reduce a gradient over ranks, last first: casts, pads, reduce-scatters and waits.
 
     A cast to a narrower dtype ends the list. The gradients of two chunks may be added before these nodes, and narrow(a)
     + narrow(b) is not narrow(a + b).

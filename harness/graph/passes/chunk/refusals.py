@@ -122,7 +122,7 @@ def refuse_attention_over_sequence(node: Node, dim: str) -> None:
 
 
 def refuse_baked_view(node: Node, symbol: object) -> None:
-    """Raise ChunkError for a view with a number in place of the chunked dim, which half of the input would not fit."""
+    """Raise ChunkError for a view that states the size of the chunked dim as a number, which is wrong for a chunk."""
     if node.target not in operators.SIZED_VIEWS:
         return
     source, value = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
@@ -149,7 +149,7 @@ def refuse_write(node: Node, written: Node) -> None:
 
 
 def refuse_early_read(node: Node, reader: Node) -> None:
-    """Raise ChunkError for an in-place write of chunk 0 after a read of chunk 1, which would miss it."""
+    """Raise ChunkError for an in-place write of chunk 0 that chunk 1 misses, since it has read the value already."""
     raise ChunkError(
         f"cannot write in place in `{node.name}`: chunk 1 of the same call has run `{reader.name}` before",
         expected="a write of chunk 0 before chunk 1 reads the tensor, as in eager",

@@ -1,14 +1,15 @@
-"""Reorder the graph so that a chunk's collectives overlap with other compute, most of all the other chunk's.
+"""Reorder the graph so that a chunk's collectives overlap with other compute, mostly with compute of the other chunk.
 
-These are all-to-alls of experts with `context.pipeline.overlap`, and the gathers, sums and reduce-scatters of a tensor
-group with `context.pipeline.async_tensor`. For example, chunk 1's input is gathered during chunk 0's matrix products.
+With `context.pipeline.overlap`, the collectives are the all-to-alls of experts. With `context.pipeline.async_tensor`,
+they are the gathers, sums and reduce-scatters of a tensor group. For example, the input of chunk 1 is gathered during
+the matrix products of chunk 0.
 
 Needs:    collectives as a launch and a wait; the chunk pass's marks; the part of each all-to-all in its origin; a cost
           model in `context.pipeline.overlap_costs` or, on the CPU, bitproof's own.
 Promises: the same nodes, hence the same bits, in an order that depends only on the graph and the model; no node
           moves further ahead than into the previous chunked region; the simulated step gets shorter.
 Refuses:  a graph without an all-to-all of dispatch or combine that runs once per chunk, or without such a collective
-          of a tensor group, as there is nothing to overlap; one of these with another reader than its wait; a
+          of a tensor group, as there is nothing to overlap; such a collective with another reader than its wait; a
           collective that is not in the model; an invalid model file.
 
 Below, an all-to-all is a collective that sends rows to their experts (dispatch) or back (combine). With `async_tensor`,
@@ -163,7 +164,7 @@ def _path_of_model(nodes: list[Node], context: PassContext) -> Path | None:
 
 
 def find_places(nodes: list[Node], chunking: Chunking) -> dict[Node, NodePosition]:
-    """Find each node's region and its part of the region (step 1 at the top of this file).
+    """Return each node's region and its part of the region (step 1 at the top of this file).
 
     - A region begins at the first chunked node of a module in a direction.
     - A node that is written once belongs to chunk 0 if chunk 0 follows in the region. It belongs to chunk 1 if only
@@ -199,12 +200,10 @@ def schedule(
     costs: dict[Node, Cost],
     hidden: set[Node],
 ) -> list[Node]:
-    """Return the nodes in the order of step 2 (see the top of this file).
+    """Return the nodes in the topological order of step 2 (see the top of this file). Takes O(n log n).
 
-    It is a topological order, found in O(n log n).
-
-    `before` and `after` have the nodes that must run before and after each node. `hidden` are the launches of the
-    collectives that compute should hide.
+    - `before`, `after`: for each node, the nodes that must run before it and after it.
+    - `hidden`: the launches of the collectives that compute should hide.
     """
     needed_by = _next_hidden(nodes, after, places, hidden)
     timeline = Timeline(costs)
@@ -278,10 +277,9 @@ def schedule(
 def _next_hidden(
     nodes: list[Node], after: dict[Node, list[Node]], places: dict[Node, NodePosition], hidden: set[Node]
 ) -> dict[Node, int]:
-    """Return, for each node, the position of the first launch in `hidden` that needs it; the number of nodes if none
-    does.
+    """Return a dict: each node -> the position of the first launch in `hidden` that needs the node.
 
-    Only launches in the same part of the same region count.
+    If no launch needs it, this is the number of nodes. Only launches in the same part of the same region count.
     """
     found: dict[Node, int] = {}
     for node in reversed(nodes):
@@ -313,10 +311,9 @@ def _reversed(before: dict[Node, set[Node]]) -> dict[Node, list[Node]]:
 
 
 def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node]) -> int:
-    """Return the number of collectives that overlap with compute: a call that computes is between their launch and
-    wait.
+    """Return the number of collectives that overlap with compute.
 
-    Views and other collectives do not count.
+    A collective counts if a call between its launch and its wait computes. Views and other collectives do not compute.
     """
     nodes = list(nodes)
     owners = operators.storage_owners(nodes)

@@ -1,4 +1,4 @@
-"""The cost of each node of a graph, from lines that are fitted to measured times by least squares.
+"""Estimates the cost of each node of a graph, from lines that are fitted to measured times by least squares.
 
 Every node has a kind, and every kind has a line `seconds = fixed + per_unit * amount`:
 
@@ -273,10 +273,10 @@ class Sizes:
         self._numbers: dict[sympy.Basic, float] = {}
 
     def expect_balance(self, collective: Node) -> None:
-        """Choose numbers for the rows that an all-to-all receives: equally many from each rank, and in all as many as
-        it sends.
+        """Assume that an all-to-all is balanced: it receives equally many rows from each rank, in all as many as it
+        sends.
 
-        Does nothing for other collectives.
+        This gives a value to each unknown size of the result. Does nothing for other collectives.
         """
         if operators.operator_name(collective) != "all_to_all_single":
             return

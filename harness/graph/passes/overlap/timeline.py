@@ -40,7 +40,7 @@ class Timeline:
         """`_stops`: the times at which waits began to block. `_blocked_totals`: the total blocked time after each."""
 
     def run(self, node: Node) -> None:
-        """Advance the clock by a node. The nodes that it reads must have run before."""
+        """Advance the clock by the time that a node takes. The nodes that it reads must have run before."""
         if operators.is_wait(node):
             self._wait_for(operators.launch_of(node))
         self.time += self.costs[node].compute
@@ -101,7 +101,7 @@ class Timeline:
             self.time += seconds
 
     def _blocked_until(self, time: float) -> float:
-        """Return the time for which waits had blocked the rank, in total, until the earlier time `time`."""
+        """Return the total time for which waits blocked the rank from the start until `time`, which has passed."""
         # `time` may be within the last wait before it: then only the part of that wait up to `time` counts.
         last = bisect.bisect_right(self._stops, time) - 1
         return min(self._blocked_totals[last], self._blocked_totals[max(last - 1, 0)] + time - self._stops[last])

@@ -3,7 +3,7 @@
 - transformer_batch: transformer blocks split along the batch
 - moe_batch: MoE blocks split along the batch
 - moe_seq: MoE blocks split along the sequence
-- `*_sight`: the same, with inputs that expose more defects
+- `*_sight`: these three, with inputs that expose more defects
 """
 
 from __future__ import annotations

@@ -287,7 +287,7 @@ def has(dtype: str, value: float) -> bool:
 def rounded(value: float, dtype: str) -> float:
     """Round a number to a dtype; return infinity if it is too large. For bfloat16 it is truncated.
 
-    The caller only asks whether a dtype has a number, and for bfloat16 truncation answers this as well.
+    For bfloat16, the caller only compares the result with `value`, to find out whether the dtype has this number.
     """
     try:
         if dtype == "bfloat16":
@@ -577,20 +577,23 @@ def shape_of(state: State, t: int) -> list[int]:
 
 
 def number_of(state: State, t: int) -> float | None:
-    """Return the number that term `t` is, or that it repeats as a view; None for any other term."""
+    """Return the number that a term is, or that it repeats (a view of a number); None for any other term."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """Return the term of a tensor filled with a number: the number itself for shape [], otherwise a view of it."""
+    """Return the index of the term of a tensor filled with a number.
+
+    For shape [], this is the number itself, otherwise a view of it.
+    """
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """Return the index of a term without its minus sign; None unless it is a negation or a number with that sign.
+    """Return the index of term `t` without its minus sign; None if `t` is neither a negation nor a negative number.
 
     For example, the index of 2 for -2.
     """
@@ -700,7 +703,7 @@ def exact_of_cat(s: State, term: Json) -> int | None:
 def exact_of_number(s: State, term: Json) -> int | None:
     """Rule: the negation or cast of a number is a number. A tensor filled with a number counts as a number.
 
-    The result is None for other operators and operands, and if the dtype cannot represent the number exactly.
+    Returns None for other operators and operands, and if the dtype cannot represent the number exactly.
     """
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
@@ -1104,7 +1107,7 @@ def _input(g: State, place: int, call: State) -> Json:
 
 
 def _getitem(g: State, place: int, call: State) -> Json:
-    """Return the term of an item of several results, or of a number read from a tensor; NEXT for any other call.
+    """Return the term of one result of a call with several, or of a number read from a tensor; NEXT for any other call.
 
     Implements line 3 of docs/reference/certificate.md.
     """
@@ -1260,7 +1263,7 @@ def _dim(call: State, rank: int) -> int:
 
 
 def _whole(state: State, t: int, shape: list[int]) -> int:
-    """Return the term of term `t` reshaped to `shape`; the elements keep their order."""
+    """Return the term for term `t` reshaped to `shape`, with its elements in the same order."""
     hold(prod(shape) == prod(shape_of(state, t)), f"not as many elements as {shape}")
     return view(state, t, full(shape))
 
@@ -1316,10 +1319,11 @@ def is_unwritten(op: str) -> bool:
 
 
 def _uninitialized(g: State, place: int, call: State) -> Json:
-    """Return a term for uninitialized memory that the call creates; NEXT for any other call.
+    """Return a term for the uninitialized memory that a call creates; NEXT, so that the next rule is tried, for other
+    calls.
 
-    The term contains the graph and the call, so it equals no other term. Empty tensors are all equal. Implements line
-    10 of docs/reference/certificate.md.
+    The term contains the graph and the call, so it equals no other term. But all tensors without elements, of a dtype
+    and shape, have the same term. Implements line 10 of docs/reference/certificate.md.
     """
     if not is_unwritten(call["op"]):
         return NEXT
@@ -1514,7 +1518,7 @@ def _define_row_symbol(g: State, rows: Json, first: Json, *others: Json) -> None
 def _check_write(g: State, call: State) -> None:
     """Raise UnknownError for an in-place write that the rules do not cover.
 
-    For example, the written tensor is a constant, overlaps itself, or is used by a collective in flight.
+    For example, if the written tensor is a constant, overlaps itself, or is used by a collective in flight.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:

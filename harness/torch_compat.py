@@ -173,8 +173,8 @@ def open_dim(
 
 
 def backward_callbacks(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Return a context with callbacks: `before` for each tensor from which a backward pass starts, `after` at the
-    end.
+    """Return a context that calls `before` with each tensor from which backward starts, and `after` at the end of
+    backward.
     """
     # Both `Tensor.backward` and `torch.autograd.grad` end in this function.
     run = torch.autograd._engine_run_backward
@@ -197,9 +197,7 @@ def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
 
 
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
-    """Return, for each leaf of a pytree, the dict keys and field names on the path to the leaf.
-
-    List indices are left out.
+    """Return, for each leaf of a pytree, the dict keys and field names on the path to the leaf, without list indices.
 
     For example, the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`.
     """
@@ -403,7 +401,7 @@ _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `super().step()`, in an optimizer's overridden `step`, called the running step hook.
+    """Return whether the running step hook was called because an optimizer's own `step` calls `super().step()`.
 
     Only for step hooks of optimizers.
     """

@@ -341,7 +341,7 @@ class _Symbols:
     def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
         """Return the conditions that contain a symbol, in torch's order.
 
-        If torch has replaced the symbol by an expression, the pair (symbol, expression) follows.
+        If torch has replaced the symbol by an expression, the pair (symbol, expression) is added at the end.
         """
         # torch only adds conditions, so their number shows whether the index by symbol is up to date.
         if self._num_conditions != self._env.num_deferred_runtime_asserts:

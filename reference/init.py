@@ -95,7 +95,7 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Scale each row by its power of two, after replacing the row's first two elements. Returns (V, D).
+    """Replace the first two elements of each row, then scale each row by its power of two. Returns (V, D).
 
     The new elements bring the root of the row's mean(x^2) + 1e-6 near the midpoint between two float32 numbers.
     """

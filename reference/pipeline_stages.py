@@ -67,7 +67,7 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """The modules of a pipeline stage, which `keep_stages` has left in the model.
+    """The modules of a pipeline stage, taken from a model from which `keep_stages` has removed all others.
 
     The first stage takes tokens, and the last returns logits. Other inputs and outputs are activations.
     """

@@ -151,10 +151,7 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def num_records_per_step(case: Case) -> dict[Kind, int]:
-    """Return kind -> number of records that all ranks together make in a step of a built-in system.
-
-    Activations are not counted.
-    """
+    """Return kind -> number of records in a step of a built-in system, over all ranks. Activations are not counted."""
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
     state = model.state_dict()
@@ -215,7 +212,9 @@ class Trainer:
         return running_chunk()
 
     def running_half(self) -> tuple[str, int] | None:
-        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0). None if none runs."""
+        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0); None if no graph
+        runs.
+        """
         action = getattr(self.graph, "running", None)
         return None if action is None else (action.half, action.micro_batch)
 
@@ -234,7 +233,9 @@ class Trainer:
         return mean_of_losses(losses), totals
 
     def _reduced_once(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Like `eager_gradients`, but gradients are added on each rank, then reduced over ranks."""
+        """Compute loss and gradients like `eager_gradients`, but add gradients on each rank before they are reduced
+        over ranks.
+        """
         losses = []
         with LocalSums() as sums:
             for part in micro_batches_of(inputs, self.case.micro_batches):

@@ -161,7 +161,7 @@ class Entry:
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """All conditions on a case without which the fault cannot be applied.
+        """Return all conditions on a case without which the fault cannot be applied.
 
         These are `needs` and, if the fault edits graphs, the conditions that all such faults have.
         """

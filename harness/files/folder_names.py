@@ -28,8 +28,9 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """Return `name` followed by `ending`. If that is longer than `most` characters, a digest replaces the last of
-    them."""
+    """Return `name + ending`, at most `most` characters long: if it is longer, its end is replaced by a digest of all
+    of it.
+    """
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

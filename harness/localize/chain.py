@@ -31,8 +31,8 @@ def with_chain(
 ) -> Culprit:
     """Return `culprit` with its field `chain` set: the calls that lead from the blamed call to a record.
 
-    `pair` has the record's two digests, `mine` and `known` have the logs of candidate and reference. The chain of a
-    missing call has the reference's calls.
+    `pair` has the record's two digests. `mine` has the candidate's logs, and `known` the reference's. If the blamed
+    call is missing, the chain has the reference's calls.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.

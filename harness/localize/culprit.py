@@ -71,11 +71,12 @@ class Culprit:
 
     - `how`: its defect, a key of `HOW`.
     - `ranks`: all ranks on which the call has this defect.
-    - `candidate`, `reference`: the indices of the call and its match in the two logs. None if missing or unknown.
+    - `candidate`, `reference`: the call's index in the candidate's log, and its match's index in the reference's. None
+      if missing or unknown.
     - `arguments`: the differing arguments, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
     - `instead_of`: for an extra call, the operator of the reference's call in its place.
-    - `at`: the rank of the two indices, None for the lowest of `ranks`.
+    - `at`: the rank to whose logs the two indices refer, None for the lowest of `ranks`.
     - `explains`: the record to which the call leads: its rank and its two digests.
     - `chain`: the calls that lead to that record.
     """
@@ -103,7 +104,7 @@ class Culprit:
     def rank(self) -> int:
         """The rank whose logs `candidate` and `reference` refer to.
 
-        This is the lowest of `ranks`, or a higher one if the call leads to the record only there.
+        This is the lowest of `ranks`. If the call leads to the record only on a higher rank, it is that rank.
         """
         return self.ranks[0] if self.at is None else self.at
 

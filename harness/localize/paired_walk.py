@@ -58,8 +58,8 @@ class Walk:
     """A walk back from differing records through the logs of both systems.
 
     - `found`: the possible causes, each with a weight; 0 is the likeliest.
-    - `replaced`: for an extra call, by rank and index, the reference's call in its place.
-    - `readers`: for a call, by rank and index, the reader from which the walk reached it.
+    - `replaced`: (rank, index) of an extra call -> the reference's call that it replaces.
+    - `readers`: (rank, index) of a call -> the call that reads it, from which the walk reached it.
 
     In all methods, `mine` is the index of a call in the candidate's log, and `due` of a call in the reference's log.
     """
@@ -121,7 +121,9 @@ class Walk:
         return True
 
     def _result_so_far(self, key: object) -> bool | None:
-        """Return the result of the search for `key`; None the first time, so that each search runs only once."""
+        """Return the result of the search for `key`, or None the first time it is asked for. So each search runs only
+        once.
+        """
         known = self._done.get(key)
         # False while the search is in progress, so that a cycle of calls ends it.
         self._done.setdefault(key, False)
@@ -179,7 +181,7 @@ class Walk:
         return here is not None and self._add(rank, here, due, "misplaces")
 
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
-        """Add the call that reads a wrong value as a cause. Returns True.
+        """Add a cause: the call that reads a wrong value. Returns True.
 
         The defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
         """
@@ -194,7 +196,7 @@ class Walk:
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
         """Search for the cause if two right values were exchanged somewhere before the calls `mine` and `due`.
 
-        `mine` is the candidate's call, and `due` the reference's call in its place. Returns whether a cause is found.
+        The candidate has the output of `mine` where the reference has that of `due`. Returns whether a cause is found.
         """
         # Go back through calls of the same operators, although they do not match.
         log = self.logs[rank]
@@ -211,7 +213,8 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search for a cause before a call. If there is none and the call is wrong, the call itself is the cause.
+        """Search for a cause among the calls before a call. If none is found and the call is wrong, it is itself the
+        cause.
 
         For a collective, all its ranks are searched. Returns whether a cause is found.
         """
@@ -308,7 +311,7 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if the output of the extra call `mine` is read in place of the output of call `due`.
+        """Search for the cause if the output of the extra call `mine` is read, but that of call `due` should be.
 
         - `here`: the candidate's call that matches `due`, or None.
         - `reader`: the pair of matching calls that read the outputs; None if a record has them.
@@ -404,10 +407,11 @@ class Walk:
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if extra calls, up to `mine`, join values.
+        """Return the index of the call to blame if extra calls up to `mine` join values; None if no call is to blame
+        for this.
 
-        - If one of them is a collective of the joined values, that collective; None if it is `mine` itself.
-        - Otherwise the first call that joins values; None if no call does.
+        - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
+        - Otherwise the first call that joins values.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
@@ -431,7 +435,8 @@ class Walk:
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
 
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
-        """Search the calls before a missing call, which only the reference makes. Returns whether a cause is found.
+        """Search for a cause among the calls before a missing call, which only the reference makes. Return whether one
+        is found.
 
         If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False.
         """
@@ -460,7 +465,11 @@ def _is_for_its_reader(call: Call) -> bool:
 
 
 def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
-    """Return the call that computed the output of call `index`, behind calls that return an input, such as `clone`."""
+    """Return the call that computed the output of call `index`: follow it back through calls that return an input
+    unchanged.
+
+    Such a call is `clone`.
+    """
     while returns_only_inputs(call := log.log[index]):
         producer = log.input_producers(index)[call.inputs.index(call.outputs[0])]
         if producer is None:
@@ -472,7 +481,7 @@ def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
 def ordered(walk: Walk) -> list[PossibleCause]:
     """Return the causes that a walk found, ordered by likelihood, then by the time of the call.
 
-    - Among the first are calls that compute a wrong value: equal inputs, but a different output.
+    - Calls that compute a wrong value, with equal inputs but a different output, are among the first.
     - Calls without inputs come last, and so do extra calls that compute nothing, such as a `cat`.
     """
 

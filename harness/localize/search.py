@@ -146,9 +146,10 @@ class Search:
     def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """Return three values: the call to blame, the logs of all steps, and the step of that call.
+        """Return the call to blame in an earlier step than that of `key`, the logs of all steps, and the step of that
+        call.
 
-        It is a call of an earlier step than that of `key`. None if no such call explains the difference.
+        None if no such call explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
             # Its earlier steps ran in other processes, which left no logs.
@@ -189,7 +190,8 @@ class Search:
         return None
 
     def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """Return the divergence to report if the blamed call leads only to a later differing record than the first.
+        """Return the divergence to report if the blamed call does not lead to the first differing record, but to a
+        later one.
 
         `explains` has the rank and the digests of the later record. A remark names both records.
         """
@@ -240,9 +242,10 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """Return the difference in the output of each call from the blamed call to the record; empty if none differs.
+        """Return the difference in the output of each call in the chain from the blamed call to the reported record.
 
-        An entry is None for a call without a matching call, for equal outputs, and for an output that did not recur.
+        An entry is None if the call has no match, if the outputs are equal, or if the output was another when its
+        system ran again. The list is empty if no output in the chain differs.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.
@@ -286,7 +289,7 @@ class Search:
 
 
 class _ChangedOutput(NamedTuple):
-    """An output that differs between two matching calls: its sites and its digests, the reference's first."""
+    """An output that differs between two matching calls: its two sites and two digests, the reference's first."""
 
     sites: tuple[ValueSite, ValueSite]
     digests: tuple[str, str]
@@ -309,7 +312,7 @@ def _describe(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """Return the reference's record with exactly the bits of the candidate's record `key`, as kind and name.
+    """Return the kind and name of the reference's record that has exactly the bits of the candidate's record `key`.
 
     For example, "grad b" if two gradients were exchanged and `key` is grad a. Only records of the same kind, step and
     rank as `key` are compared. Returns None unless exactly one of these has the same bits.

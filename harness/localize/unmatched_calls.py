@@ -16,7 +16,9 @@ MAX_LISTED = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """An unmatched call as text, the number of `ranks` on which it is unmatched, and the number of `times` on all."""
+    """An unmatched call as text, the number of `ranks` on which it is unmatched, and how many `times` it ran on all of
+    them.
+    """
 
     call: str
     ranks: int
@@ -24,10 +26,10 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Indices of a rank's calls in a step.
+    """Two lists of indices of a rank's calls in a step. The reference makes none of these calls.
 
-    The reference makes neither kind of call. `unmatched`: calls with an output that the reference has nowhere.
-    `packing`: calls that only view or join values that the reference has.
+    - `unmatched`: calls with an output that the reference has nowhere.
+    - `packing`: calls that only view or join values that the reference has.
     """
 
     unmatched: list[int]
@@ -52,9 +54,8 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def find_unmatched(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """Compare a rank's logs of a step: return the candidate's calls with an output that the reference has nowhere.
-
-    Listed separately are calls that only view or join the reference's values, and that the reference does not make.
+    """Compare two logs of a step on the same rank. Return the candidate's calls that the reference does not make, as a
+    `Look`.
     """
     # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
@@ -79,7 +80,7 @@ def find_unmatched(reference: Sequence[Call], candidate: Sequence[Call]) -> Look
 
 
 def _question(call: Call) -> tuple[object, ...]:
-    """Return everything that determines a call's result: operator, inputs and numbers."""
+    """Return everything that determines a call's result: its operator, inputs and numbers."""
     return call.operator, call.inputs, call.scalars
 
 

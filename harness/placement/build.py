@@ -281,8 +281,9 @@ class _Builder:
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
     def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
-        """Return the cost of converting a tensor: a row for each placement that it may have, a column for each of
-        `wanted`."""
+        """Return the costs of converting a tensor, with a row for each placement that it may have, and a column for
+        each of `wanted`.
+        """
         shape = tuple(x.shape)
 
         def cost(before: str, after: str) -> float:

@@ -97,7 +97,10 @@ class GraphProgram:
 
     @property
     def chunked(self) -> dict[str, int] | None:
-        """For each module that the chunk pass rewrote, its number of calls per step; None if that pass did not run."""
+        """Return module -> number of its calls per step, for each module that the chunk pass rewrote.
+
+        None if that pass did not run.
+        """
         chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
         return (
             None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
@@ -113,7 +116,9 @@ class GraphProgram:
         return found
 
     def set_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`, for a graph that was read from the cache together with its hazards."""
+        """Set the result of `hazards`, for a graph that was read from the cache. Its hazards are stored in the cache
+        too.
+        """
         self.__dict__["_hazards"] = found
 
     @property
@@ -147,7 +152,7 @@ def trace(
     system: str = GRAPH,
     rank: int = 0,
 ) -> TracedStep:
-    """Trace a case's step for tensors on `device`, as rank `rank` runs it. All ranks must get the same trace.
+    """Trace a case's step for tensors on `device`, as rank `rank` would run it. The trace must not depend on `rank`.
 
     Reads only the fields of the case that `step_part` keeps. `enter` gets the current activity, such as "in tracing".
     Raises TraceError.

@@ -68,7 +68,7 @@ class GraphCache:
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
         """Return the cache for a rank on a device.
 
-        On a GPU each rank has its own; on a CPU all ranks share this cache.
+        On a GPU each rank has a cache of its own. On a CPU all ranks share this cache, so it returns `self`.
         """
         if device.type == "cpu":
             return self

@@ -372,7 +372,7 @@ def rewrites_code(graph: Graph) -> bool:
 
 
 def wraps_its_call(module: GraphModule) -> bool:
-    """Return whether calling `module` runs other code than its graph: its class has a replaced method `__call__`."""
+    """Return whether a call of `module` runs code other than its graph, because the method `__call__` was replaced."""
     # torch makes a class for each graph module, and a user's code may replace the method `__call__` in it.
     own = vars(type(module))
     wrapped = own.get("_wrapped_call")  # present with the code, which some modules create at their first call

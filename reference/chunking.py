@@ -78,7 +78,7 @@ class ChunkedModules:
     def end_step(self, index: int) -> dict[str, int]:
         """Return module name -> how often the module ran in step `index`. A run of both chunks counts once.
 
-        Raises ChunkError if a module did not run, or not as often as in the first step.
+        Raises ChunkError if a module did not run, or if it ran more or less often than in the first step.
         """
         num_calls = {name: self._num_calls[name] for name in self.names}
         self._num_calls.clear()

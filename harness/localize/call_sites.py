@@ -183,7 +183,7 @@ class CallSiteTracker:
         return around if around in made_by else module
 
     def _is_direction_unknown(self) -> bool:
-        """Whether a call that autograd does not follow may be of forward or of backward.
+        """Whether a call that autograd does not follow may belong to either of two directions, forward or backward.
 
         A graph may compute gradients without autograd. Then later calls are unknown too, until a module runs with
         autograd.
@@ -246,7 +246,10 @@ class CallSiteTracker:
         return CallSite(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: CallSite) -> int | None:
-        """Return the number of a call's micro-batch: calls of the outermost module, counted from 1. None if unknown."""
+        """Return the number of a call's micro-batch, counted from 1; None if unknown.
+
+        Each call of the outermost module in forward is a micro-batch.
+        """
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -273,8 +276,8 @@ class CallSiteTracker:
     def following(self) -> Iterator[None]:
         """Context in which hooks follow the running modules of the model.
 
-        Compiled code is split where modules begin and end. With `stays_whole`, all its calls belong to the compiled
-        module.
+        Compiled code is split where modules begin and end. With `stays_whole`, it is not split, and all its calls
+        belong to the compiled module.
         """
         # The splits are made by hooks that are hidden from Dynamo (`_unseen`): it would trace global hooks.
         self._late = hooks = list[RemovableHandle]()

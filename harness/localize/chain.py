@@ -112,7 +112,8 @@ def links_of(
 ) -> list[Link]:
     """Return a link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
-    `sides` returns a call's index in the reference's log and in the candidate's log; None if that system has no match.
+    `sides` returns a pair of indices of a call: in the reference's log, and in the candidate's log. An index is None if
+    that system does not make the call.
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:

@@ -102,7 +102,9 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _differing_records(self) -> dict[Key, tuple[Record, Record]]:
-        """Return the records that differ between the two replays: by key, the first and the second replay's record."""
+        """Return key -> (record of the first replay, record of the second), for each record that differs between
+        them.
+        """
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
             first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)

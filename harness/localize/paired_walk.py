@@ -359,16 +359,20 @@ class Walk:
         return self._add(rank, mine, None, "adds")
 
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
-        """Whether the candidate has an output of the reference's call `due` before its call `reader` runs."""
+        """Whether the candidate computes an output of the reference's call `due` before the candidate's call `reader`
+        runs.
+
+        Also true if the candidate has such an output from before the step.
+        """
         log = self.logs[rank]
         # If the value is here although no call made it (`made` is empty), it is an input from before the step.
         made = [index for value in log.reference.log[due].outputs for index in log.all_with(value)]
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search the producers of an extra call's wrong inputs; if these explain nothing, the call itself may be wrong.
+        """Search for a cause among the producers of an extra call's wrong inputs. Return whether a cause is found.
 
-        Returns whether a cause is found.
+        If none is found there, the call itself is a cause if it is wrong. `weight` is then its weight in `found`.
         """
         if (known := self._result_so_far((rank, mine))) is not None:
             return known

@@ -2,8 +2,8 @@
 
 1. A replay of each system logs every call of that step. If an earlier run has logged the step, its log is used.
 2. A second replay fetches outputs: those of the blamed call, and of the calls from it to the first differing record.
-3. If the blamed call reads a value from an earlier step, another replay takes the place of the second. It logs the
-   calls of all steps, to find the call to blame in an earlier step.
+3. If the blamed call reads a value from an earlier step, another replay runs instead of the second. It logs the calls
+   of all steps, to find the call to blame in an earlier step.
 """
 
 from __future__ import annotations
@@ -268,7 +268,8 @@ class Search:
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """Return a pair for two values of the same name, one in each system's archive: their difference, their digests.
+        """Return a pair for two values of the same name, one in each system's archive: their difference, and both
+        digests.
 
         `number` is the number of the replay whose archives are read. The difference is None if dtypes or shapes differ.
         """

@@ -37,7 +37,7 @@ class Look(NamedTuple):
 
 
 def describe_packing(number: int) -> str:
-    """Return the text ", except N that only pack right values," for a sentence that counts calls; empty if N is 0."""
+    """Return the text ", except N that only pack right values," for a sentence that counts calls; "" if N is 0."""
     return f", except {number} that only pack right values," if number else ""
 
 

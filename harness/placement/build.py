@@ -135,8 +135,9 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, facts: PlacementInputs) -> PlacementProblem:
-    """Build the placement problem of a step, traced with whole parameters in the compute dtype, and one rank's
-    batch."""
+    """Build the placement problem of a step that was traced with whole parameters in the compute dtype, for one rank's
+    batch.
+    """
     # An edge needs both of its nodes, so nodes are added in the order in which they are read.
     builder = _Builder(facts)
     for layer in facts.layers:

@@ -114,7 +114,7 @@ def safe_output() -> Iterator[SafeStream]:
 
 
 def fill_closed_descriptors() -> None:
-    """Open /dev/null in place of standard input, output or error if it is closed.
+    """Open /dev/null as standard input, output or error, if that descriptor is closed.
 
     Otherwise the next log or pipe that is opened would get its number, and prints would go there.
     """

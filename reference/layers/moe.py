@@ -36,7 +36,8 @@ class MoEConfig:
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared experts. A bias per expert balances their load, in place of a loss (arXiv:2408.15664).
+    """Routed experts plus shared experts. A bias per expert balances their load, instead of an additional loss
+    (arXiv:2408.15664).
 
     There are two float32 buffers of shape (E,):
 

@@ -274,7 +274,7 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Register a group under its name.
+    """Register a group under a name.
 
     With `is_new`, the group is first wrapped by the `disturb` and the `board` that `join_groups` got.
     """

@@ -157,7 +157,7 @@ def plan_of(
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
     """Return the exchanges for a call, according to the kind of its defect.
 
-    `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
+    `mine` is the index of the call in the candidate's log, and `theirs` that of its match in the reference's log.
     """
     # A value from before the step has no producer, so it is exchanged at all calls that read it. If that is impossible,
     # the call's own output is exchanged instead.
@@ -255,7 +255,7 @@ def _is_same_or_backward(call: Call, blamed: Call) -> bool:
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     """Whether a call reads only right values: the reference has all its inputs, and no wrong call produced them.
 
-    False without a call, if `mine` is None.
+    False if `mine` is None.
     """
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.producers(mine)))
 

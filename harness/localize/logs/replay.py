@@ -119,7 +119,7 @@ class Replay:
         return self.every_step or step == self.step
 
     def values_of(self, rank: int) -> dict[ValueSite, str]:
-        """Return the sites of the requested values of a rank, each with the value's name in the rank's archive."""
+        """Return site -> name in the rank's archive, for each requested value of a rank."""
         return {site: name_of_value(number) for number, site in enumerate(self.values) if site.rank == rank}
 
 

@@ -669,8 +669,7 @@ def cat_of_cat(s: State, term: Json) -> int | None:
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Return a cat with the single term `t` instead of its parts `k` and `k + 1`; None unless these are the two parts
-    of `t`.
+    """Return a cat with term `t` instead of its parts `k` and `k + 1`; None if these do not make up `t`.
 
     The step's hint is `k` and `t`.
     """
@@ -764,11 +763,7 @@ WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), 
 
 
 def exact_through_wider(s: State, term: Json) -> int | None:
-    """Return a cast of a cast without the inner cast, if the inner dtype is wider, so that the inner cast rounds
-    nothing.
-
-    Returns None for any other term.
-    """
+    """Return a cast of a cast without the inner cast, if its dtype is wider, so that it rounds nothing; else None."""
     inner = s["terms"][term[4][0]]
     if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
         return None
@@ -1327,11 +1322,10 @@ def is_unwritten(op: str) -> bool:
 
 
 def _uninitialized(g: State, place: int, call: State) -> Json:
-    """Return a term for the uninitialized memory that a call creates; NEXT, so that the next rule is tried, for other
-    calls.
+    """Return a term for the uninitialized memory that a call creates; NEXT for any other call.
 
-    The term contains the graph and the call, so it equals no other term. But all tensors without elements, of a dtype
-    and shape, have the same term. Implements line 10 of docs/reference/certificate.md.
+    The term contains the graph and the call, so it equals no other term, except that two tensors without elements may
+    have equal terms. Implements line 10 of docs/reference/certificate.md.
     """
     if not is_unwritten(call["op"]):
         return NEXT

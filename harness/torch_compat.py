@@ -109,8 +109,8 @@ def symbolic_graph(
     """Return a function that traces `function` on fake tensors, and returns the graph of executed operators.
 
     - Numbers that depend on data stay symbolic until run time.
-    - `as_eager`: the graph has exactly the operators of eager execution, but all sizes must be fixed. By default, 46
-      operators are decomposed, such as matmul of a vector and a batch.
+    - `as_eager`: whether the graph has exactly the operators of eager execution; all sizes must then be fixed. By
+      default, 46 operators are decomposed, such as matmul of a vector and a batch.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -173,9 +173,7 @@ def open_dim(
 
 
 def backward_callbacks(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Return a context that calls `before` with each tensor from which backward starts, and `after` at the end of
-    backward.
-    """
+    """Return a context that calls `before` with each tensor from which backward starts, and `after` when it ends."""
     # Both `Tensor.backward` and `torch.autograd.grad` end in this function.
     run = torch.autograd._engine_run_backward
 

@@ -77,8 +77,8 @@ class _Size(NamedTuple):
 class _CachedTensor(NamedTuple):
     """The layout of a tensor in a cached result.
 
-    - `shares`: the tensor shares the storage of the call's only tensor argument.
-    - `is_closed`: the tensor has its own storage, and all its sizes and strides are plain integers.
+    - `shares`: whether the tensor shares the storage of the call's only tensor argument.
+    - `is_closed`: whether the tensor has its own storage, and plain integers as sizes and strides.
     """
 
     sizes: tuple[int | _Size, ...]

@@ -212,9 +212,7 @@ class Trainer:
         return running_chunk()
 
     def running_half(self) -> tuple[str, int] | None:
-        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0); None if no graph
-        runs.
-        """
+        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0); None if none runs."""
         action = getattr(self.graph, "running", None)
         return None if action is None else (action.half, action.micro_batch)
 
@@ -233,9 +231,7 @@ class Trainer:
         return mean_of_losses(losses), totals
 
     def _reduced_once(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Compute loss and gradients like `eager_gradients`, but add gradients on each rank before they are reduced
-        over ranks.
-        """
+        """Compute loss and gradients as `eager_gradients`, but add gradients on each rank before they are reduced."""
         losses = []
         with LocalSums() as sums:
             for part in micro_batches_of(inputs, self.case.micro_batches):

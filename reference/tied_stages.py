@@ -42,9 +42,7 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """Return, for each later copy of a shared parameter among `names`: its name -> the name of the copy in the earlier
-    stage.
-    """
+    """Return name -> name of the earlier stage's copy, for each of `names` that is a shared parameter's later copy."""
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 

@@ -90,9 +90,7 @@ class GraphEditor:
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """Return the first element of `found`. Raises NoPlaceError, with the text that the graph lacks `what`, if there
-        is none.
-        """
+        """Return the first element of `found`. If there is none, raise NoPlaceError: the graph lacks `what`."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
@@ -268,7 +266,7 @@ class GraphEditor:
         return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
 
     def site(self, node: Node, *operators: str) -> Site:
-        """Return the call site of `node`. Given an operator, return the site of a call of that operator at the same
+        """Return the call site of `node`. Given an operator, return that of a call of this operator at the same
         place.
         """
         origin = origin_of(node)

@@ -32,9 +32,7 @@ class Fault:
 
     @property
     def row(self) -> Any:
-        """Return the entry of the fault catalogue that the user named, such as `no-weight-decay`; None for other
-        faults.
-        """
+        """Return the catalogue's entry that the user named, such as `no-weight-decay`; None for other faults."""
         return None
 
     def strike(self) -> None:

@@ -28,9 +28,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """Return `name + ending`, at most `most` characters long: if it is longer, its end is replaced by a digest of all
-    of it.
-    """
+    """Return `name + ending`. If that is longer than `most` characters, replace its end by a digest of the whole."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -81,11 +81,10 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """Return a text about the lists of a missing call of a list operator: how many of their tensors the candidate
-    lacks.
+    """Return a text for a missing call of a list operator: how many tensors the candidate's lists have.
 
-    For example, "3 of the reference's 4 tensors in its lists" for `_foreach_add_`. Returns "" if the candidate's lists
-    have no tensors or all of them, and for other operators.
+    For example, "3 of the reference's 4 tensors in its lists" for `_foreach_add_`. Returns "" if they have none or all
+    of the tensors, and for other operators.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""

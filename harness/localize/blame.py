@@ -71,7 +71,7 @@ def culprit_in(
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """Return the calls that may be to blame for one tensor, the likeliest first: the first tensor that has such calls.
+    """Return the calls that may be to blame for the first tensor that has such calls, the likeliest call first.
 
     The tensor `first` is searched before those of `differing`. Returns an empty list if no tensor has such calls.
     """

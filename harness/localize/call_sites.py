@@ -115,8 +115,7 @@ class CallSiteTracker:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[CallSite, str | None, str | None]:
-        """Return three values: the place of the running call, the name of its graph node or None, the user's line or
-        None.
+        """Return three values: the running call's place, the name of its graph node or None, the user's line or None.
 
         - `name`: the call's operator.
         - `follows`: whether the call reads an output of backward or of the update.
@@ -171,8 +170,7 @@ class CallSiteTracker:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """Return the module whose call backward repeats: of those that ran it in forward, the innermost around
-        `module`.
+        """Return the module whose call is repeated in backward: the innermost around `module` that ran it in forward.
 
         `made_by` has the modules that ran the call in forward. Returns `module` if none is around it. For example,
         backward at layers.0.mlp.act recomputes a line of layers.0.mlp.
@@ -195,8 +193,8 @@ class CallSiteTracker:
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
 
     def _begins_gradient(self, name: str, tensors: Iterable[Tensor]) -> bool:
-        """Whether a call creates the gradient with which backward begins, such as `ones_like(loss)` in a trainer's
-        code.
+        """Whether a call in a trainer's code creates the gradient with which backward begins, such as
+        `ones_like(loss)`.
         """
         return name in _FILLS_LIKE and any(tensor.grad_fn is not None for tensor in tensors)
 
@@ -208,8 +206,8 @@ class CallSiteTracker:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> CallSite:
-        """Return the innermost running module as a place. Autograd nodes that the running call creates get the same
-        place.
+        """Return the innermost running module as a place. Autograd nodes that the running call creates get this place
+        too.
         """
         place = CallSite(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
@@ -348,8 +346,8 @@ class CallSiteTracker:
         return around_closure(args, kwargs, self._outside_of_updates)
 
     def _outside_of_updates(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap an optimizer's closure so that its calls do not count as calls of the update: a closure computes
-        gradients.
+        """Wrap an optimizer's closure, which computes gradients, so that its calls do not count as calls of the
+        update.
         """
 
         def called() -> Any:

@@ -189,8 +189,8 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """Return a sentence about the first call whose output varies between two replays of a system; "" if none
-        varies.
+        """Return a sentence about the first call whose output varies between a system's two replays; "" if there is
+        none.
         """
         for role in ROLES:
             self._replay(role, 2)

@@ -102,8 +102,8 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _differing_records(self) -> dict[Key, tuple[Record, Record]]:
-        """Return key -> (record of the first replay, record of the second), for each record that differs between
-        them.
+        """Return key -> (first replay's record, second replay's record), for each record that differs between the
+        replays.
         """
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):

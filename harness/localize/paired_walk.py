@@ -121,7 +121,7 @@ class Walk:
         return True
 
     def _result_so_far(self, key: object) -> bool | None:
-        """Return the result of the search for `key`, or None the first time it is asked for. So each search runs only
+        """Return the result of the search for `key`; None if it is asked for the first time. So each search runs only
         once.
         """
         known = self._done.get(key)
@@ -213,8 +213,8 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search for a cause among the calls before a call. If none is found and the call is wrong, it is itself the
-        cause.
+        """Search for a cause among the calls before a call. If there is none and the call is wrong, it is the cause
+        itself.
 
         For a collective, all its ranks are searched. Returns whether a cause is found.
         """
@@ -359,8 +359,7 @@ class Walk:
         return self._add(rank, mine, None, "adds")
 
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
-        """Whether the candidate computes an output of the reference's call `due` before the candidate's call `reader`
-        runs.
+        """Whether the candidate computes an output of the reference's call `due` before its own call `reader` runs.
 
         Also true if the candidate has such an output from before the step.
         """
@@ -411,8 +410,7 @@ class Walk:
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if extra calls up to `mine` join values; None if no call is to blame
-        for this.
+        """Return the index of the call to blame if extra calls up to `mine` join values; None if no call is to blame.
 
         - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
         - Otherwise the first call that joins values.
@@ -439,10 +437,10 @@ class Walk:
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
 
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
-        """Search for a cause among the calls before a missing call, which only the reference makes. Return whether one
-        is found.
+        """Search for a cause among the calls before a missing call, one that only the reference makes.
 
-        If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False.
+        If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False. Returns
+        whether a cause is found.
         """
         if (known := self._result_so_far(("missing", rank, due, is_named))) is not None:
             return known
@@ -469,10 +467,8 @@ def _is_for_its_reader(call: Call) -> bool:
 
 
 def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
-    """Return the call that computed the output of call `index`: follow it back through calls that return an input
-    unchanged.
-
-    Such a call is `clone`.
+    """Return the call that computed the output of call `index`, before calls that return an input unchanged, such as
+    `clone`.
     """
     while returns_only_inputs(call := log.log[index]):
         producer = log.input_producers(index)[call.inputs.index(call.outputs[0])]

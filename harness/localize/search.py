@@ -146,8 +146,8 @@ class Search:
     def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """Return the call to blame in an earlier step than that of `key`, the logs of all steps, and the step of that
-        call.
+        """Return three values: the call to blame in an earlier step than that of `key`, the logs of all steps, and its
+        step.
 
         None if no such call explains the difference.
         """
@@ -190,8 +190,7 @@ class Search:
         return None
 
     def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """Return the divergence to report if the blamed call does not lead to the first differing record, but to a
-        later one.
+        """Return the divergence to report if the blamed call leads only to a differing record after the first.
 
         `explains` has the rank and the digests of the later record. A remark names both records.
         """
@@ -244,7 +243,7 @@ class Search:
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """Return the difference in the output of each call in the chain from the blamed call to the reported record.
 
-        An entry is None if the call has no match, if the outputs are equal, or if the output was another when its
+        An entry is None if the call has no match, if the outputs are equal, or if the output did not recur when its
         system ran again. The list is empty if no output in the chain differs.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
@@ -268,7 +267,7 @@ class Search:
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """Return a pair for two values of the same name, one in each system's archive: their difference, and both
+        """Return a pair for two values of the same name, one in each system's archive: their difference and their
         digests.
 
         `number` is the number of the replay whose archives are read. The difference is None if dtypes or shapes differ.

@@ -16,8 +16,8 @@ MAX_LISTED = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """An unmatched call as text, the number of `ranks` on which it is unmatched, and how many `times` it ran on all of
-    them.
+    """An unmatched call as text, the number of `ranks` on which it is unmatched, and its number of calls on them
+    (`times`).
     """
 
     call: str
@@ -54,9 +54,7 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def find_unmatched(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """Compare two logs of a step on the same rank. Return the candidate's calls that the reference does not make, as a
-    `Look`.
-    """
+    """Compare two logs of a step on the same rank. Return the candidate's unmatched and packing calls as a `Look`."""
     # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)

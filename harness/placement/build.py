@@ -68,8 +68,8 @@ SHARDED = "S0"
 class PlacedLayer:
     """A layer, and its possible placements on the tensor axis (`may_be`): "whole" or "split".
 
-    `is_opaque`: the layer has experts. Its operators have no strategies to choose from, and their work counts as evenly
-    shared between ranks.
+    `is_opaque`: whether the layer has experts. If so, its operators have no strategies to choose from, and their work
+    counts as evenly shared between ranks.
     """
 
     name: str
@@ -125,8 +125,8 @@ class PlacementInputs:
 class _Source(NamedTuple):
     """The node of the problem that makes a tensor, and the index of the tensor among that node's outputs.
 
-    `is_parameter`: the tensor is computed from parameters only, as the cast of a weight is. It cannot be converted to
-    another placement.
+    `is_parameter`: whether the tensor is computed from parameters only, as the cast of a weight is. If so, it cannot be
+    converted to another placement.
     """
 
     node: str
@@ -135,9 +135,7 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, facts: PlacementInputs) -> PlacementProblem:
-    """Build the placement problem of a step that was traced with whole parameters in the compute dtype, for one rank's
-    batch.
-    """
+    """Build the placement problem of a step, traced with whole parameters in the compute dtype and one rank's batch."""
     # An edge needs both of its nodes, so nodes are added in the order in which they are read.
     builder = _Builder(facts)
     for layer in facts.layers:

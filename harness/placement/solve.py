@@ -159,8 +159,7 @@ def _linear_program(
 
 
 def _minimize(lines: _LinearProgram, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Return a pair: the values of all variables at the optimum, and the optimality gap. None if nothing meets the
-    bound.
+    """Return a pair: the values of all variables at the optimum, and the optimality gap. None without a solution.
 
     This is step 4 at the top of this file. `sizes`, the bytes of the choices, and `bound` are in MiB.
     """

@@ -116,9 +116,7 @@ class GraphProgram:
         return found
 
     def set_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`, for a graph that was read from the cache. Its hazards are stored in the cache
-        too.
-        """
+        """Set the result of `hazards`, for a graph that was read from the cache, which also has its hazards."""
         self.__dict__["_hazards"] = found
 
     @property

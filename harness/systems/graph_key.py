@@ -45,7 +45,9 @@ class GraphCache:
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """Return a value that an earlier run stored; None if there is none, or if the code that made it has changed."""
+        """Return the value that an earlier run stored under `kind`; None if there is none, or if its code has changed
+        since.
+        """
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -55,7 +57,7 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Store a value for later runs, unless source files were edited in the meantime.
+        """Store a value under `kind` for later runs, unless source files were edited in the meantime.
 
         Return whether it was stored.
         """

@@ -30,8 +30,8 @@ def step_graph(
 ) -> tuple[StepGraph, GroupTable]:
     """Return the graph of a system's training step, and its process groups.
 
-    `observed`: the graph of a traced system also returns the activations that the case records. Raises UsageError if
-    the system cannot be traced.
+    `observed`: whether the graph of a traced system also returns the activations that the case records. Raises
+    UsageError if the system cannot be traced.
     """
     case = placed_case(case)
     # Activations would be further outputs of the graph.

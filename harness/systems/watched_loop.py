@@ -119,7 +119,7 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Raise RecordingError in subclasses, if a step with these losses would never end. Here, do nothing."""
+        """Raise RecordingError if a step with these losses would never end. Only subclasses do so."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         if losses:

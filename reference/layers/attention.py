@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-Keys and values are computed from a small latent per token. Separate dims, which are rotated, carry the position; all
-heads share those of the key.
+Keys and values are computed from a small latent per token. Separate dims, which are rotated, carry the position. All
+heads share the rotated dims of the key.
 
 B batch, S sequence, T folded tokens, D model dim, H heads, C latent dim (query or key/value), N head dim without
 position, R head dim with position, Q query and key head dim (N + R), V value head dim

@@ -98,8 +98,7 @@ def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a pair for each query block: the number of chosen key blocks, and the indices of all key blocks, chosen
-    first.
+    """Return, for each query block, a pair: the number of chosen key blocks, and all key blocks' indices, chosen first.
 
     Shapes are (B, 1, N) and (B, 1, N, M), int32. Chosen blocks are in ascending order, and so are the others.
     """

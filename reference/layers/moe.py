@@ -36,7 +36,7 @@ class MoEConfig:
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared experts. A bias per expert balances their load, instead of an additional loss
+    """Routed experts plus shared experts. A bias per expert balances their load, without a loss for it
     (arXiv:2408.15664).
 
     There are two float32 buffers of shape (E,):

@@ -61,8 +61,7 @@ class _LossInPieces(torch.autograd.Function):
 def _loss_and_gradients(
     x_tD: Tensor, weight_VD: Tensor, labels_t: Tensor, pieces: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a piece's share of the mean loss, the gradient of this share with respect to x, and that with respect to
-    W.
+    """Return three tensors: a piece's share of the mean loss, and the gradients of this share for x and for W.
 
     The share is the piece's own mean, divided by `pieces`. The gradient of logits is rounded to x's dtype.
     """

@@ -214,9 +214,7 @@ def _make_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _order_sums(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """Return a group that sums in a stated order: through shared memory if enough of it is left, otherwise over
-    `group`.
-    """
+    """Return a group that sums in a stated order: in shared memory if enough of it is left, otherwise over `group`."""
     # gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
     # take up to three times as long (docs/explanation/decisions/shared-memory.md).
     rings = (

@@ -473,7 +473,7 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 def _checked(plan: _Draft) -> _Draft:
     """Return `plan`, unless it exchanges a value that cannot be digested, such as a sparse tensor.
 
-    Then return a draft without exchanges, in whose `problems` this is noted.
+    If it does, return a draft without exchanges that has this as its problem.
     """
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
@@ -713,8 +713,8 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Return exchanges of a call's outputs, if it does not read an input of its matching call, or reads it in
-        another dtype.
+        """Return exchanges of a call's outputs, if it lacks an input of its matching call, or reads it in another
+        dtype.
         """
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
@@ -722,7 +722,7 @@ class _Readers:
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the exchange at the site `mine` in the candidate: the call there reads the reference's value at
+        """Return the exchange that makes the call at the site `mine` in the candidate read the reference's value at
         `theirs`.
         """
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
@@ -731,7 +731,7 @@ class _Readers:
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
     def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the reverse exchange: the call at the site `theirs` in the reference reads the candidate's value at
+        """Return the reverse exchange: the call at the site `theirs` in the reference reads the candidate's value
         `mine`.
         """
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]

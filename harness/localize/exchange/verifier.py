@@ -140,7 +140,7 @@ class Cause:
 
     @property
     def others(self) -> list[str]:
-        """Return texts about the cause's other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0,
+        """Return a text for each other call of the cause, with its ranks: `mul of layers.0 (backward) on ranks 0,
         1`.
         """
         ranks: dict[str, set[int]] = {}

@@ -175,7 +175,7 @@ class CallRecorder(TorchDispatchMode):
     def _see(self, tensors: Sequence[Tensor], *, is_fresh: bool = False) -> None:
         """Remember tensors by their storage, to find the tensors that share a storage.
 
-        `is_fresh`: the storage was just allocated, and no call wrote it yet.
+        `is_fresh`: whether the storage was just allocated, and no call wrote it yet.
         """
         for tensor in tensors:
             storage = _storage(tensor)
@@ -533,8 +533,8 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """Return a tensor's digest. If it cannot be digested, such as a sparse tensor, return `OPAQUE`: such tensors count
-    as equal.
+    """Return a tensor's digest. A tensor that has none, such as a sparse one, gets `OPAQUE`, so all of these count as
+    equal.
     """
     try:
         return digest(tensor)
@@ -607,7 +607,7 @@ def logged(
     - `keep`, `only_keeps`, `spare`: the values to copy. See `CallRecorder`.
     - `rank`, `exchanges`: the running rank, and the values to insert.
     - `captured`: the graphs of a system that bitproof compiles.
-    - `stays_whole`: do not split code of torch.compile where modules begin.
+    - `stays_whole`: whether code of torch.compile stays whole, instead of being split where modules begin.
 
     The places of calls are found through attributes of the system: `model`, `gradients` (the function that computes
     gradients), `graph`, `running_chunk` and `running_half`. Without these, calls have no place.

@@ -42,7 +42,7 @@ class Call(NamedTuple):
     - `inputs`, `outputs`: outputs include tensors written in place. The outputs of a collective are those after its
       wait.
     - `aliases`: other tensors that the call changed, because they share memory with a tensor that it wrote.
-    - `view`: the call returns a view, and computes nothing.
+    - `view`: whether the call returns a view, and computes nothing.
     - `producers`: for each input, the index of the call that wrote it, None if unknown. If an input was written in
       parts, the writers of the parts follow at the end. Empty if the log has no producers.
     - `scalars`: name and text of each argument that is a number, string, dtype, or list of these; defaults included.
@@ -50,7 +50,7 @@ class Call(NamedTuple):
     - `micro_batch`: counts from 1, if a step calls its model more than once.
     - `part`: in an update, the optimizer, "clipping" or "loss scaling". In a mixture of experts, "dispatch", "compute"
       or "combine". None if unknown.
-    - `draws`: the call is random. Its last input and output are states of the generator.
+    - `draws`: whether the call is random. If so, its last input and output are states of the generator.
     - `node`, `source`: the graph's node and the user's line, None if unknown.
     - `unwritten`: positions of inputs that are uninitialized memory.
     - `outside`: positions of inputs that were written outside torch's operators, such as by NumPy.

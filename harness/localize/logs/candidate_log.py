@@ -105,8 +105,7 @@ class CandidateLog(IndexedLog):
         return self._before_unchanged(self._last.get(digest), digest)
 
     def _before_unchanged(self, index: int | None, value: str) -> int | None:
-        """Follow a value back from call `index` through calls that leave it unchanged. Return the call that produced
-        it.
+        """Follow a value back from call `index` through calls that leave it unchanged; return its producer.
 
         For example, `_fused_adamw_` counts its gradients as written, but does not change them.
         """
@@ -178,8 +177,8 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether a call's outputs are right: each is a value of the reference, or other calls take such values out of
-        it.
+        """Whether a call's outputs are right: each is a value of the reference, or contains such values for other
+        calls.
 
         For example, an extra `all_reduce` sums a bucket, and right gradients are taken out of the sum. False for
         constants and in-place calls.

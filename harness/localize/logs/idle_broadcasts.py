@@ -61,11 +61,10 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """Return the index of a `copy_` that copies an idle broadcast back, and those of the views that select the copied
-    part.
+    """Return the indices of a `copy_` that copies an idle broadcast back, and of the views that select the copied part.
 
-    `index` is the index of the `copy_`, `idle` has those of the idle broadcasts. The result is empty for any other
-    call.
+    `index` is the index of the `copy_`, and `idle` has those of the idle broadcasts. Returns an empty set for other
+    calls.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:

@@ -96,7 +96,7 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match, in order, unmatched calls for which the function `key` returns equal values, if directions and chunks
+        """Match unmatched calls in order, if the function `key` returns the same for them, and directions and chunks
         agree.
 
         `own` and `due` are the candidate's and the reference's calls to match; None for all.
@@ -232,7 +232,7 @@ def _find_producers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """Return, for each call, the number of complete steps before it. A step begins with the first forward after an
+    """Return, for each call, the number of complete steps before it. A step begins at the first forward after an
     update.
 
     So an extra call cannot match a call of the next step, such as a counter's next increase.

@@ -32,10 +32,8 @@ class IndexedLog:
         return bisect_left(self.there(self.log[index]), index)
 
     def of_occurrence(self, call: Call, occurrence: int) -> int | None:
-        """Return the index of the call with the operator and place of `call` that has `occurrence` such calls before
-        it.
-
-        None if there is none.
+        """Return the index of the call with this operator and place before which `occurrence` such calls come; else
+        None.
         """
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None

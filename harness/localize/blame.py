@@ -143,10 +143,11 @@ def _is_same(first: PossibleCause, second: PossibleCause, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """Return `culprit`. If its call is extra, it gets the place (`CallSite`) of the reference's call that it replaces.
+    """Return `culprit`. If only the candidate makes its call, the call gets the place of the reference's call that it
+    replaces.
 
-    If it replaces no call and has no place, it gets that of the call that reads it: `state["step"] += 1` belongs to the
-    update.
+    If it replaces no call and has no place, it gets the place of the call that reads it: `state["step"] += 1` belongs
+    to the update.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

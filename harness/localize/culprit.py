@@ -75,7 +75,7 @@ class Culprit:
       log. None if missing or unknown.
     - `arguments`: the differing arguments, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
-    - `instead_of`: for an extra call, the operator of the reference's call in its place.
+    - `instead_of`: for a call that only the candidate makes, the operator of the reference's call that it replaces.
     - `at`: the rank to whose logs the two indices refer, None for the lowest of `ranks`.
     - `explains`: the record to which the call leads: its rank and its two digests.
     - `chain`: the calls that lead to that record.

@@ -58,7 +58,7 @@ class Walk:
     """A walk back from differing records through the logs of both systems.
 
     - `found`: the possible causes, each with a weight; 0 is the likeliest.
-    - `replaced`: (rank, index) of an extra call -> the reference's call that it replaces.
+    - `replaced`: (rank, index) of a call that only the candidate makes -> the reference's call that it replaces.
     - `readers`: (rank, index) of a call -> the call that reads it, from which the walk reached it.
 
     In all methods, `mine` is the index of a call in the candidate's log, and `due` of a call in the reference's log.
@@ -194,7 +194,8 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Search for the cause if two right values were exchanged somewhere before the calls `mine` and `due`.
+        """Search for the cause if two of the reference's values were exchanged somewhere before the calls `mine` and
+        `due`.
 
         The candidate has the output of `mine` where the reference has that of `due`. Returns whether a cause is found.
         """
@@ -311,7 +312,8 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if the output of the extra call `mine` is read, but that of call `due` should be.
+        """Search for the cause if the output of call `mine`, which only the candidate makes, is read instead of that of
+        `due`.
 
         - `here`: the candidate's call that matches `due`, or None.
         - `reader`: the pair of matching calls that read the outputs; None if a record has them.
@@ -369,9 +371,10 @@ class Walk:
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search for a cause among the producers of an extra call's wrong inputs. Return whether a cause is found.
+        """Search for a cause among the producers of the wrong inputs of an extra call, which only the candidate makes.
 
         If none is found there, the call itself is a cause if it is wrong. `weight` is then its weight in `found`.
+        Returns whether a cause is found.
         """
         if (known := self._result_so_far((rank, mine))) is not None:
             return known
@@ -400,7 +403,7 @@ class Walk:
         return found
 
     def _overwrites(self, rank: int, mine: int) -> bool:
-        """Whether a call copies a right value over another right value."""
+        """Whether a call copies a value of the reference over another value of the reference."""
         log, call = self.logs[rank], self.logs[rank].log[mine]
         return name_of(call) == "copy_" and len(set(call.inputs)) > 1 and log.reads_right_values(mine)
 
@@ -410,10 +413,10 @@ class Walk:
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if extra calls up to `mine` join values; None if no call is to blame.
+        """Return the index of the call to blame if calls that only the candidate makes, up to `mine`, join values.
 
         - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
-        - Otherwise the first call that joins values.
+        - Otherwise the first call that joins values. None if no call does.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
@@ -482,7 +485,7 @@ def ordered(walk: Walk) -> list[PossibleCause]:
     """Return the causes that a walk found, ordered by likelihood, then by the time of the call.
 
     - Calls that compute a wrong value, with equal inputs but a different output, are among the first.
-    - Calls without inputs come last, and so do extra calls that compute nothing, such as a `cat`.
+    - Calls without inputs come last, and so do calls of the candidate alone that compute nothing, such as a `cat`.
     """
 
     # The order of calls is only known within a system's logs, so missing calls are placed by the reference's.

@@ -405,7 +405,7 @@ class WrongArguments:
     def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
         """Return the wrong arguments of the blamed call.
 
-        For an extra or missing call, these are only the wrong settings of its optimizer.
+        For a call that only one system makes, these are only the wrong settings of its optimizer.
         """
         log = logs[culprit.rank]
         if culprit.candidate is None or culprit.reference is None:

@@ -117,7 +117,8 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether this cause and `culprit` are an extra and a missing call that share an input.
+        """Whether this cause and `culprit` are a superfluous and a missing call ("adds" and "lacks") that share an
+        input.
 
         For example, the reference reduces a gradient. The candidate first adds another gradient to it, and reduces the
         sum.
@@ -129,10 +130,11 @@ class Cause:
         return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether `call` is extra or missing because of this cause's wrong argument.
+        """Whether only one system makes `call` because of this cause's wrong argument.
 
-        An extra call ("adds") then has the wrong argument, a missing call ("lacks") has the right one. For example, the
-        backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
+        A call that only the candidate makes ("adds") then has the wrong argument, and a call that only the reference
+        makes ("lacks") has the right one. For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99;
+        with `alpha=1` it makes none.
         """
         # A pair has the candidate's value at 0, and the reference's at 1.
         values = {pair[how == "lacks"] for pair in self.wrong}
@@ -480,8 +482,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
     The reasons are:
     - The call reads a wrong value, so an earlier call is wrong.
-    - The call is missing, and reads a value that the candidate does not have.
-    - The call is extra, but its output is a value that the reference also has.
+    - Only the reference makes the call, and it reads a value that the candidate does not have.
+    - Only the candidate makes the call, but its output is a value that the reference also has.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -515,7 +517,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether an extra call only selects or copies right values, such as an element of a tensor.
+    """Whether a call that only the candidate makes just selects or copies right values, such as an element of a tensor.
 
     If so, its output is right. False if the candidate lacks a selection that the reference makes: the call may be a
     wrong version of that selection.

@@ -33,9 +33,7 @@ class CandidateLog(IndexedLog):
                 self._num_makers[value] += 1
 
     def matching_call(self, index: int) -> int | None:
-        """Return the index of the reference's call that matches the candidate's call `index`; None if the call is
-        extra.
-        """
+        """Return the index of the reference's call that matches the candidate's call `index`; None if no call does."""
         return self._matching.theirs[index]
 
     def matching_here(self, index: int) -> int | None:

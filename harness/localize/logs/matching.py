@@ -235,7 +235,7 @@ def _steps(calls: Sequence[Call]) -> list[int]:
     """Return, for each call, the number of complete steps before it. A step begins at the first forward after an
     update.
 
-    So an extra call cannot match a call of the next step, such as a counter's next increase.
+    So a call without a match in its step cannot match a call of the next step, such as a counter's next increase.
     """
     found, step, is_updating = list[int](), 0, False
     for call in calls:

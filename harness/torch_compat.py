@@ -85,7 +85,7 @@ def import_tracing() -> None:
 
 
 def build() -> tuple[str, str, str]:
-    """Return torch's full version, the commit of its build, and its build settings as text.
+    """Return three texts: torch's full version, the commit of its build, and its build settings.
 
     If torch is built for CUDA, this starts CUDA's driver.
     """
@@ -189,7 +189,9 @@ def backward_callbacks(before: Callable[[Tensor], None], after: Callable[[], Non
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the leaves of nested tuples, lists and dicts, and a function that nests new leaves in the same way."""
+    """Return a pair: the leaves of nested tuples, lists and dicts, and a function that nests new leaves in the same
+    way.
+    """
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
@@ -275,7 +277,7 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """Divide a joint graph into its forward and backward graphs. `module` cannot be used afterwards.
+    """Divide a joint graph into a pair: its forward and its backward graph. `module` cannot be used afterwards.
 
     - `num_outputs`: the first `num_outputs` outputs belong to forward.
     - `num_static`: the first `num_static` inputs, such as parameters, stay in memory in any case.
@@ -312,7 +314,9 @@ def has_open_sizes(tensor: Tensor) -> bool:
 
 
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
-    """Return the tracer's lower and upper bound of `symbol`, a symbol in `size`. None stands for an unknown bound."""
+    """Return the tracer's (lower bound, upper bound) for `symbol`, a symbol in `size`. None stands for an unknown
+    bound.
+    """
     found = size.node.shape_env.var_to_range.get(symbol)
     ends = (found.lower, found.upper) if found is not None else (None, None)
     least, most = (int(cast(Any, end)) if getattr(end, "is_Integer", False) else None for end in ends)

@@ -128,7 +128,9 @@ class WouldCompileError(Exception):
 
 
 def generated_module(compiled: Any) -> tuple[str, list[str]]:
-    """Return the name of a compiled graph's generated module, and the entries of `BESIDE_THE_CODE` that it needs."""
+    """Return a pair: the name of a compiled graph's generated module, and the entries of `BESIDE_THE_CODE` that it
+    needs.
+    """
     return str(compiled.cache_key), [name for name in BESIDE_THE_CODE if getattr(compiled, name, None)]
 
 

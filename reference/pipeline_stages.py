@@ -140,7 +140,7 @@ class StagedGradients:
             self._schedule = kind(*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return this rank's mean loss, and parameter name -> gradient.
+        """Return a pair: this rank's mean loss, and parameter name -> gradient.
 
         The loss is None except on the last stage's rank.
         """

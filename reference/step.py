@@ -72,7 +72,7 @@ def loss_and_gradients(
     gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return this rank's mean loss (float32, scalar), and parameter name -> gradient of this rank's shard.
+    """Return a pair: this rank's mean loss (float32, scalar), and parameter name -> gradient of this rank's shard.
 
     - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D ranks.
     - `parameters`: the model's parameters by name, if the caller has them: that saves a walk over all modules.
@@ -217,7 +217,10 @@ class Trainer:
         return None if action is None else (action.half, action.micro_batch)
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Compute loss and gradients by eager autograd. Gradients of micro-batches are added in order."""
+        """Compute loss and gradients by eager autograd. Returns a pair: the loss, and parameter name -> gradient.
+
+        Gradients of micro-batches are added in order.
+        """
         form, seed = self.case.model, self.case.gradient_seed
         if self.case.schedule is None:
             return loss_and_gradients(self.model, form, inputs, seed, self.parameters)

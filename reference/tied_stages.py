@@ -25,7 +25,7 @@ EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
 def pair_of(case: Case, name: str) -> tuple[str, str] | None:
-    """Return the names of a shared parameter in its two stages, the earlier stage first.
+    """Return the pair of a shared parameter's names in its two stages, the earlier stage first.
 
     None if `name` is not shared.
     """

@@ -45,7 +45,7 @@ class StagedRun:
         self.data = torch.Generator().manual_seed(case.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Draw a step's inputs and targets, each (rows, dim)."""
+        """Draw a step's pair of inputs and targets, each (rows, dim)."""
         x = torch.randn(self.rows, self.dim, generator=self.data)
         return x, x.tanh()
 

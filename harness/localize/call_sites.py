@@ -414,8 +414,8 @@ def finalize_calls(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """Return the call, without its `part` if that is "clipping" or "loss scaling" and the call is not of the update.
+    """Return the call, without its `part` if that is "clipping" or "loss scaling" but the call is not in the update.
 
-    For example, scaling the loss is of forward.
+    For example, the loss is scaled in forward.
     """
     return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

@@ -11,8 +11,8 @@ Here the walk starts at L, goes to `sum`, and then to `silu`. It ends there, as 
 A walk ends at a cause:
 
 1. Equal inputs and a different output: the call computes a wrong value ("computes").
-2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. If it has no wrong
-   inputs, the extra call is the cause ("adds").
+2. The candidate's producer is an extra call, one without a match: the walk goes on to the producers of its wrong
+   inputs. If it has no wrong inputs, the extra call is the cause ("adds").
 3. The reference's producer has no match, and the candidate lacks its output: this call, or one before it, is missing
    ("lacks").
 4. Both producers are right, but do not match: the call reads the wrong one of several right values ("reads"). Variants:

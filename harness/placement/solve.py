@@ -73,7 +73,7 @@ def least_bytes(problem: PlacementProblem) -> float:
 
 
 def _solve(problem: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
-    """Return the solution with the least sum of `costs` and the edges' costs; None if none meets the bound.
+    """Return the solution with the least sum of `costs` and the edges' costs; None if no solution meets the bound.
 
     `costs` has a list for each node, with a cost for each choice.
     """

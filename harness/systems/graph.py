@@ -76,7 +76,7 @@ class GraphProgram:
     - `code_hash`: hash of the graph's code; equal on all ranks.
     - `groups`: process groups by name. All ranks must create them in this order before they run the graph.
     - `passes`: reports of the passes that have run.
-    - `parts`: for a case with micro-batches, a micro-batch's graph, cut into pipeline stages.
+    - `parts`: for a case with micro-batches, the graph of one micro-batch, cut into pipeline stages.
     - `is_kept`: whether the graph is from the cache (harness/systems/cached_graph.py).
     - `layout`: parameters and buffers for which the step was traced; empty if unknown.
     - `artifact`: the file of the precompiled step; None if the step is not precompiled.
@@ -397,9 +397,9 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """Return a program's graph, and the process groups that its calls may use.
+    """Return a pair: a program's graph, and the process groups that its calls may use.
 
-    These are the mesh's groups, and groups that passes have added.
+    The groups are the mesh's, and those that passes have added.
     """
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})

@@ -211,7 +211,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Return further name -> first name, for each parameter that several modules share."""
+    """Return, for each parameter that several modules share, each further name -> its first name."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}

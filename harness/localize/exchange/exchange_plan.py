@@ -1,6 +1,6 @@
 """Plan the exchanges for a cause: which values of one system replace values of the other, and at which calls.
 
-1. Both systems make the blamed call: their outputs are exchanged, on every rank on which it is blamed.
+1. Both systems make the blamed call: its outputs are exchanged between them, on every rank on which it is blamed.
 2. Only the candidate makes it, as an extra call: its readers get the values that their matching calls read. In the
    reference, these matching calls get the candidate's value. If a reader is extra too, its own readers are used.
 3. Only the reference makes it: as in 2, with the systems' roles changed.
@@ -73,7 +73,9 @@ class WrongCall:
 
     @property
     def where(self) -> tuple[int, str]:
-        """Return the call's rank, and a text about the call. Calls that differ only in their index are shown once."""
+        """Return a pair: the call's rank, and the call as text. Calls that differ only in their index are shown
+        once.
+        """
         return self.rank, str(self.call)
 
 

@@ -253,7 +253,7 @@ def read_steps(path: Path) -> list[tuple[int, int]]:
 
 
 def step_of(path: Path, index: int) -> tuple[int, int]:
-    """Return the step of the call at `index` of an archive, and the index of that step's first call.
+    """Return a pair: the step of the call at `index` of an archive, and the index of that step's first call.
 
     Raises IndexError if the archive has no such call.
     """

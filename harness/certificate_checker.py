@@ -1037,7 +1037,7 @@ def known(g: State, n: int) -> Json:
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Return a call's term, from the first function in LINES that applies.
+    """Return the term of the call with index `place`: the first result of the functions in LINES that is not NEXT.
 
     Raises UnknownError if the call is refused (line 1 of docs/reference/certificate.md).
     """
@@ -1580,7 +1580,7 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Record the launch of a collective or copy, which uses memory until its wait.
+    """Record the launch, at index `place`, of a collective or copy, which uses memory until its wait.
 
     - `kind`: the kind of the wait.
     - `takes`: the storages that it reads until the wait.
@@ -1594,7 +1594,7 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
-    """Record a wait: it ends the launches of this kind that write these storages.
+    """Record a wait at index `place`: it ends the launches of this kind that write these storages.
 
     Raises UnknownError if memory that a launch must keep may be freed before the wait.
     """

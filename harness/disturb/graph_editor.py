@@ -85,7 +85,9 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """Return the call with index `turn` among the calls that `all` returns; the last of them if there are fewer."""
+        """Return the call with index `turn` among those that `all` returns for the other arguments, or the last if too
+        few.
+        """
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 

@@ -244,7 +244,7 @@ class CallSiteTracker:
         return CallSite(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: CallSite) -> int | None:
-        """Return the number of a call's micro-batch, counted from 1; None if unknown.
+        """Return the number of the micro-batch of a call at `place`, counted from 1; None if unknown.
 
         Each call of the outermost module in forward is a micro-batch.
         """

@@ -214,8 +214,7 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search for a cause among the calls before a call. If there is none and the call is wrong, it is the cause
-        itself.
+        """Search for a cause among the calls before call `mine`. If there is none and `mine` is wrong, it is the cause.
 
         For a collective, all its ranks are searched. Returns whether a cause is found.
         """
@@ -243,7 +242,10 @@ class Walk:
         return found
 
     def _inputs(self, rank: int, mine: int, due: int) -> bool:
-        """Search the producers of the inputs in which two matching calls differ. Returns whether a cause is found."""
+        """Search for a cause among the producers of the inputs in which the matching calls `mine` and `due` differ.
+
+        Returns whether a cause is found.
+        """
         log = self.logs[rank]
         call, other = log.log[mine], log.reference.log[due]
         found = False
@@ -371,7 +373,7 @@ class Walk:
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search for a cause among the producers of the wrong inputs of an extra call, which only the candidate makes.
+        """Search for a cause among the producers of the wrong inputs of call `mine`, which only the candidate makes.
 
         If none is found there, the call itself is a cause if it is wrong. `weight` is then its weight in `found`.
         Returns whether a cause is found.
@@ -403,12 +405,12 @@ class Walk:
         return found
 
     def _overwrites(self, rank: int, mine: int) -> bool:
-        """Whether a call copies a value of the reference over another value of the reference."""
+        """Whether call `mine` copies a value of the reference over another value of the reference."""
         log, call = self.logs[rank], self.logs[rank].log[mine]
         return name_of(call) == "copy_" and len(set(call.inputs)) > 1 and log.reads_right_values(mine)
 
     def _is_bucket(self, rank: int, mine: int) -> bool:
-        """Whether a call is a collective of values that another call joined, such as a bucket."""
+        """Whether call `mine` is a collective of values that another call joined, such as a bucket."""
         log = self.logs[rank]
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
@@ -434,13 +436,13 @@ class Walk:
         return min(packs, default=None)
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
-        """Whether only other ranks of the candidate run the module of the reference's call, as in a pipeline."""
+        """Whether only other ranks of the candidate run the module of the reference's call `due`, as in a pipeline."""
         module = self.logs[rank].reference.log[due].place.module
         own = any(call.place.module == module for call in self.logs[rank].log)
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
 
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
-        """Search for a cause among the calls before a missing call, one that only the reference makes.
+        """Search for a cause among the calls before the missing call `due`, which only the reference makes.
 
         If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False. Returns
         whether a cause is found.

@@ -316,8 +316,10 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """Estimate the time of a call on whole tensors, from its FLOPs and the bytes that it reads and returns; 0 for a
-    view."""
+    """Estimate the time of a call on whole tensors, from its FLOPs and the bytes that it reads and returns.
+
+    `given` are the nodes that it reads. The time of a view is 0.
+    """
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

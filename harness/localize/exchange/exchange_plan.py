@@ -275,9 +275,10 @@ def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """Return the exchanges in `draft`, which are for another call with the same defect, each with a condition added.
+    """Return the exchanges in `draft`, each with a condition added. They are for `mine`, another call with the same
+    defect.
 
-    They are made only if the call reads its right inputs when it runs. The returned draft is empty if the right inputs
+    They are made only if this call reads its right inputs when it runs. The returned draft is empty if the right inputs
     are not known.
     """
     # With this condition, no exchange hides a defect before the call. Three forms: a missing call, which is exchanged
@@ -350,7 +351,7 @@ def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
 def _right_inputs(
     log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> tuple[str, ...] | None:
-    """Return the digests that a candidate's call would read if no earlier call were wrong; None if they are not known.
+    """Return the digests that call `mine` would read if no earlier call were wrong; None if they are not known.
 
     `right` has, by site, the digests that planned exchanges insert.
     """
@@ -417,7 +418,7 @@ class WrongArguments:
         return self.of(log, culprit.candidate, culprit.reference)
 
     def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
-        """Return the arguments in which a call differs from a matching call."""
+        """Return the arguments in which call `mine` differs from its match `theirs`."""
         call, partner = log.log[mine], log.reference.log[theirs]
         # A setting explains the numbers, and is the same defect in calls with other numbers.
         if found := self._settings_of(call, partner):
@@ -429,7 +430,9 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether a call has exactly the arguments `wrong`, or one of the optimizer settings among them."""
+        """Whether call `mine` differs from its match `theirs` in exactly the arguments `wrong`, or in a setting among
+        them.
+        """
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
 
@@ -447,7 +450,7 @@ def of_setting(wrong: Wrong) -> Wrong:
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
-    """Return the positions of differing inputs that no call of the step computed in either system.
+    """Return the positions of inputs in which `mine` and `theirs` differ, and that no call of either system computed.
 
     For example, tracing turns a number in the code into a constant tensor.
     """
@@ -462,7 +465,7 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
 
 
 def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
-    """Return exchanges for a call and its match: each differing output is exchanged with the match's output."""
+    """Return exchanges for call `mine` and its match `theirs`: those of all outputs in which they differ."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
     for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
         if found != wanted:
@@ -517,7 +520,8 @@ class _Readers:
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
-        """Whether a call's outputs can be exchanged with those of its match: number, dtypes and shapes are equal.
+        """Whether the outputs of `mine` can be exchanged with those of its match `theirs`: number, dtypes and shapes
+        are equal.
 
         For example, a `send` has no output, though a `broadcast` may match it.
         """
@@ -715,7 +719,7 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Return exchanges of a call's outputs, if it lacks an input of its matching call, or reads it in another
+        """Return exchanges of the outputs of `mine`, if it lacks an input of its match `theirs`, or reads it in another
         dtype.
         """
         call = self.log.log[mine]

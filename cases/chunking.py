@@ -3,7 +3,7 @@
 - transformer_batch: transformer blocks split along the batch
 - moe_batch: MoE blocks split along the batch
 - moe_seq: MoE blocks split along the sequence
-- `*_sight`: the same, with inputs that expose more defects
+- `*_sight`: these three, with inputs that expose more defects
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ PLAIN = (transformer_batch, moe_batch, moe_seq, unchunked)
 def variant(base: Case, suffix: str, family: str, **changes: Any) -> Case:
     """Return a case derived from a case of PLAIN, with 5 steps and with `changes`. Raises KeyError for other cases.
 
-    The name begins differently, so that `-k moe_seq` selects only moe_seq. For example, with the suffix `world2`,
-    moe_seq becomes experts_seq_world2.
+    The variant's name begins differently, so that `-k moe_seq` selects only moe_seq. For example, with the suffix
+    `world2`, moe_seq becomes experts_seq_world2.
     """
     stem = {
         "transformer_batch": "blocks_batch",

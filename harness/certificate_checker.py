@@ -287,7 +287,7 @@ def has(dtype: str, value: float) -> bool:
 def rounded(value: float, dtype: str) -> float:
     """Round a number to a dtype; return infinity if it is too large. For bfloat16 it is truncated.
 
-    The caller only asks whether a dtype has a number, and for bfloat16 truncation answers this as well.
+    For bfloat16, the caller only compares the result with `value`, to find out whether the dtype has this number.
     """
     try:
         if dtype == "bfloat16":
@@ -577,20 +577,23 @@ def shape_of(state: State, t: int) -> list[int]:
 
 
 def number_of(state: State, t: int) -> float | None:
-    """Return the number that term `t` is, or that it repeats as a view; None for any other term."""
+    """Return the number that a term is, or that it repeats (a view of a number); None for any other term."""
     term = state["terms"][t]
     term = state["terms"][term[1]] if term[0] == "view" else term
     return float.fromhex(term[2]) if term[0] == "number" else None
 
 
 def filled(state: State, shape: list[int], dtype: str, value: float) -> int:
-    """Return the term of a tensor filled with a number: the number itself for shape [], otherwise a view of it."""
+    """Return the index of the term of a tensor filled with a number.
+
+    For shape [], this is the number itself, otherwise a view of it.
+    """
     t = find(state, "number", dtype, value.hex())
     return view(state, t, [shape, [0] * len(shape), 0]) if shape else t
 
 
 def positive_of(state: State, t: int) -> int | None:
-    """Return the index of a term without its minus sign; None unless it is a negation or a number with that sign.
+    """Return the index of term `t` without its minus sign; None if `t` is neither a negation nor a negative number.
 
     For example, the index of 2 for -2.
     """
@@ -615,14 +618,14 @@ def _places(state: State, t: int) -> list[Json]:
 
 
 def view_of_view(s: State, term: Json) -> int | None:
-    """Rule: a view of a view is a single view."""
+    """Return the single view that equals a view of a view; None if there is none."""
     _, x, *u = _inner(s, term, "view")
     w = after(term[2:], u)
     return None if w is None else view(s, x, w)
 
 
 def view_of_same_order(s: State, term: Json) -> int | None:
-    """Rule: in a view of a view, the inner view is replaced by a view with the fewest dims.
+    """Return a view of a view, with its inner view replaced by a view with the fewest dims.
 
     The inner view's shape has no effect, since only the order of its elements matters.
     """
@@ -631,16 +634,16 @@ def view_of_same_order(s: State, term: Json) -> int | None:
 
 
 def of_exact(s: State, term: Json) -> int | None:
-    """Rule: a view or gather of an exact operator's result is the operator on the views or gathers of its operands."""
+    """Return the operator on views or gathers of its operands, for a view or gather of an exact operator's result."""
     *operator, operands = _inner(s, term, "exact")
     return find(s, *operator, [find(s, term[0], x, *term[2:]) for x in operands])
 
 
 def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> int | None:
-    """Rule: a view of a cat is a view of a single part, or a cat of views of several parts.
+    """Return a view of a single part of a cat, or a cat of views of several parts, for a view of the cat.
 
     The step's hint is `pieces`, a list of [index of a part, window on this part], and `dim`. Several pieces are
-    concatenated along `dim`.
+    concatenated along `dim`. Returns None if the pieces are not the elements of the view.
     """
     parts, places = _inner(s, term, "cat")[1], _places(s, term[1])
     hold(pieces and all(_is_count(k) and k < len(parts) for k, _ in pieces), "no part")
@@ -652,21 +655,21 @@ def view_of_cat(s: State, term: Json, pieces: Json, dim: int | None = None) -> i
 
 
 def cat_of_nothing(s: State, term: Json) -> int | None:
-    """Rule: empty parts of a cat are left out, and a cat of a single part is that part."""
+    """Return a cat without its empty parts; if a single part is left, return that part."""
     _, parts, dim = term
     kept = [x for x in parts if shape_of(s, x)[dim]] or parts[:1]
     return kept[0] if len(kept) == 1 else find(s, "cat", kept, dim)
 
 
 def cat_of_cat(s: State, term: Json) -> int | None:
-    """Rule: a cat of cats along the same dim is a single cat."""
+    """Return a single cat for a cat of cats along the same dim."""
     inner = [s["terms"][x] for x in term[1]]
     parts = [t[1] if t[0] == "cat" and t[2] == term[2] else [x] for x, t in zip(term[1], inner, strict=True)]
     return find(s, "cat", [x for several in parts for x in several], term[2])
 
 
 def cat_of_neighbours(s: State, term: Json, k: int, t: int) -> int | None:
-    """Rule: the parts `k` and `k + 1` of a cat become the single term `t` if they are consecutive views of `t`.
+    """Return a cat with term `t` instead of its parts `k` and `k + 1`; None if these do not make up `t`.
 
     The step's hint is `k` and `t`.
     """
@@ -683,12 +686,12 @@ COMMUTE = ("add", "mul", "eq", "ne", "bitwise_and", "bitwise_or", "bitwise_xor")
 
 
 def exact_in_order(s: State, term: Json) -> int | None:
-    """Rule: the operands of a commutative operator are sorted by their indices."""
+    """Return the term of a commutative operator with its operands sorted by their indices; None for other operators."""
     return find(s, *term[:4], sorted(term[4])) if term[1] in COMMUTE else None
 
 
 def exact_of_cat(s: State, term: Json) -> int | None:
-    """Rule: an exact operator on a cat is the cat of the operator's results on each part.
+    """Return the cat of an exact operator's results on each part of a cat, for the operator on the cat.
 
     The other operands are split into parts of the same sizes.
     """
@@ -698,9 +701,9 @@ def exact_of_cat(s: State, term: Json) -> int | None:
 
 
 def exact_of_number(s: State, term: Json) -> int | None:
-    """Rule: the negation or cast of a number is a number. A tensor filled with a number counts as a number.
+    """Return the resulting number for a negation or cast of a number, or of a tensor filled with a number.
 
-    The result is None for other operators and operands, and if the dtype cannot represent the number exactly.
+    Returns None for other operators and operands, and if the dtype cannot represent the number exactly.
     """
     _, name, dtype, _, operands = term
     value = number_of(s, operands[0])
@@ -712,7 +715,7 @@ def exact_of_number(s: State, term: Json) -> int | None:
 
 
 def exact_of_neutral(s: State, term: Json) -> int | None:
-    """Rule: x * 1 is x. For real dtypes, x + -0.0 is x; for integers, x + 0 is x.
+    """Return x for x * 1, for x + -0.0 in a real dtype, and for x + 0 in an integer dtype; None for any other term.
 
     For real dtypes, x + 0.0 is not simplified, since -0.0 + 0.0 is +0.0.
     """
@@ -728,7 +731,7 @@ def exact_of_neutral(s: State, term: Json) -> int | None:
 
 
 def exact_difference(s: State, term: Json) -> int | None:
-    """Rule: a - b is a + -b."""
+    """Return a + -b for a - b; None for any other term."""
     kind, name, dtype, device, operands = term
     if name != "sub":
         return None
@@ -736,7 +739,7 @@ def exact_difference(s: State, term: Json) -> int | None:
 
 
 def exact_twice(s: State, term: Json) -> int | None:
-    """Rule: x + x is x * 2."""
+    """Return x * 2 for x + x; None for any other term."""
     kind, name, dtype, device, operands = term
     if name != "add" or operands[0] != operands[1]:
         return None
@@ -744,7 +747,7 @@ def exact_twice(s: State, term: Json) -> int | None:
 
 
 def exact_of_neg(s: State, term: Json) -> int | None:
-    """Rule: -(-x) is x, and a product or cast of a negated operand is the negation of the product or cast."""
+    """Return x for -(-x), and -(x * y) or -cast(x) for (-x) * y or cast(-x); None for any other term."""
     kind, name, dtype, device, operands = term
     for k, x in enumerate(operands if name in ("neg", "mul", "cast") else ()):
         plain = positive_of(s, x)
@@ -760,7 +763,7 @@ WIDER = {"bfloat16": ("float32", "float64"), "float16": ("float32", "float64"), 
 
 
 def exact_through_wider(s: State, term: Json) -> int | None:
-    """Rule: a cast to a wider dtype is left out if another cast follows, because the first cast rounds nothing."""
+    """Return a cast of a cast without the inner cast, if its dtype is wider, so that it rounds nothing; else None."""
     inner = s["terms"][term[4][0]]
     if term[1] != "cast" or inner[:2] != ["exact", "cast"]:
         return None
@@ -772,7 +775,7 @@ def exact_through_wider(s: State, term: Json) -> int | None:
 
 
 def exact_of_one_choice(s: State, term: Json) -> int | None:
-    """Rule: `where` with two equal values is that value; `where` with a constant condition is the chosen value."""
+    """Return the value of a `where` with two equal values or with a constant condition; None for any other term."""
     if term[1] != "where":
         return None
     condition, yes, no = term[4]
@@ -781,7 +784,7 @@ def exact_of_one_choice(s: State, term: Json) -> int | None:
 
 
 def move_of_flip(s: State, term: Json) -> int | None:
-    """Rule: two flips along the same dims cancel each other."""
+    """Return x for x flipped twice along the same dims; None for any other term."""
     flip, rank = ["move", "aten.flip.default"], len(term[4])
     inner = s["terms"][dict(term[2])["self"][1]]
     if term[:2] != flip or inner[:2] != flip:
@@ -793,14 +796,17 @@ def move_of_flip(s: State, term: Json) -> int | None:
 
 
 def gather_of_view(s: State, term: Json) -> int | None:
-    """Rule: a gather of a view is a view of a gather. A gather's first dim counts the ranks."""
+    """Return a view of a gather, for a gather of a view. A gather's first dim counts the ranks."""
     _, x, shape, strides, offset = _inner(s, term, "view")
     w = normal([len(term[2][0]), *shape], [prod(shape_of(s, x)), *strides], offset)
     return view(s, find(s, "gather", x, term[2]), w)
 
 
 def of_cat(s: State, term: Json) -> int | None:
-    """Rule: a gather of a cat is a cat of gathers; a reduction of a cat along dim 1 is a cat of reductions."""
+    """Return a cat of gathers for a gather of a cat, and a cat of reductions for a reduction of a cat along dim 1.
+
+    Returns None for a reduction of a cat along another dim.
+    """
     _, parts, dim = _inner(s, term, "cat")
     if term[0] == "reduce" and dim != 1:
         return None
@@ -1031,7 +1037,7 @@ def known(g: State, n: int) -> Json:
 
 
 def _value(g: State, place: int, call: State) -> Json:
-    """Return a call's term, from the first function in LINES that applies.
+    """Return the term of the call with index `place`: the first result of the functions in LINES that is not NEXT.
 
     Raises UnknownError if the call is refused (line 1 of docs/reference/certificate.md).
     """
@@ -1104,7 +1110,7 @@ def _input(g: State, place: int, call: State) -> Json:
 
 
 def _getitem(g: State, place: int, call: State) -> Json:
-    """Return the term of an item of several results, or of a number read from a tensor; NEXT for any other call.
+    """Return the term of one result of a call with several, or of a number read from a tensor; NEXT for any other call.
 
     Implements line 3 of docs/reference/certificate.md.
     """
@@ -1260,7 +1266,7 @@ def _dim(call: State, rank: int) -> int:
 
 
 def _whole(state: State, t: int, shape: list[int]) -> int:
-    """Return the term of term `t` reshaped to `shape`; the elements keep their order."""
+    """Return the term for term `t` reshaped to `shape`, with its elements in the same order."""
     hold(prod(shape) == prod(shape_of(state, t)), f"not as many elements as {shape}")
     return view(state, t, full(shape))
 
@@ -1316,10 +1322,10 @@ def is_unwritten(op: str) -> bool:
 
 
 def _uninitialized(g: State, place: int, call: State) -> Json:
-    """Return a term for uninitialized memory that the call creates; NEXT for any other call.
+    """Return a term for the uninitialized memory that a call creates; NEXT for any other call.
 
-    The term contains the graph and the call, so it equals no other term. Empty tensors are all equal. Implements line
-    10 of docs/reference/certificate.md.
+    The term contains the graph and the call, so it equals no other term, except that two tensors without elements may
+    have equal terms. Implements line 10 of docs/reference/certificate.md.
     """
     if not is_unwritten(call["op"]):
         return NEXT
@@ -1514,7 +1520,7 @@ def _define_row_symbol(g: State, rows: Json, first: Json, *others: Json) -> None
 def _check_write(g: State, call: State) -> None:
     """Raise UnknownError for an in-place write that the rules do not cover.
 
-    For example, the written tensor is a constant, overlaps itself, or is used by a collective in flight.
+    For example, if the written tensor is a constant, overlaps itself, or is used by a collective in flight.
     """
     target = call["args"].get("self")
     if call["writes"] != ["self"] or not call["op"].split(".")[1].endswith("_") or target[:1] != ["node"]:
@@ -1574,7 +1580,7 @@ def _overwrite(g: State, call: State, value: Json) -> None:
 
 
 def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: set[int]) -> None:
-    """Record the launch of a collective or copy, which uses memory until its wait.
+    """Record the launch, at index `place`, of a collective or copy, which uses memory until its wait.
 
     - `kind`: the kind of the wait.
     - `takes`: the storages that it reads until the wait.
@@ -1588,7 +1594,7 @@ def _launch(g: State, place: int, kind: str, holds: bool, call: State, takes: se
 
 
 def _wait(g: State, place: int, kind: str, storages: set[int]) -> None:
-    """Record a wait: it ends the launches of this kind that write these storages.
+    """Record a wait at index `place`: it ends the launches of this kind that write these storages.
 
     Raises UnknownError if memory that a launch must keep may be freed before the wait.
     """

@@ -2,8 +2,8 @@
 
 The command line (`harness.cli.declare`), the keywords of `bitproof.run` and of the pytest plugin (`bitproof.keywords`),
 and the command line that repeats a run (`to_argv`) are derived from this declaration. A field usually has a single
-option with the same value. Fields with several options, such as `--stress` and `--stress-threads`, have functions that
-convert.
+option with the same value. A field with several options, such as `--stress` and `--stress-threads`, has functions that
+convert between the options and the field's value.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ class Option:
     - `kind`: type of the value in Python; None for the field's type. `typed`: type on the command line, if it differs.
     - `least`: smallest allowed number.
     - `problem`: returns an error message for a value, or "" if the value is valid.
-    - `names_code`: the value is the name of a system or pass, which may contain a file.
-    - `repeats`: the command line that repeats a run contains this option.
-    - `command_line_only`: why Python has no such keyword; "" if it has.
+    - `names_code`: whether the value is the name of a system or pass, which may contain a file.
+    - `repeats`: whether the command line that repeats a run contains this option.
+    - `command_line_only`: the reason why Python has no such keyword; "" if Python has it.
     """
 
     names: tuple[str, ...]

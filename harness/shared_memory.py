@@ -97,7 +97,7 @@ class SharedMemory:
         self.words[rank * _LINE // 4] = os.getpid()
 
     def next_area(self, partition: Sequence[Sequence[int]], rank: int, timeout: float) -> tuple[Ring, Ring] | None:
-        """Return two rings for this rank's group, for small and for large messages; None if no memory is left.
+        """Return two rings for this rank's group: one for small messages, one for large. None if no memory is left.
 
         `partition` has the list of ranks of each group. `timeout` is the longest wait in seconds.
         """

@@ -85,7 +85,7 @@ def import_tracing() -> None:
 
 
 def build() -> tuple[str, str, str]:
-    """Return torch's full version, the commit of its build, and its build settings as text.
+    """Return three texts: torch's full version, the commit of its build, and its build settings.
 
     If torch is built for CUDA, this starts CUDA's driver.
     """
@@ -109,8 +109,8 @@ def symbolic_graph(
     """Return a function that traces `function` on fake tensors, and returns the graph of executed operators.
 
     - Numbers that depend on data stay symbolic until run time.
-    - `as_eager`: the graph has exactly the operators of eager execution, but all sizes must be fixed. By default, 46
-      operators are decomposed, such as matmul of a vector and a batch.
+    - `as_eager`: whether the graph has exactly the operators of eager execution; all sizes must then be fixed. By
+      default, 46 operators are decomposed, such as matmul of a vector and a batch.
     """
     traced = make_fx(function, decomposition_table=decompositions, _error_on_data_dependent_ops=False)
 
@@ -173,9 +173,7 @@ def open_dim(
 
 
 def backward_callbacks(before: Callable[[Tensor], None], after: Callable[[], None]) -> AbstractContextManager[Any]:
-    """Return a context with callbacks: `before` for each tensor from which a backward pass starts, `after` at the
-    end.
-    """
+    """Return a context that calls `before` with each tensor from which backward starts, and `after` when it ends."""
     # Both `Tensor.backward` and `torch.autograd.grad` end in this function.
     run = torch.autograd._engine_run_backward
 
@@ -191,15 +189,15 @@ def backward_callbacks(before: Callable[[Tensor], None], after: Callable[[], Non
 
 
 def flattened(value: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
-    """Return the leaves of nested tuples, lists and dicts, and a function that nests new leaves in the same way."""
+    """Return a pair: the leaves of nested tuples, lists and dicts, and a function that nests new leaves in the same
+    way.
+    """
     leaves, spec = tree_flatten(value)
     return leaves, lambda own: tree_unflatten(own, spec)
 
 
 def keys_of(value: Any) -> list[tuple[Any, ...]]:
-    """Return, for each leaf of a pytree, the dict keys and field names on the path to the leaf.
-
-    List indices are left out.
+    """Return, for each leaf of a pytree, the dict keys and field names on the path to the leaf, without list indices.
 
     For example, the leaf 7 of `{"a": [{"b": 7}]}` has `("['a']", "['b']")`.
     """
@@ -279,7 +277,7 @@ def role_of(descriptor: Any) -> Role:
 def divided(
     module: GraphModule, num_outputs: int, num_static: int, *, by: str, cse: bool
 ) -> tuple[GraphModule, GraphModule]:
-    """Divide a joint graph into its forward and backward graphs. `module` cannot be used afterwards.
+    """Divide a joint graph into a pair: its forward and its backward graph. `module` cannot be used afterwards.
 
     - `num_outputs`: the first `num_outputs` outputs belong to forward.
     - `num_static`: the first `num_static` inputs, such as parameters, stay in memory in any case.
@@ -316,7 +314,9 @@ def has_open_sizes(tensor: Tensor) -> bool:
 
 
 def range_of(size: torch.SymInt, symbol: Any) -> tuple[int | None, int | None]:
-    """Return the tracer's lower and upper bound of `symbol`, a symbol in `size`. None stands for an unknown bound."""
+    """Return the tracer's (lower bound, upper bound) for `symbol`, a symbol in `size`. None stands for an unknown
+    bound.
+    """
     found = size.node.shape_env.var_to_range.get(symbol)
     ends = (found.lower, found.upper) if found is not None else (None, None)
     least, most = (int(cast(Any, end)) if getattr(end, "is_Integer", False) else None for end in ends)
@@ -374,7 +374,7 @@ def rewrites_code(graph: Graph) -> bool:
 
 
 def wraps_its_call(module: GraphModule) -> bool:
-    """Return whether calling `module` runs other code than its graph: its class has a replaced method `__call__`."""
+    """Return whether a call of `module` runs code other than its graph, because the method `__call__` was replaced."""
     # torch makes a class for each graph module, and a user's code may replace the method `__call__` in it.
     own = vars(type(module))
     wrapped = own.get("_wrapped_call")  # present with the code, which some modules create at their first call
@@ -403,7 +403,7 @@ _OF_EVERY_MODULE = {*vars(nn.Module())} - {"training"}
 
 
 def is_within_own_step(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether `super().step()`, in an optimizer's overridden `step`, called the running step hook.
+    """Return whether the running step hook was called because an optimizer's own `step` calls `super().step()`.
 
     Only for step hooks of optimizers.
     """

@@ -125,10 +125,7 @@ def boxed(call: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
 
 
 class _Uncompiled(nullcontext[None]):
-    """Replaces the result of torch.compile if compilation is disabled.
-
-    `called` is called, then the code runs unchanged.
-    """
+    """Replaces the result of torch.compile if compilation is disabled: calls `called`, and runs the code unchanged."""
 
     def __init__(self, called: Callable[[], None]) -> None:
         super().__init__()

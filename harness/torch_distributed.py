@@ -89,7 +89,7 @@ def flattened_parts(model: Any) -> dict[int, tuple[tuple[int, ...], int, int]]:
 
 
 def flat_collectives(group: ProcessGroup) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a group's all-gather and reduce-scatter on flat tensors, which take (output, input).
+    """Return a pair of functions: a group's all-gather and reduce-scatter on flat tensors. Both take (output, input).
 
     For W ranks, the all-gather has an input of shape (N) and an output of shape (W * N).
     """

@@ -77,8 +77,8 @@ class _Size(NamedTuple):
 class _CachedTensor(NamedTuple):
     """The layout of a tensor in a cached result.
 
-    - `shares`: the tensor shares the storage of the call's only tensor argument.
-    - `is_closed`: the tensor has its own storage, and all its sizes and strides are plain integers.
+    - `shares`: whether the tensor shares the storage of the call's only tensor argument.
+    - `is_closed`: whether the tensor has its own storage, and plain integers as sizes and strides.
     """
 
     sizes: tuple[int | _Size, ...]
@@ -341,7 +341,7 @@ class _Symbols:
     def conditions(self, symbol: sympy.Symbol) -> Sequence[Any]:
         """Return the conditions that contain a symbol, in torch's order.
 
-        If torch has replaced the symbol by an expression, the pair (symbol, expression) follows.
+        If torch has replaced the symbol by an expression, the pair (symbol, expression) is added at the end.
         """
         # torch only adds conditions, so their number shows whether the index by symbol is up to date.
         if self._num_conditions != self._env.num_deferred_runtime_asserts:

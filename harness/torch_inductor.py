@@ -128,7 +128,9 @@ class WouldCompileError(Exception):
 
 
 def generated_module(compiled: Any) -> tuple[str, list[str]]:
-    """Return the name of a compiled graph's generated module, and the entries of `BESIDE_THE_CODE` that it needs."""
+    """Return a pair: the name of a compiled graph's generated module, and the entries of `BESIDE_THE_CODE` that it
+    needs.
+    """
     return str(compiled.cache_key), [name for name in BESIDE_THE_CODE if getattr(compiled, name, None)]
 
 
@@ -145,11 +147,10 @@ def load_generated(file: Path) -> Callable[[list[Any]], Any]:
 
 
 def compile_marked_regions(module: GraphModule, values: list[Any]) -> GraphModule:
-    """Compile the regions that nodes' metadata marks, so that `pickled_region` can store each; use it within
-    `compiling`.
+    """Compile the regions that the metadata of nodes marks, so that `pickled_region` can store each.
 
-    `values` are the fake values of the inputs. Inductor's own cache must be on, as torch makes a region's pickle from
-    its cache entry; so Inductor's folder should be a new one.
+    Call this within `compiling`. `values` are the fake values of the inputs. Inductor's own cache must be on, as torch
+    makes a region's pickle from its cache entry. So Inductor's folder should be a new one.
     """
     from torch.fx.passes.regional_inductor import regional_inductor
 

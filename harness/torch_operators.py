@@ -27,10 +27,7 @@ class FlopCount(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Return True, so that compiled code stays compiled.
-
-        By default it would run eagerly under a mode, with other bits.
-        """
+        """Return True, so that compiled code stays compiled. By default it would run eagerly, with other bits."""
         return True
 
     def __init__(self) -> None:

@@ -39,7 +39,7 @@ def warning_of(version: object) -> str | None:
 
 
 def _minor_of(version: str) -> tuple[int, int]:
-    """Return (2, 13) for `2.13.0+cpu`, and (0, 0) for an invalid version."""
+    """Return the major and minor version: (2, 13) for `2.13.0+cpu`, and (0, 0) for an invalid version."""
     try:
         major, minor = map(int, version.split(".")[:2])
     except ValueError:

@@ -88,8 +88,8 @@ class That:
 class Whole:
     """Marks a field whose value is an object with an error class of its own.
 
-    If the object is invalid, the outer error contains the text of that error, and calls the value `noun`. Example:
-    `Annotated[Case, Whole("a case", CaseError)]`.
+    If the object is invalid, the outer error contains the text of that error, and says that the value is not `noun`.
+    Example: `Annotated[Case, Whole("a case", CaseError)]`.
     """
 
     noun: str

@@ -1,7 +1,7 @@
 """Raises bitproof's errors again when the user code ends, in case the user code has swallowed them.
 
-bitproof's hooks run in the middle of a trainer, which may catch their errors, for example by `except Exception`. It
-then continues in a way that never occurs without bitproof, so comparing such a run would prove nothing. An error of
+bitproof's hooks run in the middle of a trainer. The trainer may catch their errors, for example by `except Exception`,
+and continue in a way that never occurs without bitproof. Comparing such a run would prove nothing. An error of
 bitproof's code inside user code is called a refusal; it must end the run.
 
 1. `refusing()` surrounds bitproof's code that user code calls. An exception that leaves this context is a refusal.

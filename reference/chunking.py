@@ -47,8 +47,9 @@ def running_chunk() -> int | None:
 
 
 class ChunkedModules:
-    """Runs the modules `names` of a model in two chunks, and checks that every step runs each as often as the first
-    step.
+    """Runs the modules `names` of a model in two chunks.
+
+    Checks that each step runs each of them as often as the first step.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class ChunkedModules:
     def end_step(self, index: int) -> dict[str, int]:
         """Return module name -> how often the module ran in step `index`. A run of both chunks counts once.
 
-        Raises ChunkError if a module did not run, or not as often as in the first step.
+        Raises ChunkError if a module did not run, or if it ran more or less often than in the first step.
         """
         num_calls = {name: self._num_calls[name] for name in self.names}
         self._num_calls.clear()
@@ -143,7 +144,7 @@ _INSTANCE_NORMS = (
 def _refuse_statistics(name: str, module: nn.Module, chunking: Chunking) -> None:
     """Raise ChunkError if a module has a norm that mixes the rows of a batch, or that updates running statistics.
 
-    A chunk has only half of the rows, and each of the two chunks would update the statistics.
+    The reason: a chunk has only half of the rows, and each of the two chunks would update the statistics.
     """
     for below, part in module.named_modules(prefix=name):
         # A batch norm mixes rows when it computes statistics: in training, or if it keeps none. An instance norm never
@@ -356,7 +357,7 @@ def _halves_of(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _block_mask_half(mask: BlockMask, first: int, extent: int) -> BlockMask:
-    """Return a BlockMask for rows `first` to `first + extent / 2` of a batch with `extent` rows.
+    """Return a BlockMask for half of a batch with `extent` rows: `extent / 2` rows, from row `first` on.
 
     Its mask_mod still reads tensors of the whole batch.
     """

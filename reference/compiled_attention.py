@@ -46,9 +46,7 @@ def _make_trainer(case: Case, mesh: Mesh, *, chunked: bool) -> Trainer:
 
 
 def compile_attention(model: nn.Module) -> int:
-    """Compile `attend` for all attention layers of a model, which then share the compiled function.
-
-    Returns their number.
+    """Compile `attend` for all attention layers of a model, which share the result. Return the number of layers.
 
     The first call compiles it, for static sizes. Raises CaseError if no layer has a function `attend`.
     """

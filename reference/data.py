@@ -37,12 +37,12 @@ class Step(NamedTuple):
 
 
 def text_source(data: str) -> tuple[list[bytes], str]:
-    """Return the documents that `data` names, and the text's SHA-256 in hexadecimal.
+    """Return a pair: the documents of the text `data`, and the text's SHA-256 in hexadecimal. `data` is one of these:
 
     - "pydoc": the documentation of the Python language, with a document per topic. It depends on the Python version.
     - "pydoc_lines": the same text, with a document per line that is not blank.
     - "adversarial": the result of `adversarial_documents`.
-    - Any other text is the path of a file. For a file named pydoc, pass ./pydoc.
+    - Any other string: the path of a file. For a file named pydoc, pass ./pydoc.
 
     Raises UsageError if the file cannot be read.
     """

@@ -95,9 +95,9 @@ def _spread(name: str, shape: Sequence[int], seed: int) -> Tensor:
 
 
 def near_midpoints(whole_VD: Tensor, scales_V: Tensor) -> Tensor:
-    """Scale each row by its power of two, after replacing the row's first two elements. Returns (V, D).
+    """Replace the first two elements of each row, then scale each row by its power of two. Returns (V, D).
 
-    The new elements bring the root of the row's mean(x^2) + 1e-6 near the midpoint between two float32 numbers.
+    With the new elements, sqrt(mean(x^2) + 1e-6) over the row is near the midpoint between two float32 numbers.
     """
     # At a midpoint an incorrectly rounded root is wrong. A model's first norm takes a root per distinct token, and of
     # random rows only one in two hundred would show the error.

@@ -14,6 +14,6 @@ def cross_entropy(logits_BSV: Tensor, labels_BS: Tensor) -> Tensor:
 
     Logits of any dtype become float32 first.
 
-    Folded tokens have a single dim in place of B and S. Logits of another shape may give other bits.
+    Folded tokens have a single dim instead of B and S. Logits of another shape may give other bits.
     """
     return functional.cross_entropy(logits_BSV.float().flatten(0, -2), labels_BS.flatten())

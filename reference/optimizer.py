@@ -55,8 +55,8 @@ def layers_with_experts(model: nn.Module) -> list[Any]:
 def balance_experts(layers: Sequence[Any], rate: float) -> None:
     """Move each expert's bias by `rate` toward balance, and reset its token count to zero.
 
-    An expert with fewer tokens than the mean over all experts gains `rate`, and an expert with more loses it
-    (https://arxiv.org/abs/2408.15664).
+    `rate` is added to the bias of an expert with fewer tokens than the mean over all experts, and subtracted from that
+    of an expert with more (https://arxiv.org/abs/2408.15664).
     """
     if not layers:
         return

@@ -67,7 +67,7 @@ def keep_stages(model: Decoder, kept: Sequence[int], num_stages: int) -> None:
 
 
 class StageModule(nn.Module):
-    """The modules of a pipeline stage, which `keep_stages` has left in the model.
+    """The modules of a pipeline stage, taken from a model from which `keep_stages` has removed all others.
 
     The first stage takes tokens, and the last returns logits. Other inputs and outputs are activations.
     """
@@ -140,7 +140,7 @@ class StagedGradients:
             self._schedule = kind(*stages, **settings)
 
     def __call__(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Return this rank's mean loss, and parameter name -> gradient.
+        """Return a pair: this rank's mean loss, and parameter name -> gradient.
 
         The loss is None except on the last stage's rank.
         """

@@ -72,7 +72,7 @@ def loss_and_gradients(
     gradient_seed: float,
     parameters: Mapping[str, nn.Parameter] | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return this rank's mean loss (float32, scalar), and parameter name -> gradient of this rank's shard.
+    """Return a pair: this rank's mean loss (float32, scalar), and parameter name -> gradient of this rank's shard.
 
     - `gradient_seed`: the gradient of the loss, such as 1 / D for a mean over D ranks.
     - `parameters`: the model's parameters by name, if the caller has them: that saves a walk over all modules.
@@ -151,10 +151,7 @@ class _NoInitialValues(TorchFunctionMode):
 
 
 def num_records_per_step(case: Case) -> dict[Kind, int]:
-    """Return kind -> number of records that all ranks together make in a step of a built-in system.
-
-    Activations are not counted.
-    """
+    """Return kind -> number of records in a step of a built-in system, over all ranks. Activations are not counted."""
     with torch.device("meta"), _NoInitialValues():
         model = build_model(case.model)
     state = model.state_dict()
@@ -215,12 +212,15 @@ class Trainer:
         return running_chunk()
 
     def running_half(self) -> tuple[str, int] | None:
-        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0). None if none runs."""
+        """Return (half, micro-batch) of the pipeline graph that runs now, such as ("forward", 0); None if none runs."""
         action = getattr(self.graph, "running", None)
         return None if action is None else (action.half, action.micro_batch)
 
     def eager_gradients(self, inputs: StepInputs) -> tuple[Tensor | None, dict[str, Tensor]]:
-        """Compute loss and gradients by eager autograd. Gradients of micro-batches are added in order."""
+        """Compute loss and gradients by eager autograd. Returns a pair: the loss, and parameter name -> gradient.
+
+        Gradients of micro-batches are added in order.
+        """
         form, seed = self.case.model, self.case.gradient_seed
         if self.case.schedule is None:
             return loss_and_gradients(self.model, form, inputs, seed, self.parameters)
@@ -234,7 +234,7 @@ class Trainer:
         return mean_of_losses(losses), totals
 
     def _reduced_once(self, inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        """Like `eager_gradients`, but gradients are added on each rank, then reduced over ranks."""
+        """Compute loss and gradients as `eager_gradients`, but add gradients on each rank before they are reduced."""
         losses = []
         with LocalSums() as sums:
             for part in micro_batches_of(inputs, self.case.micro_batches):

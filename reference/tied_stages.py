@@ -25,7 +25,7 @@ EMBEDDINGS, PROJECTION = "tok_embeddings.weight", "output.weight"
 
 
 def pair_of(case: Case, name: str) -> tuple[str, str] | None:
-    """Return the names of a shared parameter in its two stages, the earlier stage first.
+    """Return the pair of a shared parameter's names in its two stages, the earlier stage first.
 
     None if `name` is not shared.
     """
@@ -42,16 +42,13 @@ def pair_of(case: Case, name: str) -> tuple[str, str] | None:
 
 
 def copies_of(case: Case, names: Iterable[str]) -> dict[str, str]:
-    """Find the names of later copies of shared parameters.
-
-    Returns such a name -> the name of the copy in the earlier stage.
-    """
+    """Return name -> name of the earlier stage's copy, for each of `names` that is a shared parameter's later copy."""
     pairs = {name: pair_of(case, name) for name in names}
     return {name: pair[0] for name, pair in pairs.items() if pair is not None and name == pair[1]}
 
 
 def share_parameters(model: nn.Module, case: Case) -> None:
-    """Let the second of a case's two shared modules use the parameters of the first. Changes `model` in place.
+    """Change `model` in place: the second of the case's two shared modules uses the parameters of the first.
 
     Raises CaseError if a module is missing or in the wrong stage, or if the modules' parameters differ in name or
     shape.

@@ -1,4 +1,4 @@
-"""A model compiled by torch.compile against the same model in eager mode.
+"""A model compiled by torch.compile, compared with the same model in eager mode.
 
     bitproof run -k compiled
 

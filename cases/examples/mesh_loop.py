@@ -83,7 +83,7 @@ class SharedExperts(nn.Module):
 
     @property
     def rank(self) -> int:
-        """This rank's index among the ranks that share the experts."""
+        """Return this rank's index among the ranks that share the experts."""
         return int(self.mesh["ep"].get_local_rank()) if self.mesh else 0
 
     def shown(self, part: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class StagedRun:
         self.data = torch.Generator().manual_seed(case.seed)
 
     def batch(self) -> tuple[Tensor, Tensor]:
-        """Draw a step's inputs and targets, each (rows, dim)."""
+        """Draw a step's pair of inputs and targets, each (rows, dim)."""
         x = torch.randn(self.rows, self.dim, generator=self.data)
         return x, x.tanh()
 
@@ -104,7 +104,7 @@ def gpipe(case: Case, mesh: Mesh) -> Any:
 
 
 def one_f_one_b(case: Case, mesh: Mesh) -> Any:
-    """Return a system that runs each micro-batch backward as early as possible (1F1B)."""
+    """Return a system that runs the backward of each micro-batch as early as possible (1F1B)."""
     return made(case, mesh, pipelining.Schedule1F1B)
 
 
@@ -113,9 +113,9 @@ def interleaved(case: Case, mesh: Mesh) -> Any:
 
 
 def looped_bfs(case: Case, mesh: Mesh) -> Any:
-    """Return a system that runs all micro-batches forward through one stage after another, and then backward.
+    """Return a system that runs the forward of all micro-batches, one stage after another, and then their backward.
 
-    Backward runs them from the last to the first.
+    Backward takes the micro-batches from the last to the first.
     """
     return made(case, mesh, pipelining.ScheduleLoopedBFS, per_rank=2)
 

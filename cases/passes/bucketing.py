@@ -1,5 +1,4 @@
-"""Cases with bucketed collectives: a single all-gather and reduce-scatter per block, in place of those of each
-parameter.
+"""Cases with bucketed collectives: a single all-gather and reduce-scatter per block, instead of one per parameter.
 
 The bits must be equal. A wrong order of sums shows only if the sums are rounded, and in most cases they are not. A
 bfloat16 number has 8 bits of mantissa, so a float32 sum of a few is nearly always exact. For example, 1 + 2**-7 +

@@ -46,7 +46,7 @@ class HandleLog:
     def held(
         self, function: Any, result: Any, written: Sequence[Tensor], index: int, arrived: Callable[[], None]
     ) -> Any:
-        """Return `result`, the result of a collective. Our async handles replace those of the backend in it.
+        """Return the result of a collective, with the backend's async handles replaced by our own.
 
         The collective has ended when this function returns. A message to one rank ends later, when the system waits for
         its handle; then `arrived` is called.
@@ -80,8 +80,8 @@ class HandleLog:
 def defer(function: Any, args: Any, kwargs: Any, made: list[DeferredWork]) -> Any:
     """Run a c10d collective, but write its results only when the system waits for its handle.
 
-    Returns the call's result, in which our handles replace the backend's. Also adds our handles to `made`, which keeps
-    them alive. A message to one rank runs unchanged.
+    Return the call's result, with the backend's handles replaced by our own. Also add these to `made`, which keeps them
+    alive. A message to one rank runs unchanged.
     """
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)
@@ -119,7 +119,7 @@ def written_by(function: Any, args: Any, kwargs: Any) -> list[Any]:
 def in_place_results(function: Any) -> tuple[str, ...]:
     """Return the names of the arguments that a c10d collective writes, such as `("output_tensors",)`.
 
-    The schema does not mark these arguments as written. Empty for other operators.
+    The schema does not mark these arguments as written. Returns () for other operators.
     """
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()

@@ -102,7 +102,7 @@ PIPELINED = Need(lambda case: case.candidate == "graph" and case.parallelism.pp 
 
 
 def ranks(number: int) -> Need:
-    """Return the condition that a case has at least `number` ranks. In a pipeline, the ranks of a stage count."""
+    """Return the condition that a case has at least `number` ranks; in a pipeline, that each stage has."""
     return Need(lambda case: case.parallelism.stage_ranks >= number, f"{number} ranks or more")
 
 
@@ -161,7 +161,7 @@ class Entry:
 
     @property
     def all_needs(self) -> tuple[Need, ...]:
-        """All conditions on a case without which the fault cannot be applied.
+        """Return all conditions on a case without which the fault cannot be applied.
 
         These are `needs` and, if the fault edits graphs, the conditions that all such faults have.
         """

@@ -85,13 +85,14 @@ class GraphEditor:
         return found
 
     def find(self, name: str | None = None, at: str = ".*", turn: int = 0, **options: Any) -> Call:
-        """Return the call with index `turn` among the calls that `all` returns; the last of them if there are fewer."""
+        """Return the call with index `turn` among those that `all` returns for the other arguments, or the last if too
+        few.
+        """
         found = self.all(name, at, **options)
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
-        """Return the first element of `found`. If `found` is empty, raises NoPlaceError, which says that the graph
-        lacks `what`."""
+        """Return the first element of `found`. If there is none, raise NoPlaceError: the graph lacks `what`."""
         if not found:
             raise NoPlaceError(f"there is nothing to strike in case {self.case.name}", expected=f"a graph with {what}")
         return found[0]
@@ -216,7 +217,7 @@ class GraphEditor:
 
     @property
     def outputs(self) -> list[Call]:
-        """The nodes that the graph returns: the loss, then gradients in the order of the parameters."""
+        """Return the nodes that the graph returns: the loss, then gradients in the order of the parameters."""
         returned: Any = self.graph.output_node().args[0]
         return list(returned)
 
@@ -270,8 +271,9 @@ class GraphEditor:
         return [node for node in self.calls if node.meta.get(RECOMPUTED_KEY) and name in (None, operator_name(node))]
 
     def site(self, node: Node, *operators: str) -> Site:
-        """Return the call site of `node`. With an operator, return the site of a call of that operator at the same
-        place."""
+        """Return the call site of `node`. Given an operator, return that of a call of this operator at the same
+        place.
+        """
         origin = origin_of(node)
         name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)

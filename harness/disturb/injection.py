@@ -27,11 +27,11 @@ class Injection:
 
     @property
     def sum_order(self) -> str | None:
-        """The order in which the ranks' values are added, such as "descending"; None for rank order."""
+        """Return the order in which the ranks' values are added, such as "descending"; None for rank order."""
         return None
 
     def at_work(self) -> AbstractContextManager[None]:
-        """Context around the steps of the system, in which a fault that replaces operator calls is active."""
+        """Context for the steps of the system: within it, a fault that replaces operator calls is active."""
         return nullcontext()
 
     def hide_from_fault(self, observe: Observe) -> Observe:

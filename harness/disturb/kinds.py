@@ -32,7 +32,7 @@ class Fault:
 
     @property
     def row(self) -> Any:
-        """The entry of the fault catalogue, if the user named one, such as `no-weight-decay`; otherwise None."""
+        """Return the catalogue's entry that the user named, such as `no-weight-decay`; None for other faults."""
         return None
 
     def strike(self) -> None:
@@ -105,7 +105,7 @@ class FlipBit(RankFault):
 
     @property
     def tensor(self) -> tuple[str, str]:
-        """The kind and the name of the tensor, such as ("grad", "norm.weight")."""
+        """Return the kind and the name of the tensor, such as ("grad", "norm.weight")."""
         return next((kind, name) for kind in FLIPPED if (name := getattr(self, kind)))
 
 

@@ -28,8 +28,7 @@ def file_name(name: str) -> str:
 
 
 def longer_name(name: str, ending: str, most: int) -> str:
-    """Return `name` followed by `ending`. If that is longer than `most` characters, a digest replaces the last of
-    them."""
+    """Return `name + ending`. If that is longer than `most` characters, replace its end by a digest of the whole."""
     whole = name + ending
     return whole if len(whole) <= most else f"{whole[: most - 13]}_{_digest(whole)}"
 

@@ -16,8 +16,8 @@ GIVEN = "an input of the step"
 def argument_differences(call: Call, partner: Call) -> str:
     """Return a text about the arguments in which two calls of the same operator differ.
 
-    For example, "eps=1e-05 where the reference has 1e-06". Only numbers, strings and dtypes are compared. Empty if none
-    differ.
+    For example, "eps=1e-05 where the reference has 1e-06". Only numbers, strings and dtypes are compared. Returns "" if
+    none differ.
     """
     theirs = dict(partner.scalars)
     unlike = [(name, value, theirs[name]) for name, value in call.scalars if theirs.get(name, value) != value]
@@ -28,7 +28,7 @@ def argument_differences(call: Call, partner: Call) -> str:
 def input_differences(log: CandidateLog, index: int, partner: int) -> str:
     """Return a text about the last input in which two calls differ: its source in each system.
 
-    Example: "the output of silu ..., where the reference has the output of mm ...". Empty if no input differs.
+    Example: "the output of silu ..., where the reference has the output of mm ...". Returns "" if no input differs.
     """
     sources = input_sources(log, index, partner)
     if sources is None:
@@ -81,10 +81,10 @@ def _source_of(side: CandidateLog | ReferenceLog, index: int, position: int) -> 
 
 
 def list_differences(log: CandidateLog, missing: Call) -> str:
-    """Return the lengths of the lists in both systems, as text, for a missing call of a list operator.
+    """Return a text for a missing call of a list operator: how many tensors the candidate's lists have.
 
-    For example, "3 of the reference's 4 tensors in its lists" for `_foreach_add_`. Empty if the candidate's lists have
-    no tensors or all of them, and for other operators.
+    For example, "3 of the reference's 4 tensors in its lists" for `_foreach_add_`. Returns "" if they have none or all
+    of the tensors, and for other operators.
     """
     if not name_of(missing).startswith(OVER_LISTS):
         return ""
@@ -99,8 +99,8 @@ def list_differences(log: CandidateLog, missing: Call) -> str:
 def strange_output(log: CandidateLog, call: Call) -> str:
     """Return the first output of the compiled graph `call` that the reference never computed, as text.
 
-    Example: "output 1 of 3, mm_2 of layers.0 (forward)". Empty if the reference computed all outputs, or if the call
-    that computes the output is unknown.
+    Example: "output 1 of 3, mm_2 of layers.0 (forward)". Returns "" if the reference computed all outputs, or if the
+    call that computes the output is unknown.
     """
     values = log.reference.values
     position = next((str(at) for at, value in enumerate(call.outputs) if value not in values), None)

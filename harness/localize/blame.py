@@ -64,16 +64,16 @@ def ready_logs(
 def culprit_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> Culprit | None:
-    """Return the call to blame, as `find_culprit` returns it. `logs` is the result of `ready_logs`."""
+    """Return the call to blame, or None, as `find_culprit` does. `logs` is the result of `ready_logs`."""
     return next(iter(culprits_in(logs, differing, first)), None)
 
 
 def culprits_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> list[Culprit]:
-    """Return all calls that may be to blame for the first tensor for which there are any, the likeliest first.
+    """Return the calls that may be to blame for the first tensor that has such calls, the likeliest call first.
 
-    The tensor `first` is searched before those of `differing`. Empty if there are none.
+    The tensor `first` is searched before those of `differing`. Returns an empty list if no tensor has such calls.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     # The record `first` comes first, and is not searched twice.
@@ -92,9 +92,10 @@ def culprits_in(
 
 
 def _culprit_of(parting: PossibleCause, walk: Walk, everywhere: Iterable[PossibleCause]) -> Culprit:
-    """Return the culprit for one cause that a walk found.
+    """Return the possible cause `parting`, which a walk found, as a culprit.
 
-    `everywhere` are the causes found for all differing records. They show on which other ranks the same call is wrong.
+    `everywhere` has the possible causes of all differing records. They show on which other ranks the same call is
+    wrong.
     """
     rank, mine, due, how = parting
     log = walk.logs[rank]
@@ -128,7 +129,8 @@ def _culprit_of(parting: PossibleCause, walk: Walk, everywhere: Iterable[Possibl
 def _is_same(first: PossibleCause, second: PossibleCause, walk: Walk) -> bool:
     """Whether two causes are the same defect of the same call, on one rank or on two.
 
-    True if operator, place and defect are equal, and equally many calls of this operator and place come before.
+    True if operator, place and defect are equal, and if equally many calls of this operator and place come before each
+    of the two.
     """
     if first.how != second.how or (first.candidate is None) != (second.candidate is None):
         return False
@@ -141,10 +143,11 @@ def _is_same(first: PossibleCause, second: PossibleCause, walk: Walk) -> bool:
 
 
 def _placed(culprit: Culprit, walk: Walk) -> Culprit:
-    """Return `culprit`. An extra call gets the place of the reference's call that it replaces.
+    """Return `culprit`. If only the candidate makes its call, the call gets the place of the reference's call that it
+    replaces.
 
-    If it replaces no call and has no place, it gets the place of its reader: `state["step"] += 1` belongs to the
-    update.
+    If it replaces no call and has no place, it gets the place of the call that reads it: `state["step"] += 1` belongs
+    to the update.
     """
     log, site = walk.logs[culprit.rank], (culprit.rank, culprit.candidate or 0)
     due, reader = walk.replaced.get(site), walk.readers.get(site)

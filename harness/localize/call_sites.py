@@ -1,4 +1,4 @@
-"""Find the place of the running call in a step: its module, direction and chunk. The source depends on what runs:
+"""Find the place of the running call in a step: its module, direction and chunk. How it is found depends on what runs:
 
     a graph                       the graph's node (`GraphRunner`)
     around a pipeline's graphs    the half, forward or backward, that the pipeline reports to be running
@@ -9,15 +9,16 @@
                                   from the same line
     a parameter's gradient        the parameter's module, for tensors of its shape. Others, such as buckets, have none
     an optimizer's step           "update", except in its closure
-    outside `gradients`           "update", if the system shows a function of that name, which computes gradients
+    outside `gradients`           "update", if the system has a function of that name, which computes gradients
 
-Without a function `gradients`, it is not known where the update begins. Then a call after a backward is of the update:
+Without a function `gradients`, it is not known where the update begins. Then a call after a backward belongs to the
+update if both hold:
 
-- if it reads a gradient, autograd does not follow it, or it writes to a module's buffer,
-- and if no backward and no module's forward is running. A forward within which that backward ran does not count.
+1. The call reads a gradient, or autograd does not follow it, or it writes to a module's buffer.
+2. No backward is running, and no module's forward, except a forward that itself ran that backward.
 
-The direction is unknown within a graph that the system does not show. So it is for calls outside all modules that
-autograd does not follow. Such calls are matched by their values.
+The direction is unknown in two cases: within a graph that the system does not show, and for a call outside all modules
+that autograd does not follow. Such calls are matched by their values.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ class CallSiteTracker:
     def __call__(
         self, name: str, tensors: Iterable[Tensor] = (), follows: bool = False
     ) -> tuple[CallSite, str | None, str | None]:
-        """Return the place of the running call, the name of its graph node or None, and the user's line or None.
+        """Return three values: the running call's place, the name of its graph node or None, the user's line or None.
 
         - `name`: the call's operator.
         - `follows`: whether the call reads an output of backward or of the update.
@@ -169,10 +170,10 @@ class CallSiteTracker:
         return place, None, line
 
     def _repeated(self, module: str | None, made_by: Collection[str | None]) -> str | None:
-        """Return the innermost module around `module` that ran the same call in forward; if there is none, `module`.
+        """Return the module whose call is repeated in backward: the innermost around `module` that ran it in forward.
 
-        `made_by` has the modules that ran the call in forward. For example, backward at layers.0.mlp.act recomputes a
-        line of layers.0.mlp.
+        `made_by` has the modules that ran the call in forward. Returns `module` if none is around it. For example,
+        backward at layers.0.mlp.act recomputes a line of layers.0.mlp.
         """
         around = module
         while around and around not in made_by:
@@ -180,7 +181,7 @@ class CallSiteTracker:
         return around if around in made_by else module
 
     def _is_direction_unknown(self) -> bool:
-        """Whether a call that autograd does not follow may be of forward or of backward.
+        """Whether a call that autograd does not follow may belong to either of two directions, forward or backward.
 
         A graph may compute gradients without autograd. Then later calls are unknown too, until a module runs with
         autograd.
@@ -192,7 +193,9 @@ class CallSiteTracker:
         return not self._has_gradients and (self._is_lost or not torch.is_grad_enabled())
 
     def _begins_gradient(self, name: str, tensors: Iterable[Tensor]) -> bool:
-        """Whether a call makes the gradient with which a trainer's own backward begins, such as `ones_like(loss)`."""
+        """Whether a call in a trainer's code creates the gradient with which backward begins, such as
+        `ones_like(loss)`.
+        """
         return name in _FILLS_LIKE and any(tensor.grad_fn is not None for tensor in tensors)
 
     def _writes_buffer(self, name: str, tensors: Iterable[Tensor]) -> bool:
@@ -203,7 +206,9 @@ class CallSiteTracker:
         return target is not None and any(target is x for x in kept)
 
     def _forward(self) -> CallSite:
-        """Return the innermost running module as a place. Autograd nodes that this call creates get the same place."""
+        """Return the innermost running module as a place. Autograd nodes that the running call creates get this place
+        too.
+        """
         place = CallSite(self._running[-1] if self._running else "", "forward", self._running_chunk())
         self._part = running_part()
         # The number of the autograd node that this call has just made.
@@ -239,7 +244,10 @@ class CallSiteTracker:
         return CallSite(self._owners.get(parameter), "backward")
 
     def micro_batch_of(self, place: CallSite) -> int | None:
-        """Return the number of a call's micro-batch: calls of the outermost module, counted from 1. None if unknown."""
+        """Return the number of the micro-batch of a call at `place`, counted from 1; None if unknown.
+
+        Each call of the outermost module in forward is a micro-batch.
+        """
         if (half := self._running_half()) is not None:
             return half[1] + 1
         if self.node is not None or place.chunk is not None:
@@ -266,8 +274,8 @@ class CallSiteTracker:
     def following(self) -> Iterator[None]:
         """Context in which hooks follow the running modules of the model.
 
-        Compiled code is split where modules begin and end. With `stays_whole`, all its calls belong to the compiled
-        module.
+        Compiled code is split where modules begin and end. With `stays_whole`, it is not split, and all its calls
+        belong to the compiled module.
         """
         # The splits are made by hooks that are hidden from Dynamo (`_unseen`): it would trace global hooks.
         self._late = hooks = list[RemovableHandle]()
@@ -289,11 +297,11 @@ class CallSiteTracker:
                 hook.remove()
 
     def _unseen(self, hook: Callable[..., None]) -> Callable[..., None]:
-        """Return `hook`, wrapped so that Dynamo does not compile it; if compiled code stays whole, `hook` itself."""
+        """Return `hook`, wrapped so that Dynamo does not compile it. With `stays_whole`, return `hook` unchanged."""
         return hook if self.stays_whole else torch.compiler.disable(hook)
 
     def _hook_late(self) -> None:
-        """Make sure that a module with forward hooks of its own stays on the stack until these have run."""
+        """Keep each module with forward hooks of its own on the stack until these hooks have run."""
         # Torch runs a module's own hooks after global hooks, so the module is popped by a last hook of its own.
         self._hooked = {module for module in self._names if has_forward_hooks(module)}
         self._late += [
@@ -338,7 +346,9 @@ class CallSiteTracker:
         return around_closure(args, kwargs, self._outside_of_updates)
 
     def _outside_of_updates(self, closure: Callable[[], Any]) -> Callable[[], Any]:
-        """Wrap an optimizer's closure so that its calls are not of the update, as it computes gradients."""
+        """Wrap an optimizer's closure, which computes gradients, so that its calls do not count as calls of the
+        update.
+        """
 
         def called() -> Any:
             running, self._optimizers = self._optimizers, []
@@ -369,7 +379,7 @@ class CallSiteTracker:
 
     @contextmanager
     def _entered_again(self, module: nn.Module) -> Iterator[None]:
-        """Context in which torch attaches backward hooks to a module's outputs. The module is put back on the stack."""
+        """Context in which `module` is on the stack again, while torch attaches backward hooks to its outputs."""
         # Torch attaches them after the module's forward hooks, which have popped the module from the stack already.
         self._entered.append((module, is_backward_running()))
         self._running.append(self._names.get(module, self._running[-1] if self._running else ""))
@@ -382,8 +392,8 @@ class CallSiteTracker:
 def finalize_calls(calls: Sequence[Call]) -> list[Call]:
     """Return a step's calls, with corrections that need the whole step.
 
-    Calls of a single micro-batch get no number. Calls outside all modules, after backward, that the update reads become
-    part of the update.
+    If a step has a single micro-batch, its calls get no micro-batch number. A call after backward, outside all modules,
+    becomes part of the update if the update reads its output.
     """
     found, needed, last = [_without_update_s_part(call) for call in calls], set[int | None](), list[int]()
     if all(call.micro_batch in (None, 1) for call in calls):
@@ -404,8 +414,8 @@ def finalize_calls(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """Return the call, without its `part` if that is "clipping" or "loss scaling" and the call is not of the update.
+    """Return the call, without its `part` if that is "clipping" or "loss scaling" but the call is not in the update.
 
-    For example, scaling the loss is of forward.
+    For example, the loss is scaled in forward.
     """
     return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

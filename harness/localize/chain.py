@@ -31,8 +31,8 @@ def with_chain(
 ) -> Culprit:
     """Return `culprit` with its field `chain` set: the calls that lead from the blamed call to a record.
 
-    `pair` has the record's two digests, `mine` and `known` have the logs of candidate and reference. The chain of a
-    missing call has the reference's calls.
+    `pair` has the record's two digests. `mine` has the candidate's logs, and `known` the reference's. If the blamed
+    call is missing, the chain has the reference's calls.
     """
     # The candidate has no missing call, so the path is searched in the reference's logs, through
     # values that are missing.
@@ -112,7 +112,8 @@ def links_of(
 ) -> list[Link]:
     """Return a link for each call of the path `way` that a report shows, at most `MAX_LINKS`.
 
-    `sides` returns a call's index in the reference's log and in the candidate's log; None if that system has no match.
+    `sides` returns a pair of indices of a call: in the reference's log, and in the candidate's log. An index is None if
+    that system does not make the call.
     """
     kept = [i for i, (rank, index) in enumerate(way) if i in (0, len(way) - 1) or not logs[rank][index].view]
     if len(kept) > MAX_LINKS:

@@ -71,11 +71,12 @@ class Culprit:
 
     - `how`: its defect, a key of `HOW`.
     - `ranks`: all ranks on which the call has this defect.
-    - `candidate`, `reference`: the indices of the call and its match in the two logs. None if missing or unknown.
+    - `candidate`, `reference`: the index of the call in the candidate's log, and that of its match in the reference's
+      log. None if missing or unknown.
     - `arguments`: the differing arguments, such as "eps=1e-05 where the reference has 1e-06".
     - `reading`: the source of an input that the matching call does not read.
-    - `instead_of`: for an extra call, the operator of the reference's call in its place.
-    - `at`: the rank of the two indices, None for the lowest of `ranks`.
+    - `instead_of`: for a call that only the candidate makes, the operator of the reference's call that it replaces.
+    - `at`: the rank to whose logs the two indices refer, None for the lowest of `ranks`.
     - `explains`: the record to which the call leads: its rank and its two digests.
     - `chain`: the calls that lead to that record.
     """
@@ -94,16 +95,16 @@ class Culprit:
 
     @property
     def index(self) -> int:
-        """The index of the call in the candidate's log, or in the reference's if the candidate lacks it."""
+        """Return the call's index in the candidate's log, or in the reference's log if the candidate lacks the call."""
         index = self.reference if self.candidate is None else self.candidate
         assert index is not None, "a culprit is a call of some log"
         return index
 
     @property
     def rank(self) -> int:
-        """The rank whose logs `candidate` and `reference` refer to.
+        """Return the rank to whose logs `candidate` and `reference` refer.
 
-        This is the lowest of `ranks`, or a higher one if the call leads to the record only there.
+        This is the lowest of `ranks`. If the call leads to the record only on a higher rank, it is that rank.
         """
         return self.ranks[0] if self.at is None else self.at
 

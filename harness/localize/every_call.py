@@ -68,7 +68,8 @@ class Found:
     - `fewest`: the number of calls of the step that has the fewest.
     - `unmatched`: the candidate's calls with a value that the reference never had, as (step, rank, index, call). The
       call to blame is the first.
-    - `packing`, `num_packing`: the graph nodes that only join the reference's values, and the number of their calls.
+    - `packing`, `num_packing`: graph nodes that the reference does not have, but that only join or view values that it
+      has; and the number of calls of such nodes.
     """
 
     steps: int = 0
@@ -175,7 +176,7 @@ class EveryCall:
         return found
 
     def _first(self, step: int, unmatched: list[CallId]) -> CallId:
-        """Return the rank and index of the unmatched call of a step to which no other unmatched call leads."""
+        """Return the rank and index of the earliest unmatched call of a step: no other unmatched call leads to it."""
         # It need not have the lowest index, since indices of different ranks cannot be compared. The search needs the
         # logs of all steps: a step may read values of earlier steps.
         logs, begins = [], []
@@ -188,7 +189,9 @@ class EveryCall:
         return rank, index - begins[rank]
 
     def _varying(self) -> str:
-        """Return a sentence about the first call whose output varies between two replays of a system; else empty."""
+        """Return a sentence about the first call whose output varies between a system's two replays; "" if there is
+        none.
+        """
         for role in ROLES:
             self._replay(role, 2)
             for rank in self._ranks:

@@ -46,7 +46,7 @@ def expected_and_found(
     settings: Sequence[DifferingSetting] = (),
     step: int = 0,
 ) -> tuple[str, str]:
-    """Return the texts for the lines "expected" and "found" of a cause.
+    """Return a pair: the texts for the lines "expected" and "found" of a cause.
 
     `output` is the difference in the blamed call's output, None if unknown. `settings` are the optimizer settings that
     differ at this `step`.

@@ -102,7 +102,9 @@ class NoiseSearch(Search):
         return self.run_replay(self.role, turn, self._archives(side, number), replay)
 
     def _differing_records(self) -> dict[Key, tuple[Record, Record]]:
-        """Return the records that differ between the two replays: by key, the first and the second replay's record."""
+        """Return key -> (first replay's record, second replay's record), for each record that differs between the
+        replays.
+        """
         found: dict[Key, tuple[Record, Record]] = {}
         for rank in range(self.num_ranks):
             first, second = (read_records(archive_of(self._archives(side, 1), rank)) for side in ROLES)
@@ -118,10 +120,10 @@ class NoiseSearch(Search):
         return read_log(archive)[: sum(count for step, count in read_steps(archive) if step <= last)]
 
     def _bits_of_noise(self, culprit: Culprit, logs: Logs, step: int, begin: int) -> TensorDifference | None:
-        """Return the difference in the blamed call's output between two more replays of its step; None if it does not
-        recur.
+        """Return the difference in the blamed call's output between two more replays of its step.
 
-        The call must have equal inputs in all replays. `begin` is the index of the step's first call.
+        None if it does not recur. The call must have equal inputs in all replays. `begin` is the index of the step's
+        first call.
         """
         rank, index = culprit.rank, culprit.candidate
         if index is None or index >= len(logs["reference"][rank]):
@@ -142,10 +144,10 @@ class NoiseSearch(Search):
 
 
 def _remark(recorded: Key, replayed: Key, blamed_step: int | None) -> str | None:
-    """Return a sentence for the report: the record at which two replays first differ, and the step of the call to
-    blame.
+    """Return a sentence for the report: where two replays first differ, and the step of the call to blame.
 
-    None if the recordings differ at the same record, and the call is not in another step.
+    `recorded` and `replayed` are the records at which the recordings and the replays first differ. None if these are
+    the same, and the call is not in another step.
     """
     if recorded == replayed and blamed_step in (None, recorded.step):
         return None

@@ -11,8 +11,8 @@ Here the walk starts at L, goes to `sum`, and then to `silu`. It ends there, as 
 A walk ends at a cause:
 
 1. Equal inputs and a different output: the call computes a wrong value ("computes").
-2. The candidate's producer is an extra call: the walk goes on to the producers of its wrong inputs. If it has no wrong
-   inputs, the extra call is the cause ("adds").
+2. The candidate's producer is an extra call, one without a match: the walk goes on to the producers of its wrong
+   inputs. If it has no wrong inputs, the extra call is the cause ("adds").
 3. The reference's producer has no match, and the candidate lacks its output: this call, or one before it, is missing
    ("lacks").
 4. Both producers are right, but do not match: the call reads the wrong one of several right values ("reads"). Variants:
@@ -58,8 +58,8 @@ class Walk:
     """A walk back from differing records through the logs of both systems.
 
     - `found`: the possible causes, each with a weight; 0 is the likeliest.
-    - `replaced`: for an extra call, by rank and index, the reference's call in its place.
-    - `readers`: for a call, by rank and index, the reader from which the walk reached it.
+    - `replaced`: (rank, index) of a call that only the candidate makes -> the reference's call that it replaces.
+    - `readers`: (rank, index) of a call -> the call that reads it, from which the walk reached it.
 
     In all methods, `mine` is the index of a call in the candidate's log, and `due` of a call in the reference's log.
     """
@@ -121,7 +121,9 @@ class Walk:
         return True
 
     def _result_so_far(self, key: object) -> bool | None:
-        """Return the result of the search for `key`; None the first time, so that each search runs only once."""
+        """Return the result of the search for `key`; None if it is asked for the first time. So each search runs only
+        once.
+        """
         known = self._done.get(key)
         # False while the search is in progress, so that a cycle of calls ends it.
         self._done.setdefault(key, False)
@@ -179,7 +181,7 @@ class Walk:
         return here is not None and self._add(rank, here, due, "misplaces")
 
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
-        """Add the call that reads a wrong value as a cause. Returns True.
+        """Add a cause: the call that reads a wrong value. Returns True.
 
         The defect is "inherits" if no call of the step computed the value, and "reads" if an earlier call did.
         """
@@ -192,9 +194,10 @@ class Walk:
         return self._add(rank, mine, due, "inherits" if is_left else "reads")
 
     def _parallel(self, rank: int, mine: int, due: int) -> bool:
-        """Search for the cause if two right values were exchanged somewhere before the calls `mine` and `due`.
+        """Search for the cause if two of the reference's values were exchanged somewhere before the calls `mine` and
+        `due`.
 
-        `mine` is the candidate's call, and `due` the reference's call in its place. Returns whether a cause is found.
+        The candidate has the output of `mine` where the reference has that of `due`. Returns whether a cause is found.
         """
         # Go back through calls of the same operators, although they do not match.
         log = self.logs[rank]
@@ -211,7 +214,7 @@ class Walk:
         return any(found)
 
     def _call(self, rank: int, mine: int) -> bool:
-        """Search for a cause before a call. If there is none and the call is wrong, the call itself is the cause.
+        """Search for a cause among the calls before call `mine`. If there is none and `mine` is wrong, it is the cause.
 
         For a collective, all its ranks are searched. Returns whether a cause is found.
         """
@@ -239,7 +242,10 @@ class Walk:
         return found
 
     def _inputs(self, rank: int, mine: int, due: int) -> bool:
-        """Search the producers of the inputs in which two matching calls differ. Returns whether a cause is found."""
+        """Search for a cause among the producers of the inputs in which the matching calls `mine` and `due` differ.
+
+        Returns whether a cause is found.
+        """
         log = self.logs[rank]
         call, other = log.log[mine], log.reference.log[due]
         found = False
@@ -308,7 +314,8 @@ class Walk:
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None
     ) -> bool:
-        """Search for the cause if the output of the extra call `mine` is read in place of the output of call `due`.
+        """Search for the cause if the output of call `mine`, which only the candidate makes, is read instead of that of
+        `due`.
 
         - `here`: the candidate's call that matches `due`, or None.
         - `reader`: the pair of matching calls that read the outputs; None if a record has them.
@@ -356,15 +363,19 @@ class Walk:
         return self._add(rank, mine, None, "adds")
 
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
-        """Whether the candidate has an output of the reference's call `due` before its call `reader` runs."""
+        """Whether the candidate computes an output of the reference's call `due` before its own call `reader` runs.
+
+        Also true if the candidate has such an output from before the step.
+        """
         log = self.logs[rank]
         # If the value is here although no call made it (`made` is empty), it is an input from before the step.
         made = [index for value in log.reference.log[due].outputs for index in log.all_with(value)]
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search the producers of an extra call's wrong inputs; if these explain nothing, the call itself may be wrong.
+        """Search for a cause among the producers of the wrong inputs of call `mine`, which only the candidate makes.
 
+        If none is found there, the call itself is a cause if it is wrong. `weight` is then its weight in `found`.
         Returns whether a cause is found.
         """
         if (known := self._result_so_far((rank, mine))) is not None:
@@ -394,20 +405,20 @@ class Walk:
         return found
 
     def _overwrites(self, rank: int, mine: int) -> bool:
-        """Whether a call copies a right value over another right value."""
+        """Whether call `mine` copies a value of the reference over another value of the reference."""
         log, call = self.logs[rank], self.logs[rank].log[mine]
         return name_of(call) == "copy_" and len(set(call.inputs)) > 1 and log.reads_right_values(mine)
 
     def _is_bucket(self, rank: int, mine: int) -> bool:
-        """Whether a call is a collective of values that another call joined, such as a bucket."""
+        """Whether call `mine` is a collective of values that another call joined, such as a bucket."""
         log = self.logs[rank]
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
     def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if extra calls, up to `mine`, join values.
+        """Return the index of the call to blame if calls that only the candidate makes, up to `mine`, join values.
 
-        - If one of them is a collective of the joined values, that collective; None if it is `mine` itself.
-        - Otherwise the first call that joins values; None if no call does.
+        - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
+        - Otherwise the first call that joins values. None if no call does.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
@@ -425,15 +436,16 @@ class Walk:
         return min(packs, default=None)
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
-        """Whether only other ranks of the candidate run the module of the reference's call, as in a pipeline."""
+        """Whether only other ranks of the candidate run the module of the reference's call `due`, as in a pipeline."""
         module = self.logs[rank].reference.log[due].place.module
         own = any(call.place.module == module for call in self.logs[rank].log)
         return bool(module) and not own and any(log.matching_here(due) is not None for log in self.logs)
 
     def _missing(self, rank: int, due: int, is_named: bool = True) -> bool:
-        """Search the calls before a missing call, which only the reference makes. Returns whether a cause is found.
+        """Search for a cause among the calls before the missing call `due`, which only the reference makes.
 
-        If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False.
+        If no call before it is the cause, the missing call itself is the cause, unless `is_named` is False. Returns
+        whether a cause is found.
         """
         if (known := self._result_so_far(("missing", rank, due, is_named))) is not None:
             return known
@@ -460,7 +472,9 @@ def _is_for_its_reader(call: Call) -> bool:
 
 
 def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
-    """Return the call that computed the output of call `index`, behind calls that return an input, such as `clone`."""
+    """Return the call that computed the output of call `index`, before calls that return an input unchanged, such as
+    `clone`.
+    """
     while returns_only_inputs(call := log.log[index]):
         producer = log.input_producers(index)[call.inputs.index(call.outputs[0])]
         if producer is None:
@@ -472,8 +486,8 @@ def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:
 def ordered(walk: Walk) -> list[PossibleCause]:
     """Return the causes that a walk found, ordered by likelihood, then by the time of the call.
 
-    - Among the first are calls that compute a wrong value: equal inputs, but a different output.
-    - Calls without inputs come last, and so do extra calls that compute nothing, such as a `cat`.
+    - Calls that compute a wrong value, with equal inputs but a different output, are among the first.
+    - Calls without inputs come last, and so do calls of the candidate alone that compute nothing, such as a `cat`.
     """
 
     # The order of calls is only known within a system's logs, so missing calls are placed by the reference's.

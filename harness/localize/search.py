@@ -2,8 +2,8 @@
 
 1. A replay of each system logs every call of that step. If an earlier run has logged the step, its log is used.
 2. A second replay fetches outputs: those of the blamed call, and of the calls from it to the first differing record.
-3. If the blamed call reads a value from an earlier step, another replay takes the place of the second. It logs the
-   calls of all steps, to find the call to blame in an earlier step.
+3. If the blamed call reads a value from an earlier step, another replay runs instead of the second. It logs the calls
+   of all steps, to find the call to blame in an earlier step.
 """
 
 from __future__ import annotations
@@ -146,9 +146,10 @@ class Search:
     def _find_in_earlier_steps(
         self, key: Key, differing: Differing, pair: tuple[str, str]
     ) -> tuple[Culprit, dict[Role, list[list[Call]]], int] | None:
-        """Return three values: the call to blame, the logs of all steps, and the step of that call.
+        """Return three values: the call to blame in an earlier step than that of `key`, the logs of all steps, and its
+        step.
 
-        It is a call of an earlier step than that of `key`. None if no such call explains the difference.
+        None if no such call explains the difference.
         """
         if self.recordings["candidate"].manifest.case.get("resume_at"):
             # Its earlier steps ran in other processes, which left no logs.
@@ -189,7 +190,7 @@ class Search:
         return None
 
     def _later_divergence(self, first: Key, explains: tuple[int, str, str]) -> Divergence:
-        """Return the divergence to report if the blamed call leads only to a later differing record than the first.
+        """Return the divergence to report if the blamed call leads only to a differing record after the first.
 
         `explains` has the rank and the digests of the later record. A remark names both records.
         """
@@ -240,9 +241,10 @@ class Search:
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
-        """Return the difference in the output of each call from the blamed call to the record; empty if none differs.
+        """Return the difference in the output of each call in the chain from the blamed call to the reported record.
 
-        An entry is None for a call without a matching call, for equal outputs, and for an output that did not recur.
+        An entry is None if the call has no match, if the outputs are equal, or if the output did not recur when its
+        system ran again. The list is empty if no output in the chain differs.
         """
         # An output that is not reproduced need not contradict the verdict: values that no record shows may vary between
         # runs, for example rows that no call reads.
@@ -265,7 +267,8 @@ class Search:
         return bits if tuple(digests) == output.digests else None
 
     def _bits(self, number: int, rank: int, name: str) -> tuple[TensorDifference | None, list[str]]:
-        """Return a pair for two values of the same name, one in each system's archive: their difference, their digests.
+        """Return a pair for two values of the same name, one in each system's archive: their difference and their
+        digests.
 
         `number` is the number of the replay whose archives are read. The difference is None if dtypes or shapes differ.
         """
@@ -286,7 +289,7 @@ class Search:
 
 
 class _ChangedOutput(NamedTuple):
-    """An output that differs between two matching calls: its sites and its digests, the reference's first."""
+    """An output that differs between two matching calls: its two sites and two digests, the reference's first."""
 
     sites: tuple[ValueSite, ValueSite]
     digests: tuple[str, str]
@@ -309,7 +312,7 @@ def _describe(key: Key) -> str:
 
 
 def held_as(reference: Recording, candidate: Recording, key: Key) -> str | None:
-    """Return the reference's record with exactly the bits of the candidate's record `key`, as kind and name.
+    """Return the kind and name of the reference's record that has exactly the bits of the candidate's record `key`.
 
     For example, "grad b" if two gradients were exchanged and `key` is grad a. Only records of the same kind, step and
     rank as `key` are compared. Returns None unless exactly one of these has the same bits.

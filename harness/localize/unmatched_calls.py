@@ -16,7 +16,9 @@ MAX_LISTED = 20
 
 
 class UnmatchedCall(NamedTuple):
-    """An unmatched call as text, the number of `ranks` on which it is unmatched, and the number of `times` on all."""
+    """An unmatched call as text, the number of `ranks` on which it is unmatched, and its number of calls on them
+    (`times`).
+    """
 
     call: str
     ranks: int
@@ -24,10 +26,10 @@ class UnmatchedCall(NamedTuple):
 
 
 class Look(NamedTuple):
-    """Indices of a rank's calls in a step.
+    """Two lists of indices of a rank's calls in a step. The reference makes none of these calls.
 
-    The reference makes neither kind of call. `unmatched`: calls with an output that the reference has nowhere.
-    `packing`: calls that only view or join values that the reference has.
+    - `unmatched`: calls with an output that the reference has nowhere.
+    - `packing`: calls that only view or join values that the reference has.
     """
 
     unmatched: list[int]
@@ -35,7 +37,7 @@ class Look(NamedTuple):
 
 
 def describe_packing(number: int) -> str:
-    """Return the text ", except N that only pack right values," for a sentence that counts calls; empty if N is 0."""
+    """Return the text ", except N that only pack right values," for a sentence that counts calls; "" if N is 0."""
     return f", except {number} that only pack right values," if number else ""
 
 
@@ -52,10 +54,7 @@ def listed(found: Sequence[UnmatchedCall]) -> str:
 
 
 def find_unmatched(reference: Sequence[Call], candidate: Sequence[Call]) -> Look:
-    """Compare a rank's logs of a step: return the candidate's calls with an output that the reference has nowhere.
-
-    Listed separately are calls that only view or join the reference's values, and that the reference does not make.
-    """
+    """Compare two logs of a step on the same rank. Return the candidate's unmatched and packing calls as a `Look`."""
     # Inputs count as well: a value from before the step, such as a parameter, is no call's output.
     right = {value for call in reference for value in (*call.inputs, *call.outputs, *call.aliases)}
     made: defaultdict[tuple[object, ...], set[tuple[str, ...]]] = defaultdict(set)
@@ -79,7 +78,7 @@ def find_unmatched(reference: Sequence[Call], candidate: Sequence[Call]) -> Look
 
 
 def _question(call: Call) -> tuple[object, ...]:
-    """Return everything that determines a call's result: operator, inputs and numbers."""
+    """Return everything that determines a call's result: its operator, inputs and numbers."""
     return call.operator, call.inputs, call.scalars
 
 

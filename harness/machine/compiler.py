@@ -19,10 +19,10 @@ def compiler() -> str:
 
 
 def compiled_for() -> list[str]:
-    """Return the facts besides torch that decide the code which Inductor compiles: [compiler, version, processor].
+    """Return [compiler, version, processor]: the facts besides torch on which the code that Inductor compiles depends.
 
-    The last is a digest of the processor's instruction sets. Inductor lets the compiler use all of them, even those
-    that torch itself does not use.
+    `processor` is a digest of the instruction sets. Inductor lets the compiler use all of them, even those that torch
+    itself does not use.
     """
     try:
         version = run_command([compiler(), "--version"], _SECONDS).out.partition("\n")[0]
@@ -42,8 +42,7 @@ def _instructions() -> str:
 
 
 def compiler_problem() -> str | None:
-    """Compile a program of one line, to check the C++ compiler. Return the reason of a failure in words, or else
-    None."""
+    """Check the C++ compiler with a program of one line. Return the reason why it fails, in words; None if it works."""
     command = compiler()
     if shutil.which(command) is None:
         return f"no program {command} is found"

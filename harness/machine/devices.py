@@ -40,7 +40,7 @@ class Placement:
 
     @property
     def collectives(self) -> Literal["shared", "gloo", "nccl", "native"]:
-        """The way in which ranks communicate, in the words of reports. With "native", NCCL itself adds their values."""
+        """Return how ranks communicate, in the words of reports. With "native", NCCL itself adds their values."""
         return "shared" if self.in_memory else "native" if self.native else self.backend
 
     def device_of(self, rank: int) -> str:
@@ -62,7 +62,7 @@ def place(
     - `collectives`: how the user wants ranks to communicate; None for ranks that a launcher started.
     - `share_gpus`: whether ranks may share GPUs. They then communicate over gloo.
 
-    Raises CaseError if "cuda" finds too few GPUs, or if `collectives` is not possible there.
+    Raises CaseError if "cuda" finds too few GPUs, or if `collectives` is not possible on the chosen devices.
     """
     if request not in ("auto", "cpu", "cuda"):
         raise CaseError("unknown device", expected="auto, cpu or cuda", found=repr(request))

@@ -149,7 +149,7 @@ def driver_version(file: Path) -> str | None:
 
 
 def read_nccl_conf(environment: Mapping[str, str], etc: Path, home: Path) -> list[str]:
-    """Return the settings in NCCL's configuration files as `NAME=VALUE`, the system's file before the user's.
+    """Return the settings in NCCL's configuration files as `NAME=VALUE`: first the system's file, then the user's.
 
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
     """

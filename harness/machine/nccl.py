@@ -21,8 +21,10 @@ repeatable."""
 
 
 def allow_shared_gpu(environment: MutableMapping[str, str], rank: int) -> None:
-    """Let NCCL run two ranks on one GPU. It refuses this for ranks of the same host, so each rank gets its own host
-    id."""
+    """Let NCCL run two ranks on one GPU: give each rank a host id of its own.
+
+    NCCL refuses to share a GPU between ranks of the same host.
+    """
     environment["NCCL_HOSTID"] = f"bitproof-rank{rank}"
 
 

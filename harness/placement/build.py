@@ -68,8 +68,8 @@ SHARDED = "S0"
 class PlacedLayer:
     """A layer, and its possible placements on the tensor axis (`may_be`): "whole" or "split".
 
-    `is_opaque`: the layer has experts. Its operators have no strategies to choose from, and their work counts as evenly
-    shared between ranks.
+    `is_opaque`: whether the layer has experts. If so, its operators have no strategies to choose from, and their work
+    counts as evenly shared between ranks.
     """
 
     name: str
@@ -125,8 +125,8 @@ class PlacementInputs:
 class _Source(NamedTuple):
     """The node of the problem that makes a tensor, and the index of the tensor among that node's outputs.
 
-    `is_parameter`: the tensor is computed from parameters only, as the cast of a weight is. It cannot be converted to
-    another placement.
+    `is_parameter`: whether the tensor is computed from parameters only, as the cast of a weight is. If so, it cannot be
+    converted to another placement.
     """
 
     node: str
@@ -135,8 +135,7 @@ class _Source(NamedTuple):
 
 
 def build(step: StepGraph, facts: PlacementInputs) -> PlacementProblem:
-    """Build the placement problem of a step, traced with whole parameters in the compute dtype, and one rank's
-    batch."""
+    """Build the placement problem of a step, traced with whole parameters in the compute dtype and one rank's batch."""
     # An edge needs both of its nodes, so nodes are added in the order in which they are read.
     builder = _Builder(facts)
     for layer in facts.layers:
@@ -281,8 +280,9 @@ class _Builder:
         return whole / self._size if placement not in (REPLICATED, PARTIAL) else whole
 
     def _costs(self, source: _Source, x: Tensor, wanted: Sequence[str]) -> Matrix:
-        """Return the cost of converting a tensor: a row for each placement that it may have, a column for each of
-        `wanted`."""
+        """Return the costs of converting a tensor, with a row for each placement that it may have, and a column for
+        each of `wanted`.
+        """
         shape = tuple(x.shape)
 
         def cost(before: str, after: str) -> float:
@@ -316,8 +316,10 @@ def _tensor_arguments(node: Node) -> list[Node]:
 
 
 def _microseconds(node: Node, args: Any, kwargs: Any, result: Any, given: Sequence[Node]) -> float:
-    """Estimate the time of a call on whole tensors, from its FLOPs and the bytes that it reads and returns; 0 for a
-    view."""
+    """Estimate the time of a call on whole tensors, from its FLOPs and the bytes that it reads and returns.
+
+    `given` are the nodes that it reads. The time of a view is 0.
+    """
     if is_view(node.target):
         return 0.0
     moved = sum(x.numel() * x.element_size() for x in (*tensors_of(result), *(n.meta["val"] for n in given)))

@@ -59,7 +59,7 @@ class PlacementProblem:
         self.edges[first, second] = costs if known is None else known + costs
 
     def take(self, choices: Mapping[str, int]) -> Taken:
-        """Return `choices`, which has the index of a choice for each node's name, with their total cost and bytes.
+        """Return `choices` (name of a node -> index of its choice) together with their total cost and bytes.
 
         Sums run in the order of nodes, then of edges.
         """

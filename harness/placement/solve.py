@@ -73,7 +73,7 @@ def least_bytes(problem: PlacementProblem) -> float:
 
 
 def _solve(problem: PlacementProblem, bound: float, costs: list[list[float]]) -> Optimum | None:
-    """Return the solution with the least sum of `costs` and the edges' costs; None if none meets the bound.
+    """Return the solution with the least sum of `costs` and the edges' costs; None if no solution meets the bound.
 
     `costs` has a list for each node, with a cost for each choice.
     """
@@ -159,7 +159,7 @@ def _linear_program(
 
 
 def _minimize(lines: _LinearProgram, sizes: list[float], bound: float) -> tuple[np.ndarray, float] | None:
-    """Return the values of all variables at the optimum, and the optimality gap; None if no solution meets the bound.
+    """Return a pair: the values of all variables at the optimum, and the optimality gap. None without a solution.
 
     This is step 4 at the top of this file. `sizes`, the bytes of the choices, and `bound` are in MiB.
     """
@@ -188,10 +188,10 @@ def _minimize(lines: _LinearProgram, sizes: list[float], bound: float) -> tuple[
 def _fix_single_choices(
     problem: PlacementProblem, costs: list[list[float]]
 ) -> tuple[dict[str, int], dict[str, list[int]], dict[str, list[float]]]:
-    """Fix each node that has a single choice, also if only fixing other nodes leaves a single one.
+    """Fix each node that has a single choice, or that has a single choice left after other nodes were fixed.
 
-    Returns, by node: the index of the fixed choice, the indices of remaining choices, and the costs of all choices.
-    These costs include edges to fixed nodes.
+    Returns three dicts by node: the index of the fixed choice, the indices of remaining choices, and the costs of all
+    choices. These costs include edges to fixed nodes.
     """
     kept = {name: list(range(len(choices))) for name, choices in problem.nodes.items()}
     base = dict(zip(problem.nodes, [list(row) for row in costs], strict=True))

@@ -138,8 +138,9 @@ def _spec_text(spec: Any) -> str:
 
 
 def _of_one_dim(rule: Any, operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> list[Strategy]:
-    """Return the strategies that `rule` lists for one mesh axis. `count` is the number of outputs, which come before
-    inputs."""
+    """Return the strategies that `rule` lists for one mesh axis. `count` is the number of outputs: `rule` lists the
+    placements of outputs before those of inputs.
+    """
     metas, named = tree_map_only(Tensor, _meta, (tuple(args), kwargs))
     rows = [[_placement_text(placement) for placement in row] for row in rule.func(operator, metas, named)]
     return [Strategy(tuple(row[:count]), tuple(row[count:])) for row in rows]

@@ -32,6 +32,7 @@ def run_command(
     """Run a program and return its status and output. Raises CommandError if it cannot be started, or runs too long.
 
     - `seconds`: the time limit.
+    - `environment`, `folder`: its environment and working directory; None for those of this process.
     - `given`: its standard input, empty by default.
     - `is_joined`: whether standard error is part of the output.
     """

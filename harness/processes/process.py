@@ -41,7 +41,8 @@ def close_private() -> None:
 
 
 def die_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
-    """Ask Linux to send this process a signal when the thread that started it ends. Does nothing on other systems.
+    """Ask Linux to send this process the signal `number` when the thread that started it ends. Other systems do
+    nothing.
 
     `parent` is the id of the parent process. If it has ended already, the signal is sent at once.
     """

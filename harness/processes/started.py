@@ -33,7 +33,7 @@ class Started:
     def __init__(
         self, module: str, arguments: Sequence[str], *, log: Path, environment: dict[str, str] | None = None
     ) -> None:
-        """Start the process, with additional environment variables. It ends when this process ends, if not before."""
+        """Start the process, with additional environment variables. It ends at the latest when this process ends."""
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         reader, writer = os.pipe()

@@ -77,7 +77,7 @@ def do_not_wait_for_rank_0() -> None:
 
 
 def reports_for_its_machine(environment: Mapping[str, str] | None = None) -> bool:
-    """Return whether this rank reports an error if rank 0 cannot. On each machine, a single rank does."""
+    """Return whether this is the one rank of its machine that reports an error if rank 0 cannot."""
     environment = os.environ if environment is None else environment
     # On rank 0's machine local rank 0 is rank 0 itself, so local rank 1 reports; on any other machine local rank 0
     # does.

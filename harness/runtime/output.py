@@ -116,9 +116,9 @@ def safe_output() -> Iterator[SafeStream]:
 
 
 def fill_closed_descriptors() -> None:
-    """Open /dev/null in place of standard input, output or error if it is closed.
+    """Open /dev/null as standard input, output or error, if that descriptor is closed.
 
-    Otherwise a log or a pipe would get its number, and prints would go there.
+    Otherwise the next log or pipe that is opened would get its number, and prints would go there.
     """
     for descriptor in range(3):
         try:

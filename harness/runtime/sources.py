@@ -237,7 +237,7 @@ def stat_of(file: str) -> Stat:
 
 
 def runs_its_text() -> bool:
-    """Return whether the modules of bitproof that this process runs have the text that their files have now."""
+    """Return whether the modules of bitproof in this process were made from the text that their files have now."""
     own = tuple(os.path.join(ROOT, package, "") for package in OWN)
     return all(digest_of_file(file) == ran for file, ran in text_loader.text_digests.items() if file.startswith(own))
 

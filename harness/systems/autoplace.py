@@ -58,7 +58,7 @@ class Traced:
 
 
 def place(case: Case) -> tuple[Plan, Placed]:
-    """Find the cheapest placements for a case. Return the plan, and facts about it for the report.
+    """Find the cheapest placements for a case. Return a pair: the plan, and facts about it for the report.
 
     Raises PlacementError if no plan keeps the memory limit. Raises CaseError, MachineError or TraceError if the model
     cannot be traced or placed.

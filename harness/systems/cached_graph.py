@@ -2,7 +2,7 @@
 
 Needs:    a graph cache whose key covers everything that decides the graph.
 Promises: the program has exactly the traced code, which its hash proves. Its hazards (races and deadlocks) are stored
-          as well, because they depend on the devices of values, which a stored graph lacks.
+          as well: they depend on the devices of values, which are not stored.
 Refuses:  graphs that cannot be written as plain data, and graphs whose source files were edited during the trace.
 
 Graphs changed by a user's pass or based on a user's cost model are not stored, and neither is compiled code.

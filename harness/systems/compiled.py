@@ -64,7 +64,7 @@ def differentiate(module: GraphModule, context: PassContext) -> GraphModule:
 
 
 def decompose(module: GraphModule, context: PassContext) -> GraphModule:
-    """Return the graph unchanged. Like `differentiate`, this pass only marks a stage."""
+    """Return the graph unchanged: like `differentiate`, this pass only marks a stage."""
     return module
 
 
@@ -219,9 +219,9 @@ class Capture:
 
 
 def _module_named(path: str, names: set[str]) -> str | None:
-    """Return the module that a path of Dynamo names, such as "blocks.0" for "L['fn'].__self__.blocks.0".
+    """Return the name of the module in a path of Dynamo, such as "blocks.0" for "L['fn'].__self__.blocks.0".
 
-    This is the longest end of the path among `names`: "" for the model itself, None if there is none.
+    This is the longest end of the path that is among `names`: "" for the model itself, None if there is none.
     """
     parts = path.split(".")[1:]
     if parts in ([], ["__self__"]):

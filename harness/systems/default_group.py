@@ -163,6 +163,6 @@ def _is_device(given: Any, device: torch.device) -> bool:
 
 
 def _backend_for(device: str, name: Any) -> str | None:
-    """Return the backend for a device type in a name such as `gloo` or `cpu:gloo,cuda:nccl`; None if it has none."""
+    """Return the backend in a name such as `gloo` or `cpu:gloo,cuda:nccl` for a device type; None if there is none."""
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

@@ -103,7 +103,7 @@ class RunFiles:
     """
 
     def __init__(self, script: str, case: str, work: Path, folders: Sequence[Path], ours: Sequence[Path] = ()) -> None:
-        """Watch the files in `folders`, except those in `ours`.
+        """Watch the files in `folders`, except those in bitproof's own folders `ours`.
 
         `work` is this run's own folder, inside a temporary folder that all runs of the command share.
         """
@@ -306,7 +306,7 @@ _ASKS = ("stat", "lstat", "access")
 
 
 class _Reads:
-    """Finds reads of certain files by any process, with inotify. It finds none on a system without inotify."""
+    """Finds out which of certain files any process reads, with inotify. Without inotify, it finds no reads."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths: dict[int, str] = {}

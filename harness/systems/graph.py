@@ -76,7 +76,7 @@ class GraphProgram:
     - `code_hash`: hash of the graph's code; equal on all ranks.
     - `groups`: process groups by name. All ranks must create them in this order before they run the graph.
     - `passes`: reports of the passes that have run.
-    - `parts`: for a case with micro-batches, a micro-batch's graph, cut into pipeline stages.
+    - `parts`: for a case with micro-batches, the graph of one micro-batch, cut into pipeline stages.
     - `is_kept`: whether the graph is from the cache (harness/systems/cached_graph.py).
     - `layout`: parameters and buffers for which the step was traced; empty if unknown.
     - `artifact`: the file of the precompiled step; None if the step is not precompiled.
@@ -97,7 +97,10 @@ class GraphProgram:
 
     @property
     def chunked(self) -> dict[str, int] | None:
-        """For each module that the chunk pass rewrote, its number of calls per step; None if that pass did not run."""
+        """Return module -> number of its calls per step, for each module that the chunk pass rewrote.
+
+        None if that pass did not run.
+        """
         chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
         return (
             None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
@@ -113,7 +116,7 @@ class GraphProgram:
         return found
 
     def set_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`, for a graph that was read from the cache together with its hazards."""
+        """Set the result of `hazards`, for a graph that was read from the cache, which also has its hazards."""
         self.__dict__["_hazards"] = found
 
     @property
@@ -147,7 +150,7 @@ def trace(
     system: str = GRAPH,
     rank: int = 0,
 ) -> TracedStep:
-    """Trace a case's step for tensors on `device`, as rank `rank` runs it. All ranks must get the same trace.
+    """Trace a case's step for tensors on `device`, as rank `rank` would run it. The trace must not depend on `rank`.
 
     Reads only the fields of the case that `step_part` keeps. `enter` gets the current activity, such as "in tracing".
     Raises TraceError.
@@ -394,9 +397,9 @@ def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
 
 
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
-    """Return a program's graph, and the process groups that its calls may use.
+    """Return a pair: a program's graph, and the process groups that its calls may use.
 
-    These are the mesh's groups, and groups that passes have added.
+    The groups are the mesh's, and those that passes have added.
     """
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
     return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})

@@ -45,7 +45,9 @@ class GraphCache:
     installation: Installation
 
     def read(self, kind: str) -> Any:
-        """Return a value that an earlier run stored; None if there is none, or if the code that made it has changed."""
+        """Return the value that an earlier run stored under `kind`; None if there is none, or if its code has changed
+        since.
+        """
         kept = read_cached(self.folder, kind, self.key)
         try:
             later = None if kept is None else Later.of(kept["later"])
@@ -55,7 +57,7 @@ class GraphCache:
             return None
 
     def keep(self, kind: str, value: Any) -> bool:
-        """Store a value for later runs, unless source files were edited in the meantime.
+        """Store a value under `kind` for later runs, unless source files were edited in the meantime.
 
         Return whether it was stored.
         """
@@ -68,7 +70,7 @@ class GraphCache:
     def of_rank(self, rank: int, device: torch.device) -> GraphCache:
         """Return the cache for a rank on a device.
 
-        On a GPU each rank has its own; on a CPU all ranks share this cache.
+        On a GPU each rank has a cache of its own. On a CPU all ranks share this cache, so it returns `self`.
         """
         if device.type == "cpu":
             return self

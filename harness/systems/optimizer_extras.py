@@ -87,7 +87,7 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
 def _leaves_in(
     place: Any, prefix: str, names: Mapping[int, str], known: set[int], depth: int
 ) -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) for each tensor and number inside an object. A list of numbers counts as one tensor.
+    """Yield (path, value) for each tensor and number inside the object `place`. A list of numbers counts as one tensor.
 
     - `prefix`: path of the object.
     - `names`: id of a parameter -> name.

@@ -63,9 +63,9 @@ class WatchedScript(WatchedLoop):
     def __init__(
         self, script: Script, path: Path, folder: Path, rank: int, world_size: int, files: RunFiles | None = None
     ) -> None:
-        """`path` is the file to run, and `folder` its working directory.
+        """Prepare to run the file `path` in the working directory `folder`.
 
-        `files` guards against files of earlier runs; None to allow the script to read them.
+        `files` guards against reads of files that earlier runs wrote; None to allow them.
         """
         # Models and optimizers are found while the script runs.
         super().__init__(lambda: self._run(), [], [])
@@ -141,8 +141,8 @@ class WatchedScript(WatchedLoop):
     def counts(self, optimizer: Optimizer) -> bool:
         """Return whether the training step must wait for this optimizer.
 
-        It need not if the optimizer wraps another optimizer, or if a running optimizer has all of its parameters and
-        thus calls it.
+        False if the optimizer wraps another optimizer, or if a running optimizer has all of its parameters and thus
+        calls it.
         """
         return held_optimizers(optimizer) == [optimizer] and not any(
             held_by([optimizer]) <= held_by([each]) for each in self._running if each is not optimizer

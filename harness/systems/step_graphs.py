@@ -28,10 +28,10 @@ from bitproof.reference.step import Trainer, build_sharded_model, mean_loss
 def step_graph(
     case: Case, system: str, device: torch.device, options: GraphOptions, *, observed: bool = False
 ) -> tuple[StepGraph, GroupTable]:
-    """Return the graph of a system's training step, and its process groups.
+    """Return a pair: the graph of a system's training step, and its process groups.
 
-    `observed`: the graph of a traced system also returns the activations that the case records. Raises UsageError if
-    the system cannot be traced.
+    `observed`: whether the graph of a traced system also returns the activations that the case records. Raises
+    UsageError if the system cannot be traced.
     """
     case = placed_case(case)
     # Activations would be further outputs of the graph.

@@ -79,7 +79,7 @@ class UserSystem:
     def take_steps(self, num_steps: int, taking: Taking) -> None:
         """Run all steps, each in the context `taking(index)`.
 
-        If the system has its own loop `take_steps`, it is used.
+        A system that has a method `take_steps` runs the loop itself.
         """
 
         @contextmanager
@@ -126,7 +126,7 @@ class UserSystem:
         return said | self._origin | ({"names": self.names.rules} if self.names.rules else {}) | declared
 
     def unshown(self, rows: Mapping[Key, Record]) -> list[str]:
-        """Return state that steps have changed but no record shows, such as `buffer blocks.0.count`."""
+        """Return the names of states that steps have changed but no record shows, such as `buffer blocks.0.count`."""
         return self._kept.unshown(rows)
 
     def races(self) -> list[str]:

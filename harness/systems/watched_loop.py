@@ -5,7 +5,7 @@ Hooks of torch's optimizers report when an optimizer's step begins and ends:
 1. When an optimizer's step begins, its gradients are recorded (if the optimizer counts: `WatchedLoop.counts`).
 2. When all optimizers that count have stepped, the training step ends. The resulting values are recorded. Work after
    this, such as setting the learning rate, belongs to the next step.
-3. After the last step, an exception that `except Exception` does not catch leaves the loop.
+3. After the last step, an exception is raised to leave the loop. The framework's `except Exception` does not catch it.
 
 The loss is the tensor from which backward starts, or the result of a method of the framework.
 """
@@ -86,9 +86,9 @@ class WatchedLoop(WatchedStep):
                     each()
 
     def optimizer_begins(self, optimizer: Optimizer) -> bool:
-        """Called when an optimizer begins its step.
+        """Note an optimizer that begins its step, and return whether the models have changed.
 
-        Return whether the models have changed, which only subclasses allow.
+        Here the models never change, but a subclass may find new ones.
         """
         self.note(optimizer)
         return False
@@ -119,7 +119,7 @@ class WatchedLoop(WatchedStep):
         return not any(p.requires_grad for p in left) and not self._may_take_turns({id(p) for p in left})
 
     def check_losses(self, losses: list[Tensor]) -> None:
-        """Subclasses raise RecordingError if a step with these losses would never end."""
+        """Raise RecordingError if a step with these losses would never end. Only subclasses do so."""
 
     def show_losses(self, losses: list[Tensor], observe: Observe) -> None:
         if losses:
@@ -192,7 +192,7 @@ class _Steps:
 
     @refusing()
     def optimizer_begins(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Called before each optimizer's step. If the optimizer counts, add two hooks to it.
+        """Add two hooks to an optimizer that is about to begin a step, if it counts (`WatchedLoop.counts`).
 
         The first hook records the gradients. The second hook ends the training step if all optimizers have stepped.
         """

@@ -329,7 +329,9 @@ class WatchedStep:
 
     @refusing()
     def note(self, optimizer: Optimizer) -> None:
-        """Note an optimizer that takes a step. Its parameters are recorded, even if it was not passed to `watch`."""
+        """Note an optimizer that takes a step, so that its parameters are recorded even if it was not passed to
+        `watch`.
+        """
         if all(optimizer is not each for each in self._seen):
             self._seen.append(optimizer)
             self._beside[id(optimizer)] = OptimizerExtras(optimizer, self._seen, self.models)
@@ -370,9 +372,9 @@ def _index_names(number: int, optimizer: Optimizer) -> Iterator[tuple[str, Tenso
 def around_closure(
     args: tuple[Any, ...], kwargs: dict[str, Any], wrap: Callable[[Callable[[], Any]], Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-    """Replace the closure in the arguments of an optimizer's step by `wrap(closure)`. Returns the new (args, kwargs).
+    """Return the arguments of an optimizer's step as (args, kwargs), with the closure replaced by `wrap(closure)`.
 
-    None if there is no closure. `args` and `kwargs` are the arguments of a step's hook.
+    None if there is no closure. `args` and `kwargs` are those that a hook of the step gets.
     """
     closure = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimizer
     if closure is None:

@@ -34,8 +34,7 @@ class Names:
         self._patterns = {own: _pattern(own) for own in self.rules if "*" in own}
 
     def translate(self, name: str) -> str:
-        """Translate a system's name of a tensor to the reference's name. Without a matching rule, it stays
-        unchanged."""
+        """Return the reference's name for a system's name of a tensor; without a matching rule, the same name."""
         if name in self.rules and name not in self._patterns:
             self.unused.pop(name, None)
             return self.rules[name]

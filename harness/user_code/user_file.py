@@ -36,7 +36,7 @@ def is_loading() -> bool:
 
 
 def run_file(path: Path) -> tuple[types.ModuleType, str]:
-    """Run a Python file as a new module. Returns the module and the sha256 of its text.
+    """Run a Python file as a new module. Return a pair: the module, and the sha256 of its text.
 
     The module stays in `sys.modules`. It can import the modules beside the file, or of the file's package. Errors of
     the file are raised unchanged.

@@ -1,7 +1,7 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-Keys and values are computed from a small latent per token. Separate dims, which are rotated, carry the position; all
-heads share those of the key.
+Keys and values are computed from a small latent per token. Separate dims, which are rotated, carry the position. All
+heads share the rotated dims of the key.
 
 B batch, S sequence, T folded tokens, D model dim, H heads, C latent dim (query or key/value), N head dim without
 position, R head dim with position, Q query and key head dim (N + R), V value head dim
@@ -88,7 +88,7 @@ class LatentAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch, or each document of folded tokens.
+        """Attend within each row of the batch. For folded tokens (T, D), attend within each document.
 
         Returns a tensor of x's shape and dtype.
         """

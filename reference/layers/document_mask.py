@@ -60,7 +60,7 @@ def document_mask(starts_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 def document_offsets(positions_T: Tensor) -> Tensor:
     """Return the index of the first token of each token's document: int64, (T,).
 
-    `positions_T` are 0 at the first token of each document. For example, 0 1 2 0 1 has the result 0 0 0 3 3.
+    `positions_T` are 0 at the first token of each document. For example, positions 0 1 2 0 1 give 0 0 0 3 3.
     """
     return torch.arange(positions_T.shape[0], device=positions_T.device) - positions_T
 
@@ -98,8 +98,7 @@ def mask_of(documents_BS: Tensor, block_size: int = BLOCK_SIZE) -> BlockMask:
 
 
 def _in_order(chosen_B1NM: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (the number of chosen key blocks, the indices of all key blocks with the chosen first), for each query
-    block.
+    """Return, for each query block, a pair: the number of chosen key blocks, and all key blocks' indices, chosen first.
 
     Shapes are (B, 1, N) and (B, 1, N, M), int32. Chosen blocks are in ascending order, and so are the others.
     """

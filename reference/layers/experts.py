@@ -48,7 +48,7 @@ class Exchange(Protocol):
 
 
 class LocalExchange:
-    """The exchange of a rank with all experts: it returns the rows that it takes."""
+    """The exchange of a rank that has all experts: it returns the rows unchanged."""
 
     def dispatch(self, rows_RD: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor, None]:
         return rows_RD, counts_E.cumsum(0).to(torch.int32), None
@@ -60,7 +60,8 @@ class LocalExchange:
 class Experts(nn.Module):
     """Computes w2(silu(w1(x)) * w3(x)) of each row, with the weights of the row's expert, in the rows' dtype.
 
-    Weights have the shape (E, out, in). Rows of D and of F elements must be multiples of 16 bytes long.
+    Weights have the shape (E, out, in). A row of D elements, and one of F elements, must be a multiple of 16 bytes
+    long.
     """
 
     def __init__(self, num_experts: int, dim: int, hidden_dim: int) -> None:

@@ -56,7 +56,7 @@ class GroupedQueryAttention(nn.Module):
         self.attend = attend
 
     def forward(self, x_BSD: Tensor, positions_BS: Tensor, attention_masks: object | None = None) -> Tensor:
-        """Attend within each row of the batch, or each document of folded tokens.
+        """Attend within each row of the batch. For folded tokens (T, D), attend within each document.
 
         Returns a tensor of x's shape and dtype.
         """

@@ -25,7 +25,7 @@ class MoEConfig:
     """The sizes of a mixture of experts.
 
     - `hidden_dim`: the hidden dim of an expert.
-    - `capacity`: an expert accepts at most `capacity` times its even share of a rank's rows, rounded up. None: no
+    - `capacity`: an expert accepts at most `capacity` times its even share of a rank's rows, rounded up; None for no
       limit.
     """
 
@@ -36,7 +36,8 @@ class MoEConfig:
 
 
 class MoE(nn.Module):
-    """Routed experts plus shared experts. A bias per expert balances their load, in place of a loss (arXiv:2408.15664).
+    """Routed experts plus shared experts. A bias per expert balances their load, without a loss for it
+    (arXiv:2408.15664).
 
     There are two float32 buffers of shape (E,):
 
@@ -77,8 +78,9 @@ class MoE(nn.Module):
             return y_TD.view(x_BSD.shape)
 
     def _routed(self, x_TD: Tensor, routing: Routing) -> Tensor:
-        """Return the weighted sum of each token's experts, best first: added in that order in float32, then rounded to
-        x's dtype.
+        """Return, for each token, the weighted sum of its experts' results, in x's dtype.
+
+        The results are added in float32, in the order of `routing.experts_TK`, best expert first. The sum is rounded.
         """
         top_k = self.config.routing.top_k
         with annotate(DISPATCH):

@@ -134,7 +134,7 @@ class RotaryEmbedding(nn.Module):
     def forward(self, x_BSHR: Tensor, positions_BS: Tensor) -> Tensor:
         """Rotate x in float32. Returns a tensor of x's shape and dtype.
 
-        Positions are integers below L. Folded tokens have a single dim in place of (B, S).
+        Positions are integers below L. Folded tokens have a single dim instead of (B, S).
         """
         # Read from tables: the kernels of cos and sin may give an angle different bits in a vector's body and in its
         # tail, so that splitting the rows would change values.

@@ -117,9 +117,9 @@ def select_experts(
     config: RoutingConfig,
     seen: Callable[[str, Tensor], Tensor] = lambda name, x: x,
 ) -> Tensor:
-    """Return the top k experts by score plus bias, within the top groups: experts_TK, best first.
+    """Return experts_TK, each token's top k experts by score plus bias, within its top groups, best first.
 
-    - The score of a group is that of its best expert (softmax), or the sum of its two best (sigmoid).
+    - The score of a group is that of its best expert (softmax), or the sum of those of its two best (sigmoid).
     - `seen`: gets (name, value) for each value that affects the choice, and returns the value.
     """
     choice_TE = seen("choice", scores_TE + expert_bias_E)

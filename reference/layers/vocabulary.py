@@ -61,10 +61,9 @@ class _LossInPieces(torch.autograd.Function):
 def _loss_and_gradients(
     x_tD: Tensor, weight_VD: Tensor, labels_t: Tensor, pieces: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return a piece's share of the mean loss (its own mean, divided by `pieces`), and the share's gradients of x and
-    W.
+    """Return three tensors: a piece's share of the mean loss, and the gradients of this share for x and for W.
 
-    The gradient of logits is rounded to x's dtype.
+    The share is the piece's own mean, divided by `pieces`. The gradient of logits is rounded to x's dtype.
     """
     logs_tV = functional.linear(x_tD, weight_VD).float().log_softmax(-1)
     labelled_tV = torch.zeros_like(logs_tV).scatter(1, labels_t.unsqueeze(1), 1.0)

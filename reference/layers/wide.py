@@ -20,5 +20,5 @@ class Wide(nn.Module):
 
 
 def wides(*names: str) -> nn.ModuleDict:
-    """Return name -> `Wide`, so that a case can record the values that pass through each."""
+    """Return a `Wide` for each name, so that a case can record the values that pass through it."""
     return nn.ModuleDict({name: Wide() for name in names})

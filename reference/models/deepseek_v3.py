@@ -153,7 +153,7 @@ def _671b() -> DeepSeekV3Config:
 
 
 def _published_attention(*, num_heads: int, q_lora_rank: int, mscale: float, max_seq_len: int) -> LatentAttentionConfig:
-    """Return the attention of a published size. The fields that are set here are the same in all published sizes.
+    """Return the attention of a published size, with the fields that are the same in all published sizes filled in.
 
     The rotary tables are shorter than the published 163,840 rows, which nothing here would use.
     """

@@ -64,7 +64,7 @@ def _debugmodel() -> Llama3Config:
 def _published(
     *, dim: int, num_layers: int, num_heads: int, hidden_dim: int, num_kv_heads: int = 8, vocab_size: int = 128256
 ) -> Llama3Config:
-    """Return the configuration of a published size. The fields that are set here are the same in all published sizes.
+    """Return the configuration of a published size, with the fields that are the same in all published sizes filled in.
 
     The rotary tables are shorter than the published 131,072 rows, which nothing here would use.
     """

@@ -67,7 +67,7 @@ def _with_heads(attention: Any, heads: int) -> Any:
 
 
 def _with_dim(config: Any, changes: dict[str, Any], dim: int) -> dict[str, Any]:
-    """Return the changes for the model dim `dim`: the dim itself, and every hidden dim scaled in proportion.
+    """Return field -> new value for the model dim `dim`: the dim itself, and every hidden dim scaled in proportion.
 
     `changes` are the earlier changes to the same config. Raises CaseError if a scaled hidden dim is not a whole number.
     """

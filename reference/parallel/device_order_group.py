@@ -136,7 +136,7 @@ def sums_in_one_kernel(device: torch.device, dtype: torch.dtype) -> bool:
 
 @functools.cache
 def why_no_kernel(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Return why a device does not sum tensors of this dtype with the Triton kernel; None if it does."""
+    """Return the reason why a device does not sum tensors of this dtype with the Triton kernel; None if it does."""
     large = 2 / torch.finfo(dtype).eps  # ascending: the first 1 is lost, the sum is 1; descending: it is 2
     ordered_W = torch.tensor([large, 1.0, -large, 1.0], dtype=dtype, device=device)
     many_WN = torch.randn(4, 4097, generator=torch.Generator().manual_seed(0)).to(device, dtype)

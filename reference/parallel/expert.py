@@ -99,7 +99,8 @@ class CapacityExchange:
     """Exchanges rows as `ExpertExchange`, but each expert accepts at most C of each rank's rows.
 
     - C is `capacity` times an expert's even share of the rank's rows in this call, rounded up.
-    - Rows above C are dropped, and their results are zeros. If there are fewer, zeros are sent in their place.
+    - Rows above C are dropped, and their results are zeros. If a rank has fewer than C rows, it fills them up with
+      zeros.
 
     So no tensor's size depends on the data, and the host never waits for a count.
     """

@@ -62,7 +62,7 @@ class Sharding:
 
     @property
     def rows_per_rank(self) -> int:
-        """The number of rows of a rank's shard, padding included."""
+        """Return the number of rows of a rank's shard, padding included."""
         return -(-self.rows // self.size)
 
     def local_rows(self, whole: Tensor, coordinate: int) -> Tensor:
@@ -76,7 +76,7 @@ class Sharding:
 class LocalSums:
     """The sums of parameters' gradients over micro-batches on this rank, before they are reduced over ranks.
 
-    While it is entered, backward adds to `totals` and returns no gradients.
+    Used as a context, in which backward adds to `totals` and returns no gradients.
     """
 
     entered: ClassVar[LocalSums | None] = None
@@ -92,7 +92,7 @@ class LocalSums:
         LocalSums.entered = None
 
     def add(self, parameter: nn.Parameter, grad: Tensor, sharding: Sharding) -> None:
-        """Add a micro-batch's gradient, in the dtype of the reduction. ORDER: that of micro-batches."""
+        """Add a micro-batch's gradient, in the dtype of the reduction. Call this in the order of micro-batches."""
         grad = grad.to(sharding.reduce)
         total = self.totals.get(parameter)
         self.totals[parameter] = (grad if total is None else total[0] + grad, sharding)
@@ -120,7 +120,8 @@ def reduce_gradient(grad: Tensor, sharding: Sharding) -> Tensor:
 class Unshard(torch.autograd.Function):
     """Gathers a parameter from the ranks' shards, in the compute dtype.
 
-    Its backward sums the gradient over ranks and returns this rank's rows, or None if `sums` adds gradients up first.
+    Its backward sums the gradient over ranks and returns this rank's rows. If `sums` is given, backward passes the
+    gradient to it instead, and returns None.
     """
 
     @staticmethod
@@ -157,8 +158,8 @@ def fully_shard(
 
     - Routed experts are split over the expert group, and then sharded over the expert-FSDP group. All other parameters
       are sharded over the FSDP group.
-    - `tensor_dims`: maps a parameter's name to the dim along which the tensor group splits it first. With None the
-      parameter stays whole, and its gradient is summed over the tensor group.
+    - `tensor_dims`: maps a parameter's name to the dim along which the tensor group splits it before it is sharded.
+      With None the parameter stays whole, and its gradient is summed over the tensor group.
     - `spread`: as for `initial_values`.
     - `replicated`: names of parameters that are whole on each rank of the group over which they would be sharded.
     - `values_of`: maps a parameter's name to another name, whose initial values it gets.
@@ -210,7 +211,7 @@ def fully_shard(
 
 
 def _tied_parameters(model: nn.Module) -> dict[str, str]:
-    """Return further name -> first name, for each parameter that several modules share."""
+    """Return, for each parameter that several modules share, each further name -> its first name."""
     first: dict[nn.Parameter, str] = {}
     every = model.named_parameters(remove_duplicate=False)
     found = {name: first.setdefault(parameter, name) for name, parameter in every}
@@ -221,7 +222,7 @@ def _part(shape: torch.Size, dim: int | None, mesh: Mesh, group: str) -> tuple[i
     """Return this rank's part of a parameter that `group` splits evenly along `dim`, as (dim, first, extent) for
     `narrow`.
 
-    With None, it is the whole parameter. Raises CaseError if the split is uneven.
+    If `dim` is None, this is the whole parameter. Raises CaseError if the split is uneven.
     """
     if dim is None:
         return 0, 0, shape[0]

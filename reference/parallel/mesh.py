@@ -108,7 +108,7 @@ class Mesh:
         }[group]
 
     def object_of(self, group: str) -> str:
-        """Return the name under which the process group of `group` is made.
+        """Return the name under which the process group of the group named `group` is made.
 
         With `shared_groups`, names with the same ranks share a process group, which is made under the first of these
         names.
@@ -214,9 +214,7 @@ def _make_part(partition: Partition, high_priority: bool) -> dist.ProcessGroup:
 
 
 def _order_sums(group: dist.ProcessGroup, partition: Partition) -> dist.ProcessGroup:
-    """Return a group that sums in a stated order: through shared memory if enough of it is left, or
-    else over `group`.
-    """
+    """Return a group that sums in a stated order: in shared memory if enough of it is left, otherwise over `group`."""
     # gloo's group is made in both cases. Its idle threads cost almost nothing, but without them steps on a busy machine
     # take up to three times as long (docs/explanation/decisions/shared-memory.md).
     rings = (
@@ -274,7 +272,7 @@ def leave_groups() -> None:
 
 
 def keep_group(name: str, partition: Partition, group: dist.ProcessGroup, *, is_new: bool = True) -> None:
-    """Register a group under its name.
+    """Register a group under a name.
 
     With `is_new`, the group is first wrapped by the `disturb` and the `board` that `join_groups` got.
     """

@@ -33,7 +33,7 @@ For example, a sum of two ranks has a single order.
 class OtherOrderGroup(DeviceOrderGroup):
     """A group over `transport` that adds floating-point values in `order` while `is_on()` is true.
 
-    It calls `report` before each such sum. Fewer ranks than FEWEST_RANKS states are added in rank order.
+    It calls `report` before each such sum. With fewer ranks than FEWEST_RANKS has for `order`, it adds in rank order.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
 """A process group that reports each collective before and after its launch, and before and after its wait.
 
-The Python stack of a rank that hangs does not show for which collective it waits. So each rank writes beforehand a line
-of text to a board in shared memory (`harness.shared_memory.Board`), which another process reads. An example of a line
-is "waits for all_reduce 7 of group fsdp".
+The Python stack of a rank that hangs does not show for which collective it waits. So each rank first writes a line of
+text, such as "waits for all_reduce 7 of group fsdp", to a board in shared memory (`harness.shared_memory.Board`).
+Another process reads the board.
 
-The number counts the group's collectives, equally on all ranks. So the other ranks wait for the rank with the lowest
-number. On CUDA, a launch may be reported before it has started on the device.
+The number in the line counts the group's collectives, equally on all ranks. So the other ranks wait for the rank with
+the lowest number. On CUDA, a launch may be reported before it has started on the device.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Report = Callable[[str], None]
 
 
 class ReportingGroup(dist.ProcessGroup):
-    """The collectives of another group, `inner`, whose name in reports is `name`.
+    """Runs the collectives of another group, `inner`. The group's name in the reported lines is `name`.
 
     Before and after each launch and each wait, it calls `report` with a line of text.
     """

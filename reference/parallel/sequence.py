@@ -77,7 +77,7 @@ class ScatterOutput(torch.autograd.Function):
 
 
 class KeepOwn(torch.autograd.Function):
-    """Keeps this rank's part of the sequence of a tensor that every rank has whole.
+    """Keeps only this rank's part of the sequence, of a tensor that every rank has whole.
 
     Its backward gathers the gradient.
     """

@@ -112,7 +112,7 @@ class SharedMemoryGroup(RankOrderGroup):
         return exchange
 
     def _rows(self, dtype: torch.dtype, at: int, stride: int, count: int) -> Sequence[Tensor]:
-        """Return `count` elements of each rank, as tensors in shared memory.
+        """Return a tensor in shared memory for each rank, of `count` elements.
 
         The elements of the first rank begin at byte `at`, and those of each further rank `stride` bytes later.
         """
@@ -204,9 +204,7 @@ class _Exchange(Work):
     def _are_headers_mine(self, first: int) -> bool:
         """Whether all ranks' headers equal this rank's: the same collective, with the same numbers of bytes.
 
-        False for an all-to-all.
-
-        `first` is the offset of the first rank's slot.
+        `first` is the offset of the first rank's slot. Always False for an all-to-all.
         """
         # In an all-to-all ranks send different sizes, so their headers differ.
         if self._kind == _EXCHANGE:
@@ -253,7 +251,7 @@ class _Exchange(Work):
         """Exchange the large messages in pieces.
 
         - `sent_by`: for each rank with a large message, the numbers of bytes that it sends to every rank.
-        - `is_inline`: for each rank, True if its message was small, and so has been received.
+        - `is_inline`: for each rank, whether its message was small, and has been received already.
         """
         group, ring, me = self._group, self._group.bulk, self._group.index
         # In a gather a piece is for all ranks; otherwise it has a part for each rank, and this rank reads part `mine`.
@@ -304,8 +302,8 @@ class _Call(NamedTuple):
 def _call_of(operator: str, dtype: torch.dtype, shape: Sequence[int], of_rows: bool = False) -> _Call:
     """Describe a call of a collective, to compare it with the other ranks' calls.
 
-    With `of_rows`, ranks may differ in dim 0. Then `shape` lacks dim 0, and the description has "rows" in its place,
-    such as "all_to_all of float32[rows, 64]".
+    With `of_rows`, ranks may differ in dim 0. Then pass `shape` without dim 0; the description shows "rows" for it, as
+    in "all_to_all of float32[rows, 64]".
     """
     sizes = ", ".join([*(["rows"] if of_rows else []), *map(str, shape)])
     text = f"{operator} of {str(dtype).removeprefix('torch.')}[{sizes}]"

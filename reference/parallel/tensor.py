@@ -1,8 +1,8 @@
 """Tensor parallelism: the ranks of a tensor group share attention and feed-forward layers.
 
-Each rank computes whole heads and whole hidden features. So weights that map into heads or features are split by output
-(dim 0), and weights that map out of them by input (dim 1). A rank then has only a partial sum of the layer's output,
-and each layer needs two sums over ranks (https://arxiv.org/abs/1909.08053, section 3):
+Each rank computes whole heads and whole hidden features. So a weight whose outputs are heads or features is split by
+output (dim 0), and a weight whose inputs they are is split by input (dim 1). A rank then has only a partial sum of the
+layer's output, and each layer needs two sums over ranks (https://arxiv.org/abs/1909.08053, section 3):
 
     forward     the layer's output: the sum of the ranks' partial sums
     backward    the gradient of the layer's input: the sum of the gradients through each rank's own features
@@ -101,8 +101,8 @@ def split_layers(
 ) -> dict[str, int | None]:
     """Split every attention and feed-forward layer of a decoder, in place, among the ranks of a tensor group.
 
-    Returns parameter name -> dim along which `fully_shard` must split the parameter. None: it stays whole, and its
-    gradient must be summed over the group. The dict is empty without tensor parallelism.
+    Returns parameter name -> dim along which `fully_shard` must split the parameter. The dim is None if the parameter
+    stays whole, and its gradient must be summed over the group. The dict is empty without tensor parallelism.
 
     - `num_tokens`: the number of tokens in a call of a layer.
     - `only`: the names of the layers to split; None for all.

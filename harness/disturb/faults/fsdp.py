@@ -24,7 +24,7 @@ def _alike_parts(g: GraphEditor, split: Call) -> list[tuple[Call, Call]]:
 
 
 def _addition_of(node: Call) -> Call:
-    """Follow the readers of `node`, a part of a bucket, to an addition, through at most four calls.
+    """Follow `node`, a part of a bucket, from reader to reader until an addition, through at most four calls.
 
     Returns the addition, or the last call reached if there is none.
     """

@@ -110,8 +110,8 @@ def _until_backward(g: GraphEditor, readers: Sequence[Call]) -> list[Site]:
     """Return the sites of `readers`, and of the recomputed calls that depend on them, up to the first calls of
     backward.
 
-    The readers read a wrong activation. A call whose only wrong input was computed from it is correct by itself, so
-    blame may go further.
+    The readers read a wrong activation. A recomputed call that only passes a wrong value on is itself correct, so the
+    search may blame a later call.
     """
     sites: list[Site] = []
     seen: set[Call] = set()
@@ -211,7 +211,7 @@ def _copies(g: GraphEditor, name: str) -> list[Call]:
 
 
 def _in_flight_together(g: GraphEditor, name: str, at: Callable[[Call], Call]) -> tuple[Call, Call]:
-    """Return two copies of the same shape, the second of them started before the wait for the first.
+    """Return a pair of copies of the same shape: the second is started before the wait for the first.
 
     `at` returns the call that waits for a copy.
     """

@@ -1,6 +1,6 @@
 """Plan the exchanges for a cause: which values of one system replace values of the other, and at which calls.
 
-1. Both systems make the blamed call: their outputs are exchanged, on every rank on which it is blamed.
+1. Both systems make the blamed call: its outputs are exchanged between them, on every rank on which it is blamed.
 2. Only the candidate makes it, as an extra call: its readers get the values that their matching calls read. In the
    reference, these matching calls get the candidate's value. If a reader is extra too, its own readers are used.
 3. Only the reference makes it: as in 2, with the systems' roles changed.
@@ -15,8 +15,8 @@ Example for 2, where the candidate has an extra `mul`:
     reference    mm x w -> a                  sum a -> l
     candidate    mm x w -> a    mul a -> B    sum B -> L        B becomes a; in the reference, sum reads B
 
-In all functions, `mine` is the index of a call or the site of a value in the candidate's log, and `theirs` that of the
-match in the reference's log.
+In all functions, `mine` is the index of a call, or the site of a value, in the candidate's log. `theirs` is the
+matching index or site in the reference's log.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ class WrongCall:
 
     @property
     def where(self) -> tuple[int, str]:
-        """The call's rank, and the call in words. Calls that differ only in their index are shown once."""
+        """Return a pair: the call's rank, and the call as text. Calls that differ only in their index are shown
+        once.
+        """
         return self.rank, str(self.call)
 
 
@@ -157,7 +159,7 @@ def plan_of(
 def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
     """Return the exchanges for a call, according to the kind of its defect.
 
-    `mine` is the call's index in the candidate's log, and `theirs` its matching call's index in the reference's log.
+    `mine` is the index of the call in the candidate's log, and `theirs` that of its match in the reference's log.
     """
     # A value from before the step has no producer, so it is exchanged at all calls that read it. If that is impossible,
     # the call's own output is exchanged instead.
@@ -218,8 +220,8 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
 
     - If both systems make the blamed call: the calls with the same wrong argument. If the blamed call reads the wrong
       one of several right values ("reads"), also the calls at the same place that read right values.
-    - If only one system makes the blamed call: the calls with the same operator and arguments, and their backward
-      calls, if only that system makes them.
+    - If only one system makes the blamed call: other calls that only this system makes, with the same operator and
+      arguments, and the backward calls of these.
     """
     wrong, found = arguments.of_culprit(culprit, logs), Sites()
     for rank, log in enumerate(logs):
@@ -255,7 +257,7 @@ def _is_same_or_backward(call: Call, blamed: Call) -> bool:
 def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     """Whether a call reads only right values: the reference has all its inputs, and no wrong call produced them.
 
-    False without a call, if `mine` is None.
+    False if `mine` is None.
     """
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.producers(mine)))
 
@@ -273,9 +275,11 @@ def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
 def _only_if_right(
     draft: _Draft, log: CandidateLog, rank: int, mine: int | None, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> _Draft:
-    """Return the exchanges in `draft`, for another call with the same defect, with a condition added.
+    """Return the exchanges in `draft`, each with a condition added. They are for `mine`, another call with the same
+    defect.
 
-    They are made only if the call reads its right inputs when it runs. Empty if the right inputs are not known.
+    They are made only if this call reads its right inputs when it runs. The returned draft is empty if the right inputs
+    are not known.
     """
     # With this condition, no exchange hides a defect before the call. Three forms: a missing call, which is exchanged
     # at its readers; an extra call with right inputs; and a call whose right inputs are those of its matching call, or
@@ -347,7 +351,7 @@ def _with_conditions_in_order(groups: Sequence[WrongCall]) -> list[WrongCall]:
 def _right_inputs(
     log: CandidateLog, rank: int, mine: int, theirs: int | None, right: Mapping[ValueSite, str]
 ) -> tuple[str, ...] | None:
-    """Return the digests that a candidate's call would read if no earlier call were wrong; None if they are not known.
+    """Return the digests that call `mine` would read if no earlier call were wrong; None if they are not known.
 
     `right` has, by site, the digests that planned exchanges insert.
     """
@@ -404,7 +408,7 @@ class WrongArguments:
     def of_culprit(self, culprit: Culprit, logs: Sequence[CandidateLog]) -> Wrong:
         """Return the wrong arguments of the blamed call.
 
-        If the call is extra or missing: only the wrong settings of its optimizer.
+        For a call that only one system makes, these are only the wrong settings of its optimizer.
         """
         log = logs[culprit.rank]
         if culprit.candidate is None or culprit.reference is None:
@@ -414,7 +418,7 @@ class WrongArguments:
         return self.of(log, culprit.candidate, culprit.reference)
 
     def of(self, log: CandidateLog, mine: int, theirs: int) -> Wrong:
-        """Return the arguments in which a call differs from a matching call."""
+        """Return the arguments in which call `mine` differs from its match `theirs`."""
         call, partner = log.log[mine], log.reference.log[theirs]
         # A setting explains the numbers, and is the same defect in calls with other numbers.
         if found := self._settings_of(call, partner):
@@ -426,7 +430,9 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether a call has exactly the arguments `wrong`, or one of the optimizer settings among them."""
+        """Whether call `mine` differs from its match `theirs` in exactly the arguments `wrong`, or in a setting among
+        them.
+        """
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))
 
@@ -444,7 +450,7 @@ def of_setting(wrong: Wrong) -> Wrong:
 
 
 def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
-    """Return the positions of differing inputs that no call of the step computed in either system.
+    """Return the positions of inputs in which `mine` and `theirs` differ, and that no call of either system computed.
 
     For example, tracing turns a number in the code into a constant tensor.
     """
@@ -459,7 +465,7 @@ def _constants(log: CandidateLog, mine: int, theirs: int) -> list[int]:
 
 
 def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft:
-    """Return the exchanges of each differing output of a call with that of its matching call."""
+    """Return exchanges for call `mine` and its match `theirs`: those of all outputs in which they differ."""
     call, partner, plan = log.log[mine], log.reference.log[theirs], _Draft()
     for position, (found, wanted) in enumerate(zip(call.outputs, partner.outputs, strict=True)):
         if found != wanted:
@@ -470,8 +476,9 @@ def _of_matching(log: CandidateLog, rank: int, mine: int, theirs: int) -> _Draft
 
 
 def _checked(plan: _Draft) -> _Draft:
-    """Return `plan`. If it exchanges a value without bytes, such as a sparse tensor, return a draft with that problem
-    and no exchanges.
+    """Return `plan`, unless it exchanges a value that cannot be digested, such as a sparse tensor.
+
+    If it does, return a draft without exchanges that has this as its problem.
     """
     has_none = [swap for swap in (*plan.candidate, *plan.reference) if OPAQUE in (swap.found, swap.wanted)]
     if has_none:
@@ -483,8 +490,8 @@ def _checked(plan: _Draft) -> _Draft:
 class _Readers:
     """Plans exchanges at the calls that read the output of a wrong call, in both logs of a rank.
 
-    `pairs` has the two digests of each differing record of the rank. `passed` has the calls whose own outputs cannot be
-    exchanged, so that the outputs of their readers are.
+    - `pairs`: the two digests of each differing record of the rank.
+    - `passed`: calls whose outputs cannot be exchanged. The outputs of their readers are exchanged instead.
     """
 
     def __init__(
@@ -497,7 +504,7 @@ class _Readers:
         self._planned: dict[tuple[str, int], int] = {}
 
     def _is_planned(self, side: str, index: int, depth: int) -> bool:
-        """Whether a call was planned before, at this or a smaller depth. Also notes that the call is planned now.
+        """Whether a call was already planned, at this depth or a smaller one. Also notes that it is planned now.
 
         `depth` is the number of calls passed between the blamed call and this call.
         """
@@ -508,12 +515,13 @@ class _Readers:
     def is_blocked(self, index: int) -> bool:
         """Whether a call's outputs cannot be exchanged with those of the matching call in the other system's log.
 
-        True if the exchange has failed before, because their dtypes or shapes differ.
+        True if an earlier exchange of them failed, because their dtypes or shapes differ.
         """
         return index in self.blocked
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
-        """Whether a call's outputs can be exchanged with those of its match: number, dtypes and shapes are equal.
+        """Whether the outputs of `mine` can be exchanged with those of its match `theirs`: number, dtypes and shapes
+        are equal.
 
         For example, a `send` has no output, though a `broadcast` may match it.
         """
@@ -687,9 +695,9 @@ class _Readers:
         return _checked(plan)
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Return the exchanges for records that have the output of a missing call.
+        """Return a pair: the exchanges in the candidate, and those in the reference.
 
-        A pair: the exchanges in the candidate, and those in the reference.
+        They are exchanges for records that have the output of a missing call.
 
         Example: `all_reduce` is missing. In the candidate, the output of the call that computed the local gradient is
         replaced by the reduced gradient. There is no exchange if another reader needs the local gradient.
@@ -711,9 +719,8 @@ class _Readers:
         return found
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
-        """Return the exchanges of the outputs of a call that does not read an input of its matching call.
-
-        Or it reads this input in another dtype.
+        """Return exchanges of the outputs of `mine`, if it lacks an input of its match `theirs`, or reads it in another
+        dtype.
         """
         call = self.log.log[mine]
         if set(call.inputs) <= self.log.reference.values:
@@ -721,14 +728,18 @@ class _Readers:
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the exchange at the site `mine` in the candidate: the call reads the input `theirs`."""
+        """Return the exchange that makes the call at the site `mine` in the candidate read the reference's value at
+        `theirs`.
+        """
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log.reference, self.rank, theirs.call, theirs.position)
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
     def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the reverse exchange, at the site `theirs` in the reference: the call reads the input `mine`."""
+        """Return the reverse exchange: the call at the site `theirs` in the reference reads the candidate's value
+        `mine`.
+        """
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
@@ -739,7 +750,7 @@ def _output_with(call: Call, value: str) -> int | None:
     """Return the position of the call's output whose digest is `value`.
 
     If an alias of an output has this digest instead, returns -1 for the call's first alias, -2 for the second, and so
-    on. None if neither has it, for example if several calls each wrote a part of the memory.
+    on. None if no output or alias has it, for example if several calls each wrote a part of the memory.
     """
     if value in call.outputs:
         return call.outputs.index(value)
@@ -747,9 +758,10 @@ def _output_with(call: Call, value: str) -> int | None:
 
 
 def _position_there(call: Call, partner: Call, position: int) -> int:
-    """Return the position of a call's input among the inputs of its matching call, which has equally many.
+    """Return the position in which the matching call reads the input that `call` reads at `position`.
 
-    Differs from `position` only for operators such as `mul`, whose two inputs may be in the other order.
+    It differs from `position` only for operators such as `mul`, whose two inputs may be in the other order. Both calls
+    have equally many inputs.
     """
     if len(call.inputs) == 2 and name_of(call) in COMMUTATIVE:
         is_turned = call.inputs[1 - position] == partner.inputs[position] != call.inputs[position]

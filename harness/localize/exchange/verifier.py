@@ -78,7 +78,7 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 class Cause:
     """A cause: the first wrong call, its wrong arguments, and the exchanges for all calls with this defect.
 
-    `accounts` is the number of tensors that these exchanges make equal.
+    `accounts` is the number of tensors that become equal by these exchanges.
     """
 
     culprit: Culprit
@@ -117,7 +117,8 @@ class Cause:
         return is_there or is_one_line
 
     def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether this cause and `culprit` are an extra and a missing call that share an input.
+        """Whether this cause and `culprit` are a superfluous and a missing call ("adds" and "lacks") that share an
+        input.
 
         For example, the reference reduces a gradient. The candidate first adds another gradient to it, and reduces the
         sum.
@@ -129,10 +130,11 @@ class Cause:
         return any(not set(call.inputs).isdisjoint(reads) for call in calls)
 
     def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether `call` is extra or missing because of this cause's wrong argument.
+        """Whether only one system makes `call` because of this cause's wrong argument.
 
-        An extra call ("adds") then has the wrong argument, a missing call ("lacks") has the right one. For example, the
-        backward of `add` with `alpha=0.99` makes a `mul` by 0.99; with `alpha=1` it makes none.
+        A call that only the candidate makes ("adds") then has the wrong argument, and a call that only the reference
+        makes ("lacks") has the right one. For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99;
+        with `alpha=1` it makes none.
         """
         # A pair has the candidate's value at 0, and the reference's at 1.
         values = {pair[how == "lacks"] for pair in self.wrong}
@@ -140,7 +142,9 @@ class Cause:
 
     @property
     def others(self) -> list[str]:
-        """The cause's other calls, with the ranks of each: `mul of layers.0 (backward) on ranks 0, 1`."""
+        """Return a text for each other call of the cause, with its ranks: `mul of layers.0 (backward) on ranks 0,
+        1`.
+        """
         ranks: dict[str, set[int]] = {}
         for group in self.groups:
             ranks.setdefault(str(group.call), set()).add(group.rank)
@@ -195,8 +199,8 @@ class Verifier:
     def verify(self, culprit: Culprit, *others: Culprit) -> tuple[Culprit, Verification]:
         """Search for the cause and verify it. Returns a pair: the cause, and its verification.
 
-        The cause is the first of `culprit` and `others` that can be a cause. But if an exchange at a call found later
-        suffices to make the step right, it is that call.
+        The cause is the first call of `culprit` and `others` that can be a cause. If an exchange at a call that is
+        found later is enough to make the step right, the cause is that later call.
         """
         causes, reason, run = list[Cause](), "", ExchangedRun(self.logs["candidate"], self.recordings["candidate"], {})
         try:
@@ -268,11 +272,11 @@ class Verifier:
     def _with_cause_of(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
     ) -> tuple[list[Cause], Cause, list[WrongCall]]:
-        """Add a culprit, a call to blame, to the causes found so far. Returns three values:
+        """Add a culprit, a call to blame, to the causes found so far, and return three values:
 
-        - The causes with the culprit: as part of an earlier cause if that has the same defect, else as a new cause.
-        - The culprit's cause. The exchanges in `planned` were added to it.
-        - The exchanges that the cause had before, to undo the change.
+        - The new list of causes. The culprit is part of an earlier cause if that has the same defect, else a new cause.
+        - The cause that contains the culprit, with the exchanges in `planned`.
+        - The exchanges that this cause had earlier, to undo the change.
         """
         wrong = self._arguments.of_culprit(culprit, logs)
         reads = _read_by(culprit, logs[culprit.rank])
@@ -296,7 +300,7 @@ class Verifier:
     ) -> str:
         """Return an error text if a run has exchanged all planned values of the blamed call already.
 
-        Empty if at least one of these values is new.
+        Returns "" if at least one of these values is new.
         """
         leads = [swap.site for group in planned.groups if group.is_lead for swap in group.candidate]
         is_done = bool(leads) and all(site in run.made and run.made[site].done for site in leads)
@@ -307,7 +311,7 @@ class Verifier:
     ) -> str:
         """Return the reason why the run `after` is invalid: an exchange failed, or an earlier call did not repeat.
 
-        Empty if the run is valid.
+        Returns "" if the run is valid.
         """
         leads = [swap for group in planned.groups if group.is_lead for swap in group.candidate]
         # Exchanges of further calls with the same defect may fail: they are conditional. Those of the lead must not.
@@ -356,7 +360,7 @@ class Verifier:
     def _at_first(self, swap: Swap) -> Swap | None:
         """Return `swap`, an exchange in the reference, changed to insert the value of the candidate's first replay.
 
-        The candidate had this value before any exchange. None if that replay has no such value.
+        No values were exchanged yet in that replay. Returns None if it has no such value.
         """
         calls, index = self.logs["candidate"][swap.value.rank], swap.value.call
         value = value_at(calls[index], swap.value) if index < len(calls) else None
@@ -474,10 +478,12 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
 
 
 def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why the blamed call cannot be the cause; empty if there is no such reason.
+    """Return the reason why the blamed call cannot be the cause; "" if there is no such reason.
 
-    Either the call reads a wrong value or, if it is missing, a value that the candidate does not have: an earlier call
-    is wrong. Or the call is extra, but its output is a value that the reference also has.
+    The reasons are:
+    - The call reads a wrong value, so an earlier call is wrong.
+    - Only the reference makes the call, and it reads a value that the candidate does not have.
+    - Only the candidate makes the call, but its output is a value that the reference also has.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -511,10 +517,10 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether an extra call only selects or copies right values, such as an element of a tensor.
+    """Whether a call that only the candidate makes just selects or copies right values, such as an element of a tensor.
 
-    Then its output is right. False if a selection that the reference makes is missing: the call may be a wrong version
-    of that selection.
+    If so, its output is right. False if the candidate lacks a selection that the reference makes: the call may be a
+    wrong version of that selection.
     """
     call = log.log[index]
     if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
@@ -550,7 +556,7 @@ def _has_inputs(log: CandidateLog, index: int) -> bool:
 def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     """Return the reason why a collective is not to blame: another rank passes a wrong value to it.
 
-    Empty if no other rank does.
+    Returns "" if no other rank does.
     """
     assert culprit.candidate is not None
     joined = JoinedLogs([log.log for log in logs])
@@ -566,9 +572,9 @@ def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
-    """Return the reason why an earlier call must be wrong, if a number argument was read out of a wrong tensor.
+    """Return the reason why a call is not to blame: its number argument was read out of a tensor that is already wrong.
 
-    `item()` reads such numbers. Empty if there is no such argument, as for a number from the program's own code.
+    `item()` reads such numbers. Returns "" if there is no such argument, as for a number from the program's own code.
     """
     if culprit.candidate is None or culprit.reference is None:
         return ""
@@ -587,7 +593,8 @@ def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:
     """Return the index of the first call whose output differs between two runs of the candidate; None if none differs.
 
-    The comparison ends at a differing call of `exchanged`, and at a differing collective. Views do not count.
+    The comparison ends at a differing call whose index is in `exchanged`, and at a differing collective. Views do not
+    count.
     """
     # Calls after an exchanged value differ because of it, and a collective may receive such a value from another rank.
     # A view may show freed or uninitialized memory that no call reads.

@@ -64,7 +64,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def given_to(function: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return a call's arguments by name."""
+    """Return a call's arguments as name -> value."""
     return dict(zip(_defaults(function), args, strict=False)) | kwargs
 
 

@@ -92,8 +92,8 @@ class CallRecorder(TorchDispatchMode):
 
     - `place`: finds the running call's module, direction and graph node.
     - `keep`: inputs and outputs to copy into `kept`.
-    - `spare`: a number of bytes for copies of other outputs, kept while they fit.
-    - `only_keeps`: copy values and count calls, without digests and places.
+    - `spare`: a budget in bytes for copies of other outputs, kept while they fit.
+    - `only_keeps`: whether to only copy values and count calls, without digests and places.
     - `exchanges`: values of the other system to insert before or after a call. The log shows these.
 
     A higher-order operator is one call. A call over lists of tensors is logged as a call per index. A random call has
@@ -175,7 +175,7 @@ class CallRecorder(TorchDispatchMode):
     def _see(self, tensors: Sequence[Tensor], *, is_fresh: bool = False) -> None:
         """Remember tensors by their storage, to find the tensors that share a storage.
 
-        `is_fresh`: the storage was just allocated, and no call wrote it yet.
+        `is_fresh`: whether the storage was just allocated, and no call wrote it yet.
         """
         for tensor in tensors:
             storage = _storage(tensor)
@@ -186,7 +186,7 @@ class CallRecorder(TorchDispatchMode):
             self._seen.setdefault(storage, {})[id(tensor)] = weakref.ref(tensor)
 
     def _exchange_inputs(self, function: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Return a call's arguments, in which inputs with a planned exchange are replaced by the other system's values.
+        """Return a call's (args, kwargs). Inputs with a planned exchange are replaced by the other system's values.
 
         Also copies requested inputs into `kept`.
         """
@@ -279,7 +279,7 @@ class CallRecorder(TorchDispatchMode):
         self._add_value(index, GENERATORS, _digest(other))
 
     def _add_number(self, index: int, number: Any, reads: tuple[str, ...]) -> Any:
-        """Log a number that a call such as `item()` has read out of a tensor: it becomes the output of the call.
+        """Log a number that a call such as `item()` has read out of a tensor, as the output of this call.
 
         Returns the number, or the other system's number if its exchange is planned.
         """
@@ -325,8 +325,7 @@ class CallRecorder(TorchDispatchMode):
     def _add_outputs(self, function: Any, written: Any, result: Any) -> None:
         """Add the outputs to the entry of the call that was logged last.
 
-        If the outputs must be waited for, they are added by the wait. Until then, their storages are noted as in
-        flight.
+        If the outputs must be waited for, `_wait` adds them. Until then, their storages are noted as in flight.
         """
         index, namespace = len(self.calls) - 1, getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
@@ -337,7 +336,7 @@ class CallRecorder(TorchDispatchMode):
                 self._add_output(index, tensor)
 
     def _outputs(self, function: Any, written: Any, result: Any) -> list[Tensor]:
-        """Return the outputs that are complete when a call returns; empty if the call must be waited for."""
+        """Return the outputs that are complete when a call returns: an empty list if the call must be waited for."""
         namespace = getattr(function, "namespace", None)
         in_place = namespace == IN_PLACE_COLLECTIVES
         is_awaited = namespace in COLLECTIVE_NAMESPACES and not in_place
@@ -346,7 +345,7 @@ class CallRecorder(TorchDispatchMode):
         return tensors_in(written if in_place else (result, written))
 
     def _with_logged_waits(self, function: Any, written: list[Tensor], result: Any) -> Any:
-        """Return the result of a c10d collective, with wrapped async handles: a wait logs the collective's outputs."""
+        """Return the result of a c10d collective, with its async handles wrapped so that a wait logs the outputs."""
         index = len(self.calls)
 
         def arrived() -> None:
@@ -497,10 +496,10 @@ def _is_own(frame: FrameType | None) -> bool:
 
 
 def _only_lays_out(frame: FrameType | None) -> bool:
-    """Whether `set_` makes a tensor of memory that torch fills outside of operators. It computes nothing.
+    """Whether a call of `set_` computes nothing: it makes a tensor of memory that torch fills outside of operators.
 
-    - A tensor that another process has sent, such as a worker of a DataLoader. A batch may arrive in one step or in the
-      next, so that the call would give all calls after it other numbers in another run.
+    - A tensor that another process has sent, such as a worker of a DataLoader. A batch may arrive in this step or in
+      the next. If this call counted, all later calls would have another index in another run.
     - The memory of a copy that `copy.deepcopy` makes. It is not filled yet, so that its bits differ from run to run.
     """
     while frame is not None and frame.f_code.co_filename.startswith(_TORCH):
@@ -534,7 +533,7 @@ def _peers(function: Any, args: Any, kwargs: Any) -> tuple[int, ...]:
 
 
 def _digest(tensor: Tensor) -> str:
-    """Return a tensor's digest. Tensors that cannot be digested, such as sparse ones, are all `OPAQUE`, and count as
+    """Return a tensor's digest. A tensor that has none, such as a sparse one, gets `OPAQUE`, so all of these count as
     equal.
     """
     try:
@@ -608,7 +607,7 @@ def logged(
     - `keep`, `only_keeps`, `spare`: the values to copy. See `CallRecorder`.
     - `rank`, `exchanges`: the running rank, and the values to insert.
     - `captured`: the graphs of a system that bitproof compiles.
-    - `stays_whole`: do not split code of torch.compile where modules begin.
+    - `stays_whole`: whether code of torch.compile stays whole, instead of being split where modules begin.
 
     The places of calls are found through attributes of the system: `model`, `gradients` (the function that computes
     gradients), `graph`, `running_chunk` and `running_half`. Without these, calls have no place.

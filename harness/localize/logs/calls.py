@@ -39,17 +39,18 @@ class CallSite(NamedTuple):
 class Call(NamedTuple):
     """An operator call in a log. Tensors are digests, as in records.
 
-    - `inputs`, `outputs`: outputs include tensors written in place. A collective's are those after its wait.
+    - `inputs`, `outputs`: outputs include tensors written in place. The outputs of a collective are those after its
+      wait.
     - `aliases`: other tensors that the call changed, because they share memory with a tensor that it wrote.
-    - `view`: the call returns a view, and computes nothing.
+    - `view`: whether the call returns a view, and computes nothing.
     - `producers`: for each input, the index of the call that wrote it, None if unknown. If an input was written in
       parts, the writers of the parts follow at the end. Empty if the log has no producers.
     - `scalars`: name and text of each argument that is a number, string, dtype, or list of these; defaults included.
-    - `peers`: the ranks of a collective's group, or sender and receiver of a message; else empty.
+    - `peers`: the ranks of a collective's group, or the sender and receiver of a message; empty for other calls.
     - `micro_batch`: counts from 1, if a step calls its model more than once.
     - `part`: in an update, the optimizer, "clipping" or "loss scaling". In a mixture of experts, "dispatch", "compute"
       or "combine". None if unknown.
-    - `draws`: the call is random. Its last input and output are states of the generator.
+    - `draws`: whether the call is random. If so, its last input and output are states of the generator.
     - `node`, `source`: the graph's node and the user's line, None if unknown.
     - `unwritten`: positions of inputs that are uninitialized memory.
     - `outside`: positions of inputs that were written outside torch's operators, such as by NumPy.
@@ -99,7 +100,8 @@ def producer_of(
 ) -> int | None:
     """Return the index of the call that computed an input; None if none of `calls` did.
 
-    The input is at `position` of the call at `index`. Views are followed back. `given` returns a call's producers.
+    The input is at `position` of the call at `index`. Views are followed back. `given` takes the index of a call and
+    returns the producers of its inputs.
     """
     while True:
         # A view computes nothing, so go on to its tensor, which is its first input. But a view of a value from before

@@ -33,9 +33,7 @@ class CandidateLog(IndexedLog):
                 self._num_makers[value] += 1
 
     def matching_call(self, index: int) -> int | None:
-        """Return the index of the reference's call that matches the candidate's call `index`; None if the call is
-        extra.
-        """
+        """Return the index of the reference's call that matches the candidate's call `index`; None if no call does."""
         return self._matching.theirs[index]
 
     def matching_here(self, index: int) -> int | None:
@@ -61,7 +59,7 @@ class CandidateLog(IndexedLog):
         """Return the producer of each input: the call that wrote it or, if unknown, the last call with an equal output.
 
         None for a right value from before the step. If the call may use a number that an earlier call read out of a
-        tensor, the earlier call follows.
+        tensor, the earlier call is added at the end.
         """
         producers = call.producers or (None,) * len(call.inputs)
         # If the log states producers, a right value without one needs no search: it is from before the step. A wrong
@@ -92,8 +90,8 @@ class CandidateLog(IndexedLog):
     def producer(self, wanted: str, digest: str) -> int | None:
         """Return the candidate's call that produced a record's value `digest`; None if no call did.
 
-        `wanted` is the digest of the reference's value. If several calls did, returns the call that matches the
-        producer of `wanted` or, if none matches it, the last.
+        `wanted` is the digest of the reference's value. If several calls produced `digest`, returns the call that
+        matches the producer of `wanted` or, if none matches it, the last.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
@@ -105,7 +103,7 @@ class CandidateLog(IndexedLog):
         return self._before_unchanged(self._last.get(digest), digest)
 
     def _before_unchanged(self, index: int | None, value: str) -> int | None:
-        """Follow a value back from call `index` over calls that leave it unchanged; returns the call that produced it.
+        """Follow a value back from call `index` through calls that leave it unchanged; return its producer.
 
         For example, `_fused_adamw_` counts its gradients as written, but does not change them.
         """
@@ -142,8 +140,8 @@ class CandidateLog(IndexedLog):
     def untracked_read(self, index: int, known: Sequence[str] = ()) -> Literal["unwritten", "outside"] | None:
         """Return "unwritten" if a call reads uninitialized memory, "outside" if it reads memory that no operator wrote.
 
-        NumPy, for example, writes outside torch's operators. None for all other calls. Reads through views count, but
-        inputs with digests in `known` do not.
+        NumPy, for example, writes outside torch's operators. Returns None for all other calls. Reads through views
+        count. Inputs with digests in `known` do not count.
         """
         for position, (value, producer) in enumerate(
             zip(self.log[index].inputs, self._input_producers[index], strict=False)
@@ -177,10 +175,11 @@ class CandidateLog(IndexedLog):
         return self.values.issuperset(values)
 
     def makes_right_values(self, index: int) -> bool:
-        """Whether a call's outputs are right: each is a value of the reference, or readers take such values from it.
+        """Whether a call's outputs are right: each is a value of the reference, or contains such values for other
+        calls.
 
-        For example, an extra `all_reduce` sums a bucket, from which right gradients are taken. False for constants and
-        in-place calls.
+        For example, an extra `all_reduce` sums a bucket, and right gradients are taken out of the sum. False for
+        constants and in-place calls.
         """
         # Constants are no evidence, since zeros are everywhere; and an in-place call also overwrites a value.
         call, name = self.log[index], name_of(self.log[index])

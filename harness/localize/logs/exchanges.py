@@ -3,7 +3,8 @@
 - An output is overwritten in its memory, after the call or after a collective's wait.
 - An output that shares memory with an argument, such as a view, becomes a new tensor. The shared memory stays
   unchanged.
-- An input becomes a new tensor for this call alone. Or its memory is overwritten, for all later readers.
+- An input becomes a new tensor for this call alone. If the plan says so, its memory is overwritten instead, for all
+  later readers too.
 
 Nothing is replaced if the value cannot be read or has another dtype or shape, or if the call is of another operator
 than planned. Then `made` has the reason.
@@ -42,7 +43,7 @@ class Exchanges:
         return bool(self._planned)
 
     def of_inputs(self, call: int, operator: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> dict[int, Any]:
-        """Return new tensors for inputs of a call that is about to run, by the `id` of the tensor that each replaces.
+        """Return new tensors for inputs of a call that is about to run, as `id` of the replaced tensor -> new tensor.
 
         `read` are the call's inputs, and `written` the tensors that it writes in place.
         """
@@ -70,7 +71,7 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """Return new tensors for outputs of a call that has run, by the `id` of the tensor that each replaces.
+        """Return new tensors for outputs of a call that has run, as `id` of the replaced tensor -> new tensor.
 
         `given` are the call's arguments, `written` the arguments that it wrote in place, `reads` its inputs' digests.
         """
@@ -135,7 +136,7 @@ class Exchanges:
         return other
 
     def _is_to_be_made(self, planned: ValueExchange, held: str, operator: str, reads: tuple[str, ...] | None) -> bool:
-        """Whether to make a planned exchange; if not, its outcome is noted. `held` is the present value's digest.
+        """Whether to make a planned exchange. If not, also note its outcome. `held` is the digest of the present value.
 
         A value that is right already is not exchanged, and counts as done.
         """
@@ -198,7 +199,7 @@ def type_of(tensor: Tensor) -> str:
 
 
 def replaced(values: Any, others: dict[int, Any]) -> Any:
-    """Return nested values with some tensors replaced. `others` has the new tensors, by the `id` of the old ones."""
+    """Return nested values with some tensors replaced. `others` maps the `id` of an old tensor to the new tensor."""
     if isinstance(values, Tensor):
         return others.get(id(values), values)
     if isinstance(values, dict):

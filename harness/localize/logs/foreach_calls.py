@@ -34,7 +34,7 @@ def num_lanes(function: Any, args: Any, kwargs: Any) -> int:
 
 
 def lane(values: Iterable[Any], index: int, lanes: int) -> list[Any]:
-    """Return the arguments or results that belong to `index` in a call over lists of tensors, such as `_foreach_add_`.
+    """Return those arguments or results of a call over lists, such as `_foreach_add_`, that belong to `index`.
 
     Each list of length `lanes` is replaced by its element at `index`. Other values stay.
     """

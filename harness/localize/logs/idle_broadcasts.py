@@ -30,7 +30,7 @@ def without_idle_broadcasts(logs: Sequence[Sequence[Call]]) -> list[Sequence[Cal
 
 
 def _idle(rank: int, calls: Sequence[Call], joined: JoinedLogs) -> set[int]:
-    """Return the indices of a rank's idle broadcasts: those that change no memory on any rank."""
+    """Return the indices of a rank's idle broadcasts, which change no memory on any rank."""
     return {
         index
         for index, call in enumerate(calls)
@@ -61,9 +61,10 @@ def _rewritten(calls: Sequence[Call], idle: set[int]) -> Sequence[Call]:
 
 
 def _copied_back(calls: Sequence[Call], index: int, idle: set[int]) -> set[int]:
-    """Return the indices of a `copy_` that copies back an idle broadcast, and of the views that select the copied part.
+    """Return the indices of a `copy_` that copies an idle broadcast back, and of the views that select the copied part.
 
-    `index` is the `copy_`. `idle` has the idle broadcasts: those that change nothing. Empty if `index` is no such copy.
+    `index` is the index of the `copy_`, and `idle` has those of the idle broadcasts. Returns an empty set for other
+    calls.
     """
     call = calls[index]
     if name_of(call) != "copy_" or len(call.producers) < 2 or call.outputs[:1] != call.inputs[:1]:
@@ -81,5 +82,8 @@ def _without_outputs(call: Call) -> Call:
 
 
 def _producer_of_input(call: Call, value: str) -> int | None:
-    """Return the producer of the input of an idle call that has this value; None if unknown, or if no input has it."""
+    """Return the index of the call that produced an input of an idle call: the input with the digest `value`.
+
+    None if the producer is unknown, or if no input has this digest.
+    """
     return next((p for x, p in zip(call.inputs, call.producers, strict=False) if x == value), None)

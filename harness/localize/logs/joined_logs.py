@@ -1,4 +1,4 @@
-"""Order the calls of all ranks: each rank's calls in its own order, a collective's launches before its results.
+"""Order the calls of all ranks: each rank's calls in their order, and all launches of a collective before its results.
 
 For example, a send of rank 0 comes before the call of rank 1 that reads the message.
 """
@@ -22,8 +22,8 @@ _ONE_WAY = {"send", *RECEIVES}
 class JoinedLogs:
     """The logs of all ranks, with the calls of each collective matched.
 
-    The n-th collectives of a group belong together on all its ranks. If the group is not stated, they must also have
-    the same operator and place.
+    The n-th collectives that the ranks of a group launch in it belong together. If the group is not stated, they must
+    also have the same operator and place.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
@@ -109,10 +109,10 @@ class JoinedLogs:
         return (call.operator, call.place) == (other.operator, other.place)
 
     def _count_rounds(self) -> list[list[int]]:
-        """Return, for each call of each rank, the length of the longest sequence of collectives before it.
+        """Return, for each call of each rank, the number of collectives in the longest sequence of them before it.
 
-        As in a Lamport clock, this number never decreases within a rank. It is larger for a call that reads the result
-        of a collective than for that collective.
+        As in a Lamport clock, this number never decreases within a rank. A call that reads the result of a collective
+        has a larger number than that collective.
         """
         rounds: list[list[int]] = [[] for _ in self.logs]
         stuck = False

@@ -96,7 +96,8 @@ class Matching:
         return (calls[index].scalars, before) if is_known else (side, index)
 
     def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
-        """Match unmatched calls with equal values of `key`, in order, if their directions and chunks agree.
+        """Match unmatched calls in order, if the function `key` returns the same for them, and directions and chunks
+        agree.
 
         `own` and `due` are the candidate's and the reference's calls to match; None for all.
         """
@@ -151,7 +152,7 @@ class Matching:
     def _by_readers(self) -> None:
         """Match remaining calls of the same operator if matching calls read their outputs at the same position.
 
-        For example, this matches a call that reads a wrong input, and so shares no value with its match.
+        For example, this matches a call that reads a wrong input and thus shares no value with its match.
         """
         calls, known = self.calls
         producers = [_find_producers(side) for side in self.calls]
@@ -221,7 +222,7 @@ class Matching:
 def _find_producers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
     """Return, for each call, the producers of its inputs.
 
-    If the log states none, the producer of an input is the last call before with an equal output.
+    If the log has no producers, that of an input is the last earlier call with an equal output.
     """
     found, last = list[tuple[int | None, ...]](), dict[str, int]()
     for index, call in enumerate(calls):
@@ -231,9 +232,10 @@ def _find_producers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:
-    """Return, for each call, the number of complete steps before it. A step begins with a forward after an update.
+    """Return, for each call, the number of complete steps before it. A step begins at the first forward after an
+    update.
 
-    So an extra call cannot match a call of the next step, such as a counter's next increase.
+    So a call without a match in its step cannot match a call of the next step, such as a counter's next increase.
     """
     found, step, is_updating = list[int](), 0, False
     for call in calls:

@@ -22,12 +22,12 @@ class _Geometry(NamedTuple):
 
     @property
     def end(self) -> int:
-        """One more than the largest index, within the storage, of these elements."""
+        """Return one more than the largest index, within the storage, of these elements."""
         return self.offset + 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
 
 
 class Parts:
-    """The parts that calls have written, by storage: each with the index of the call and the digest of the value."""
+    """The parts that calls have written, by storage: the index of the call and the digest of the value of each part."""
 
     def __init__(self, digest: Callable[[Tensor], str]) -> None:
         self._digest = digest

@@ -32,7 +32,9 @@ class IndexedLog:
         return bisect_left(self.there(self.log[index]), index)
 
     def of_occurrence(self, call: Call, occurrence: int) -> int | None:
-        """Return the index of the call with this operator and place, after `occurrence` other such calls; else None."""
+        """Return the index of the call with this operator and place before which `occurrence` such calls come; else
+        None.
+        """
         there = self.there(call)
         return there[occurrence] if occurrence < len(there) else None
 

@@ -66,7 +66,8 @@ class ValueExchange:
     - `operator`: the operator of the call.
     - `found`: the digest of the value to replace, "" for any value.
     - `reads`: the digests that the call's inputs must have; None for any inputs.
-    - `in_place`: overwrite the input's memory, for all later readers. Otherwise only this call gets the value.
+    - `in_place`: whether to overwrite the input's memory, for all later readers. Otherwise only this call gets the
+      value.
     """
 
     site: ValueSite
@@ -80,7 +81,7 @@ class ValueExchange:
 
 
 class Exchanged(NamedTuple):
-    """The outcome of a planned exchange: whether it was `done` or, if not, the reason in `not_done`.
+    """The outcome of a planned exchange: whether it was `done` and, if not, the reason in `not_done`.
 
     `found` is the digest of the value that was there before the exchange.
     """
@@ -118,7 +119,7 @@ class Replay:
         return self.every_step or step == self.step
 
     def values_of(self, rank: int) -> dict[ValueSite, str]:
-        """Return the sites of the requested values of a rank, each with the value's name in the rank's archive."""
+        """Return site -> name in the rank's archive, for each requested value of a rank."""
         return {site: name_of_value(number) for number, site in enumerate(self.values) if site.rank == rank}
 
 
@@ -134,7 +135,7 @@ def name_of_spare(site: ValueSite) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedStep:
-    """A request to a recording run: it also logs the calls that `replay` states, and writes them into `folder`."""
+    """A request to a recording run to also log the calls that `replay` states, and to write them into `folder`."""
 
     replay: Replay
     folder: Path
@@ -175,7 +176,7 @@ def archive_of(folder: Path, rank: int) -> Path:
 
 
 def archives_of(folder: Path, role: Role, number: int = 1) -> Path:
-    """Return the folder, within the search's `folder`, for the archives of a system's `number`-th replay."""
+    """Return the folder for the archives of a system's `number`-th replay. It is within the search's `folder`."""
     return folder / f"{role}.archives{number}"
 
 
@@ -252,7 +253,7 @@ def read_steps(path: Path) -> list[tuple[int, int]]:
 
 
 def step_of(path: Path, index: int) -> tuple[int, int]:
-    """Return the step of the call at `index` of an archive, and the index of that step's first call.
+    """Return a pair: the step of the call at `index` of an archive, and the index of that step's first call.
 
     Raises IndexError if the archive has no such call.
     """

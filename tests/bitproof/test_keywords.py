@@ -53,8 +53,8 @@ TAKEN = {
 OF_A_FUNCTION = {
     "run": {"script", "reference_args", "candidate_args"},
     "shrink": {"tries", "timeout"},
-    "prove": {"programs", "until", "flavor", "layers", "certificate", "as_json", "as_table"},
-    "sensitivity": {"sample", "limit"},
+    "prove": {"given", "until", "flavor", "layers", "certificate", "as_json", "as_table"},
+    "sensitivity": {"names", "sample", "limit"},
 }
 """What one command alone has: parameters of its function, or what `Case` states and what prints or writes."""
 

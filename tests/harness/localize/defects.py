@@ -102,7 +102,7 @@ def chunk_1_counts_no_tokens(module: GraphModule) -> None:
 
 
 def rows_arrive_in_reverse_on_one_rank(module: GraphModule) -> None:
-    launch = find(module, "all_to_all_single", "layers.1.moe.experts", chunk=0, launch_index=1)
+    launch = find(module, "all_to_all_single", "layers.1.moe.experts", chunk=0, turn=1)
     insert(next(iter(launch.users)), reversed_on_one_rank)
 
 
@@ -129,7 +129,7 @@ _TOTAL = 5  # a parameter of the first layer
 
 
 def up_projection_reads_the_gate(module: GraphModule) -> None:
-    gate, up = (find(module, "_grouped_mm", "layers.1.moe.experts", chunk=0, launch_index=turn) for turn in (0, 1))
+    gate, up = (find(module, "_grouped_mm", "layers.1.moe.experts", chunk=0, turn=turn) for turn in (0, 1))
     up.args = (up.args[0], gate.args[1], *up.args[2:])
 
 

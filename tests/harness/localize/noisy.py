@@ -70,5 +70,5 @@ def eager(case: Case, mesh: Mesh) -> Trainer:
 
 def add_noise(module: GraphModule) -> None:
     """A pass that puts the same into the first chunk. All ranks run one graph, so all make the call."""
-    product = find(module, "_grouped_mm", EXPERTS, chunk=0, launch_index=2)
+    product = find(module, "_grouped_mm", EXPERTS, chunk=0, turn=2)
     insert(product, torch.ops.bitproof_tests.sum_in_any_order.default, product.kwargs.get("offs", product.args[-1]))

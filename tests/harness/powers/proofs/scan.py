@@ -273,6 +273,9 @@ def _polluted(garbage: int, sizes: Sequence[int]) -> Iterator[None]:
     """Leave freed memory of these sizes, and of others, full of garbage. glibc fills fresh memory, too, if asked."""
     perturb = getattr(ctypes.CDLL(None), "mallopt", lambda option, pattern: None)
     perturb(_M_PERTURB, garbage)
+    # In deterministic mode torch itself fills fresh memory, with NaN.
+    fills = torch.utils.deterministic.fill_uninitialized_memory
+    torch.utils.deterministic.fill_uninitialized_memory = False
     try:
         for size in {*sizes, 16, 64, 128, 256, 512, 1024, 4096}:
             junk = [torch.full((max(size, 1),), garbage, dtype=torch.uint8) for _ in range(4)]
@@ -280,6 +283,7 @@ def _polluted(garbage: int, sizes: Sequence[int]) -> Iterator[None]:
         yield
     finally:
         perturb(_M_PERTURB, 0)
+        torch.utils.deterministic.fill_uninitialized_memory = fills
 
 
 def _bytes(x: Tensor) -> Tensor:

@@ -471,8 +471,8 @@ def test_state_of_a_process_can_be_compared():
 def test_a_file_that_a_parent_process_has_open_too_is_not_compared_and_ones_own_is(tmp_path):
     """Under a test runner whose output goes to a file, workers inherit the file, and the runner goes on writing."""
     script = (
-        "import sys; from bitproof.harness.powers.proofs.prover.programs import outside\n"
-        "own = open(sys.argv[2], 'w'); found = outside._open_files()\n"
+        "import sys; from bitproof.harness.powers.proofs.prover.programs import side_effects\n"
+        "own = open(sys.argv[2], 'w'); found = side_effects._open_files()\n"
         "print(int(sys.argv[1]) in found, own.fileno() in found)"
     )
     with open(tmp_path / "log", "w") as log:

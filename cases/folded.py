@@ -14,9 +14,9 @@ FAMILY = "folded"
 
 
 def _folded(base: Case, suffix: str = "folded", sequences: int = 4) -> Case:
-    """Return a variant with folded tokens, in which each line of text is a document.
+    """Return a variant with the tokens of all sequences in a single dim. Each line of text is a document.
 
-    For example, 4 sequences of 32 tokens have 8 documents or more.
+    Lines are short: for example, 4 sequences of 32 tokens have 8 documents or more.
     """
     batch = Batch(sequences=sequences, data="pydoc_lines")
     return variant(base, suffix, FAMILY, model=Model(attention="flex", folded=True), batch=batch)

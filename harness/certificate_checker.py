@@ -1147,10 +1147,10 @@ def _copy(g: State, place: int, call: State) -> Json:
 
 
 def _exact(g: State, place: int, call: State) -> Json:
-    """Return the term of an exact operator, with each operand broadcast to the result's shape; NEXT for any other call.
+    """Return the term of an exact operator, with each operand broadcast to the result's shape.
 
-    Also NEXT if the dtype cannot represent a number among the operands. Implements line 5 of
-    docs/reference/certificate.md, which lists the exact operators.
+    Return NEXT, so that the next rule is tried, for any other call, or if the dtype cannot represent a number among the
+    operands. Implements line 5 of docs/reference/certificate.md, which lists the exact operators.
     """
     op, args, state, given = call["op"], call["args"], g["s"], call["given"]
     if op == "aten.pow.Tensor_Scalar":

@@ -35,8 +35,8 @@ class Option:
     - `kind`: type of the value in Python; None for the field's type. `typed`: type on the command line, if it differs.
     - `least`: smallest allowed number.
     - `problem`: returns an error message for a value, or "" if the value is valid.
-    - `names_code`: whether the value is the name of a system or pass, which may contain a file.
-    - `repeats`: whether the command line that repeats a run contains this option.
+    - `names_code`: whether the value names a system or pass, possibly as a file with a name in it.
+    - `repeats`: whether the printed command line for repeating a run contains this option.
     - `command_line_only`: the reason why Python has no such keyword; "" if Python has it.
     """
 

@@ -66,6 +66,7 @@ class HandleLog:
             else:
                 theirs(work.wait)
                 ours = DeferredWork(written)
+            # The list also keeps the handle alive, as a caller's C++ code does not.
             self._made.append((ours, index))
             # torch's operators return a Work as a boxed C++ object.
             return Work.boxed(ours)
@@ -83,6 +84,7 @@ def defer(function: Any, args: Any, kwargs: Any, made: list[DeferredWork]) -> An
     Return the call's result, with the backend's handles replaced by our own. Also add these to `made`, which keeps them
     alive. A message to one rank runs unchanged.
     """
+    # Waiting at the launch could deadlock: the other rank may receive the message only later.
     if name_of(function) in TO_ONE_RANK:
         return theirs(function, *args, **kwargs)
     written = [leaf for leaf in tree_leaves(written_by(function, args, kwargs)) if isinstance(leaf, Tensor)]
@@ -121,6 +123,7 @@ def in_place_results(function: Any) -> tuple[str, ...]:
 
     The schema does not mark these arguments as written. Returns () for other operators.
     """
+    # A send only reads its tensors, although its argument has the name `tensors`, too.
     if getattr(function, "namespace", None) != IN_PLACE_COLLECTIVES or name_of(function) == "send":
         return ()
     # Results are `tensors` or begin with `output`; `output_split_sizes` are numbers.
@@ -171,5 +174,6 @@ class DeferredWork(Work):
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
         future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+        # `result` waits, so the future is complete from the start.
         future.set_result(self.result())
         return future

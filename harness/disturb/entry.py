@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, cast
 from bitproof.harness.case import JOINT, PREPARED, Case, Kind
 from bitproof.harness.disturb.kinds import Fault
 
+# Both modules import torch, which this module must not.
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import GraphEditor
     from bitproof.harness.disturb.tamper import TamperedCall
@@ -225,6 +226,7 @@ def row(
             needs=needs,
             sees=sees,
             kinds=kinds,
+            # Calls of the update are outside all modules.
             sites=sites or tuple(Site(None, "update", None, operator) for operator in operators),
             rank=rank,
         )

@@ -89,6 +89,7 @@ class GraphEditor:
         few.
         """
         found = self.all(name, at, **options)
+        # A small case may have fewer calls than the fault asks for.
         return found[min(turn, len(found) - 1)]
 
     def require(self, found: Sequence[Any], what: str) -> Any:
@@ -152,6 +153,7 @@ class GraphEditor:
             made = self._make(target, args, options)
         node.replace_all_uses_with(made)
         self._stand_ins[node] = made
+        # Only now: torch refuses to erase a node that has readers.
         self.graph.erase_node(node)
         return made
 
@@ -275,6 +277,7 @@ class GraphEditor:
         place.
         """
         origin = origin_of(node)
+        # Python's `getitem` is no operator of torch.
         name = operators[0] if operators else "getitem" if node.target is operator.getitem else operator_name(node)
         return Site(origin.module, origin.direction, node.meta.get(CHUNK_KEY), name)
 

@@ -56,6 +56,7 @@ def mutate(entry: Entry, module: GraphModule, case: Case, rank: int = 0) -> Muta
             found=f"{error.what}: {error.found}",
             fix="choose another case: see `bitproof faults --list`",
         ) from error
+    # An error of bitproof's own already states its cause.
     except BitproofError:
         raise
     except Exception as error:  # a mistake in the edit itself must not look like a fault that was detected

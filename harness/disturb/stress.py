@@ -40,6 +40,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
     if stress is None:
         yield
         return
+    # Imported here, since these modules import torch.
     from bitproof.harness.disturb.deferred_work import IN_PLACE_COLLECTIVES, DeferredWork, defer
     from bitproof.harness.graph.offload_operators import COPIES
     from bitproof.harness.graph.operators import COLLECTIVE_NAMESPACES, row_of
@@ -52,6 +53,7 @@ def stressed(stress: Stress | None, rank: int, device: torch.device | None = Non
     chance, longest = random.Random(f"{stress.seed}/{rank}"), stress.longest_sleep
 
     class Disturbance(TorchDispatchMode):
+        # By default, torch refuses higher-order operators, such as FlexAttention, under a mode.
         supports_higher_order_operators = True
 
         def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -64,6 +64,7 @@ def tampered(entry: Entry | None, clock: Clock, fire: Callable[[], None]) -> Ite
     wanted, tamper = frozenset(entry.operators), entry.call
 
     class Tampering(TorchDispatchMode):
+        # By default, torch refuses higher-order operators, such as FlexAttention, under a mode.
         supports_higher_order_operators = True
 
         @classmethod

@@ -25,7 +25,7 @@ _KINDS = ("placeholder", "get_attr", "call_function", "output")
 
 
 class Facts(NamedTuple):
-    """The facts about a graph that passes must keep.
+    """Facts about a graph that every pass must preserve.
 
     `checks` has a text for each assertion in the graph: its operator and message.
     """

@@ -414,8 +414,8 @@ def finalize_calls(calls: Sequence[Call]) -> list[Call]:
 
 
 def _without_update_s_part(call: Call) -> Call:
-    """Return the call, without its `part` if that is "clipping" or "loss scaling" but the call is not in the update.
+    """Return the call. Outside the update, drop a `part` that only the update has: "clipping" or "loss scaling".
 
-    For example, the loss is scaled in forward.
+    For example, the loss is also scaled in forward.
     """
     return call._replace(part=None) if call.place.direction != "update" and call.part in _PARTS.values() else call

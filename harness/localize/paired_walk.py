@@ -373,10 +373,10 @@ class Walk:
         return not log.lacks(due) and (not made or min(made) < reader)
 
     def _extra(self, rank: int, mine: int, weight: int = 2) -> bool:
-        """Search for a cause among the producers of the wrong inputs of call `mine`, which only the candidate makes.
+        """Search for the cause of the extra call `mine`, which the candidate makes and the reference does not.
 
-        If none is found there, the call itself is a cause if it is wrong. `weight` is then its weight in `found`.
-        Returns whether a cause is found.
+        The search begins among the producers of its wrong inputs. If none is a cause, the call itself is a cause if it
+        is wrong, and gets `weight` in `found`. Returns whether a cause is found.
         """
         if (known := self._result_so_far((rank, mine))) is not None:
             return known

@@ -8,9 +8,9 @@ ranks.
 4. Write the graph and its fingerprint as data. The graph may only call operators that `graph.backend.allowed` lists.
 5. If Inductor compiles the step, write the generated code into a second file (`harness.precompile.compiled`).
 
-Reading checks that the file is complete, that its fingerprint equals the fingerprint of this run, that each operator is
-allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass runs. Compiled code
-runs only with permission.
+When a run reads the step, it checks that the file is complete, that the fingerprints of file and run are equal, that
+each operator is allowed, and that the resulting code has the stored hash. Nothing is traced or compiled, and no pass
+runs. Compiled code runs only with permission.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The report's facts about a precompiled step, which ranks read from a file instead of tracing it."""
+"""The report's facts about a precompiled step. Ranks read such a step from a file, and trace nothing."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def lines(finding: Finding) -> Iterator[str]:
 def brief_lines(finding: Finding) -> Iterator[str]:
     """Yield the lines of a finding that a run prints at its end.
 
-    If the check objects or could not judge, all lines are printed, otherwise only the finding's sentences.
+    These are all lines if the check raised an objection or could not judge, otherwise only the finding's sentences.
     """
     if finding.objection or finding.unjudged:
         yield from lines(finding)

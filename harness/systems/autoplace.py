@@ -82,6 +82,7 @@ def place(case: Case) -> tuple[Plan, Placed]:
         if row.data != SHARDED
         for name in names(parameter.name)
     }
+    # Only the order of the names is read, so the model needs no values.
     with torch.device("meta"):
         order = [name for name, _ in build_model(case.model).named_parameters()]
     # A fixed order, so that equal plans have equal hashes.
@@ -131,6 +132,7 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
             layers[parameter.name] = next(
                 i for i, x in enumerate(choices) if x.name.startswith(SHARDED) and x.name.endswith(" R") != is_split
             )
+        # Without a memory limit, as these plans are only compared with the optimum.
         fixed = solve(program.fixed(layers)).taken
         found[name] = fixed
     return found
@@ -138,6 +140,7 @@ def by_hand(traced: Traced) -> dict[str, Taken]:
 
 def trace_placements(case: Case) -> Traced:
     mesh, size = Mesh(0, case.parallelism), case.parallelism.tp
+    # The trace reads shapes and dtypes, and no values.
     with torch.device("meta"):
         model = build_model(case.model)
     num_tokens = case.batch.sequences * case.batch.seq_len
@@ -191,6 +194,7 @@ def _layers_and_parameters(
     dims: dict[str, int | None] = {}
     for index, block in model.get_submodule("layers").named_children():
         for name, module in block.named_children():
+            # A norm is no layer of the linear program, but its parameters still get a placement below.
             if isinstance(module, RMSNorm):
                 continue
             path, is_moe = f"layers.{index}.{name}", isinstance(module, MoE)
@@ -241,4 +245,5 @@ def _row(traced: Traced, taken: Taken, parameter: PlacedParameter) -> PlacedTens
 
 
 def _by_number(name: str) -> tuple[int, str]:
+    # By number first: as text, layer 10 would precede layer 2.
     return int(name.split(".")[1]), name

@@ -36,8 +36,10 @@ def read_program(graph_cache: GraphCache) -> GraphProgram | None:
         return None
     try:
         program = program_from_json(kept, began)
+        # Hazards cannot be computed again: that would need the devices of values, which are not stored.
         program.set_hazards([str(line) for line in kept["hazards"]])
         return program
+    # A damaged entry of the cache is no error of this run, which traces the step instead.
     except (BitproofError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.warning("the kept graph is not used: %s", error)
         return None
@@ -73,6 +75,7 @@ def program_from_json(kept: Json, began: float, allowed: Container[str] | None =
     Raises UnkeptError, ValueError, KeyError, TypeError or AttributeError for invalid values.
     """
     module = graph_from_json(kept["graph"], allowed)
+    # Only the hash proves that the graph is the graph that was traced.
     if (found := code_hash(module)) != kept["code_hash"]:
         raise ValueError(f"it has other code than was kept: {found}, not {kept['code_hash']}")
     groups = {

@@ -1,9 +1,9 @@
 """The system `compiled`: the case's reference system, with its models compiled by torch.compile.
 
-A case can use `compiled` as its candidate if the reference has a `model`, as a system from `watch` has. Each piece of
-code that Dynamo captures goes through these stages, on each rank separately:
+A case can use `compiled` as its candidate if its reference system has a `model`; systems from `watch` have it. Each
+piece of code that Dynamo captures goes through these stages, on each rank separately:
 
-    captured        the captured code, in torch's functions; without a later stage, eager autograd differentiates it
+    captured        the captured code, in torch's functions; if the list ends here, eager autograd runs its backward
     differentiate   ahead-of-time autograd makes a forward and a backward graph of operators
     decompose       operators are decomposed into operators that Inductor can lower (backend "inductor" only)
     ...             the user's passes (--extra-pass) run on each graph
@@ -150,6 +150,7 @@ class Capture:
 
     def _run_uncompiled(self, module: GraphModule, direction: str) -> Run:
         finished = self._run_passes(module, direction)
+        # `self.run` is looked up at each call, as `run_by` replaces it for a while.
         return lambda *inputs: self.run(finished)(*inputs)
 
     def _run_passes(self, module: GraphModule, direction: str) -> GraphModule:
@@ -208,6 +209,7 @@ class Capture:
         module = _module_named(str([*stack.values()][-1][0]), self._names) if stack else ""
         is_backward = node.meta.get("partitioner_tag") == "is_backward" or direction == "backward"
         lines = [user_line(path, int(line)) for path, line in _LINE.findall(node.stack_trace or "")]
+        # The innermost line of user code: lines of libraries are None.
         source = next((line for line in reversed(lines) if line is not None), None)
         part = part_in(node.meta.get("custom") or {})
         return Origin(module, "backward" if is_backward else "forward", source, part)
@@ -248,6 +250,7 @@ def compile_models(made: Any, case: Case, options: GraphOptions, work: Path) -> 
 
     `work` is a folder for generated code. Raises UsageError if the system has no attribute `model` or `models`.
     """
+    # If there are several models, the attribute `model` of a system from `watch` is None.
     models = getattr(made, "models", None) or [getattr(made, "model", None)]
     if not all(isinstance(model, nn.Module) for model in models):
         raise UsageError(

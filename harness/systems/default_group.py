@@ -28,6 +28,7 @@ from bitproof.harness.errors import UsageError
 from bitproof.harness.torch_distributed import KnownGroups, replace_function
 from bitproof.harness.within_user_code import refused
 
+# Torch's own functions, before `install` replaces them.
 _init, _destroy = dist.init_process_group, dist.destroy_process_group
 _ENVIRONMENT = {"rank": "RANK", "world_size": "WORLD_SIZE"}
 _IMMATERIAL = ("init_method", "store", "timeout", "group_name")
@@ -106,8 +107,10 @@ def _init_process_group(*args: Any, **kwargs: Any) -> None:
     loan = _loans[-1] if _loans else None
     if loan is None or loan.is_taken or (loan.aside is not None and dist.is_initialized()):
         return _init(*args, **kwargs)  # it raises, as the group exists already
+    # The check reads the group's backend and rank, so the group must be visible.
     with as_lent():
         _refuse_another(loan.device, args, kwargs)
+    # Only after the check: a refused call has taken nothing.
     loan.is_taken = True
     if loan.aside is not None:
         loan.aside.exchange()
@@ -122,6 +125,7 @@ def _destroy_process_group(group: Any = None) -> None:
     # torch itself destroys a group that user code has made, and reports a second destruction.
     if loan is None or loan.aside is not None or not is_default:
         return _destroy(group)
+    # Torch's own function would end the group, which bitproof still needs.
     put_aside()
     return None
 
@@ -159,10 +163,12 @@ def _refuse_another(device: torch.device, args: tuple[Any, ...], kwargs: dict[st
 
 def _is_device(given: Any, device: torch.device) -> bool:
     asked = torch.device(device.type, given) if isinstance(given, int) else torch.device(given)
+    # A device without an index, such as `cuda`, fits the device of any rank.
     return asked.type == device.type and asked.index in (None, device.index)
 
 
 def _backend_for(device: str, name: Any) -> str | None:
     """Return the backend in a name such as `gloo` or `cpu:gloo,cuda:nccl` for a device type; None if there is none."""
+    # A backend without a device type, such as `gloo`, is for all of them.
     parts = [part.split(":", 1) if ":" in part else [device, part] for part in str(name).lower().split(",")]
     return {of: backend for of, backend in parts}.get(device)

@@ -78,6 +78,7 @@ def _listen() -> None:
 
 
 def _on_audit_event(event: str, args: tuple[Any, ...]) -> None:
+    # The hook stays for the whole process, so it must be fast outside a run.
     if _RUNNING and event in _FILES:
         # A copy, as another thread may enter or leave a run meanwhile.
         for files in [*_RUNNING]:
@@ -137,6 +138,7 @@ class RunFiles:
             file.writelines(f"{content} {path}\n" for path, content in at_start.items())
         self._at_start = None
         self._earlier = {(facts.st_dev, facts.st_ino) for facts in earlier.values()}
+        # Watched only from now on, since `_is_earlier` has just read some of these files.
         self._reads = _Reads([*earlier])
         self._asking = [mock.patch.object(os, name, self._noticing(getattr(os, name))) for name in _ASKS]
         self._within = threading.local()
@@ -147,6 +149,7 @@ class RunFiles:
         short = work.parent / f"{self._began.this:x}"
         for name in ("tmp", "out"):
             (work / "own" / name).mkdir(parents=True, exist_ok=True)
+        # Another rank of this run may have made the link.
         with contextlib.suppress(FileExistsError):
             short.symlink_to(work / "own")
         os.environ["TMPDIR"] = tempfile.tempdir = str(short / "tmp")
@@ -159,6 +162,7 @@ class RunFiles:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        # First, so that the files that the check below opens do not count as the script's.
         _RUNNING.remove(self)
         for each in self._asking:
             each.stop()
@@ -183,6 +187,7 @@ class RunFiles:
 
         False if the file has the same content as before the first run.
         """
+        # Python itself writes and reads .pyc files, for each import.
         if not stat.S_ISREG(found.st_mode) or path.endswith(".pyc"):
             return False
         identity, is_overwritten = (found.st_dev, found.st_ino), found.st_mtime_ns >= self._began.this
@@ -195,6 +200,7 @@ class RunFiles:
         # reading would count as the script's.
         if identity in self._earlier and not is_overwritten:
             return True
+        # Without a known earlier content, nothing shows that the file is unchanged.
         if path not in self._before:
             return True
         if self._at_start is None:
@@ -224,6 +230,7 @@ class RunFiles:
             elif event in _CHANGES and isinstance(args[0], str | bytes | os.PathLike):
                 self._keep_content(os.fsdecode(args[0]))
             elif event in _STARTS:
+                # Any word of the command line may be a path.
                 for word in _words(args[_STARTS[event]]):
                     self._note_question(word)
 
@@ -231,6 +238,7 @@ class RunFiles:
         # `open` has a mode; `os.open` has None in its place, and flags.
         is_read = "r" in mode or "+" in mode if mode else flags & os.O_ACCMODE != os.O_WRONLY
         is_written = any(c in mode for c in "wax+") if mode else flags & os.O_ACCMODE != os.O_RDONLY
+        # The audit event precedes the opening, so the file still has its old content.
         if is_written:
             self._keep_content(path)
             self._note_written(path)

@@ -156,6 +156,7 @@ def trace(
     Raises TraceError.
     """
     enter("in tracing")
+    # All other fields get their defaults, so the trace cannot depend on them.
     case = step_part(placed_case(case))
     start = time.perf_counter()
     mesh = Mesh(rank, case.parallelism)
@@ -249,6 +250,7 @@ def finish(
     dump = GraphDump(options.dump_dir, joint.parameter_names, joint.buffer_names) if options.dump_dir else None
     with dump or contextlib.nullcontext():
         module, reports = run_pipeline(joint.module, passes, context, dump, enter)
+    # All ranks must have the same code, but each may have another device.
     forget_device_index(module, device)
     if case.observe:
         enter("in observing activations")
@@ -260,6 +262,7 @@ def finish(
         run, report = _compiled(module, case, context.groups)
         reports.append(report)
     if case.pipeline.captures:
+        # Checked after the passes, since these may add operators.
         from bitproof.harness.graph.backend.cuda_graphs import check_capture
 
         enter("in looking for what no CUDA graph can hold")
@@ -307,6 +310,7 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
     from bitproof.harness.disturb.mutate import mutate
 
     module, sites = mutate(entry, program.module, case)
+    # Listed like a pass, so that reports show that the graph has a fault.
     report = PassReport(
         name=f"fault {entry.name}",
         seconds=time.perf_counter() - start,
@@ -375,6 +379,7 @@ def make_graph_system(
         run = StaticStep(run, program.module, len(state))
 
     def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
+        # The graph itself computes the gradients, so autograd has nothing to record.
         with torch.no_grad(), below_autograd() if is_plain else contextlib.nullcontext():
             loss, *values = run(*state, *inputs)
         return loss, dict(zip(program.parameter_names, values, strict=True))
@@ -385,6 +390,7 @@ def make_graph_system(
 
 
 def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
+    # Any other program was traced for this very case, so its state has the same form.
     for layout in program.layout if program.artifact else ():
         found = Layout.of(layout.name, own[layout.name]) if layout.name in own else None
         if found != layout:

@@ -62,6 +62,7 @@ class GraphCache:
         Return whether it was stored.
         """
         later = self.installation.later()
+        # If a file was edited since, it is unknown whether its old or its new text made the value.
         if later is None:
             logger.info("%s is not kept: files that it was made by changed meanwhile", kind)
             return False

@@ -79,6 +79,7 @@ def _settings(holder: Any) -> Iterator[tuple[tuple[int, str], Any]]:
     A key is (index of the group, path): `((1, "lr"), 0.001)` is `lr` of group 1.
     """
     for number, group in enumerate(getattr(holder, "param_groups", ())):
+        # The parameters themselves are recorded under their own names.
         settings = {name: value for name, value in group.items() if name != "params"}
         for path, value in _leaves_in(settings, "", {}, set(), depth=0):
             yield (number, path), value
@@ -148,6 +149,7 @@ def _tensors_of(optimizers: Iterable[Optimizer], models: Iterable[Any]) -> Itera
     parameters += [p for model in models for p in model.parameters()]
     for parameter in parameters:
         yield parameter
+        # Gradients have records of their own.
         if parameter.grad is not None:
             yield parameter.grad
     for model in models:

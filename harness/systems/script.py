@@ -72,6 +72,7 @@ class WatchedScript(WatchedLoop):
         self._files = files
         self._script, self._path, self._folder = script, path, folder
         self._rank, self._world_size = rank, world_size
+        # Read once, so that the digest in the manifest is that of the code that runs.
         self._code = read_plain(path)
         # Weak, as the script decides how long an optimizer lives.
         self._made: list[weakref.ref[Optimizer]] = []
@@ -110,8 +111,10 @@ class WatchedScript(WatchedLoop):
         printed_before = _size_of_log()
         try:
             with loading(str(self._path)):
+                # With `dont_inherit`, the `__future__` imports of this file do not apply to the script.
                 exec(compile(self._code, str(self._path), "exec", dont_inherit=True), module.__dict__)
         except SystemExit as error:
+            # After a successful exit, the loop is judged by its number of steps, as after the last line.
             if error.code not in (None, 0):
                 raise UsageError(
                     f"the script {self._script.file} called sys.exit({error.code!r}) before its last step",
@@ -216,6 +219,7 @@ def make_script(script: Script, work: Path, ours: Sequence[Path] = ()) -> Callab
         if script.revision:
             checkout = checkout_of(script, work.parent)
             path, folder = checkout / path.relative_to(top_of(script)), place_in(checkout, script, Path.cwd())
+        # For a revision, the folders in its checkout and the user's own folders differ. All are watched.
         watched = {folder, path.parent, Path.cwd(), Path(script.file).absolute().parent}
         files = RunFiles(script.file, case.name, work, sorted(watched), ours)
         return WatchedScript(script, path, folder, mesh.rank, case.parallelism.world_size, files)
@@ -273,6 +277,7 @@ def owners_of(parameters: Sequence[Tensor]) -> list[nn.Module]:
     # Only the garbage collector knows all modules. `isinstance` would read `__class__`, which some objects compute.
     modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module) and "_modules" in vars(each)]
     inner = {id(child) for each in modules for child in vars(each)["_modules"].values()}
+    # Reversed, so that a parameter that occurs twice has its first position.
     order = {id(parameter): number for number, parameter in reversed([*enumerate(parameters)])}
     owned: list[tuple[set[int], int, nn.Module]] = []
     for each in modules:
@@ -295,6 +300,7 @@ _LOG = "/proc/self/fd/2"
 
 
 def _size_of_log() -> int:
+    # Buffered text would otherwise count as printed later.
     sys.stdout.flush()
     sys.stderr.flush()
     with contextlib.suppress(OSError):

@@ -34,6 +34,7 @@ def staged_gradients(
     assert case.schedule is not None, "only a step in micro-batches is cut"
     pp = case.parallelism.pp
     actions = [actions_of(case.schedule, pp, rank) for rank in range(pp)]
+    # Before any rank runs: a deadlock would only show as a run that never ends.
     refuse_waiting(actions, case.stages)
     # Two groups, for messages to higher and to lower ranks: in a single group, neighbours that wait for each other's
     # messages would deadlock.
@@ -65,6 +66,7 @@ def staged_gradients(
         parts = [dict(zip(read, part, strict=True)) for part in micro_batches_of(inputs, case.micro_batches)]
         with torch.no_grad(), below_autograd():
             losses, found = step(state, parts)
+            # Only a rank with the last stage has losses.
             loss = mean_of_losses(losses) if losses else None
         return loss, {name: found[given] for name, given in gradient_names.items()}
 

@@ -54,6 +54,7 @@ def _models_and_optimizers(made: Any) -> list[Any]:
     owner = getattr(made, "__self__", None)
     places = [*getattr(made, "__dict__", {}).values(), *closure, *getattr(owner, "__dict__", {}).values()]
     spread = [x for place in places for x in (place if isinstance(place, (list, tuple)) else [place])]
+    # By id, as an object may be in several places, such as a closure and an attribute.
     return list({id(x): x for x in spread if isinstance(x, (nn.Module, Optimizer))}.values())
 
 

@@ -53,6 +53,7 @@ class UserSystem:
         self._origin = dict(origin)
         _refuse_what_trains_nothing(name, made)
         self._step = getattr(made, "step", made)
+        # Before the first step, to find out later which state the steps have changed.
         self._kept = UnrecordedState(made)
         # `print` stands for the function that records values: only the number of arguments counts.
         self._takes_observe = _takes(self._step, 0, print)
@@ -184,6 +185,7 @@ def _refuse_what_trains_nothing(name: str, made: Any) -> None:
         )
     elif isinstance(made, type):
         what, fix = f"the class {made.__name__}", f"return an object of it: {made.__name__}(...)"
+    # A module with a method `step` may itself be a system.
     elif isinstance(made, torch.nn.Module) and not hasattr(made, "step"):
         what, fix = f"a model ({type(made).__name__})", f"wrap it in bitproof.watch: {_WATCH}"
     elif isinstance(made, torch.optim.Optimizer):

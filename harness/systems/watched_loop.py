@@ -69,6 +69,7 @@ class WatchedLoop(WatchedStep):
         from bitproof.harness.torch_operators import on_backward
 
         steps = _Steps(self, num_steps, taking)
+        # A hook for all optimizers, since the loop may make its optimizers only later.
         hook = register_optimizer_step_pre_hook(steps.optimizer_begins)
         # Without a method for the loss, the loss is the tensor that backward begins with.
         keeping = _results_noted(self._loss, steps.keep_loss) if self._loss else on_backward(steps.keep_loss)
@@ -77,6 +78,7 @@ class WatchedLoop(WatchedStep):
                 with steps.open, keeping:
                     steps.begin()
                     self._train()
+                    # Reached only if the loop returns: after the last step, an exception leaves it.
                     raise self.too_short(steps.index, num_steps)
             except BaseException:
                 if not steps.are_over:  # errors after the last step come from leaving the loop
@@ -186,6 +188,7 @@ class _Steps:
 
     @refusing()
     def keep_loss(self, root: Tensor) -> None:
+        # Other roots are no losses, such as the outputs of a pipeline stage.
         if root.numel() == 1 and root.is_floating_point():
             self._losses.append(root.detach())
             self._loop.check_losses(self._losses)
@@ -196,6 +199,7 @@ class _Steps:
 
         The first hook records the gradients. The second hook ends the training step if all optimizers have stepped.
         """
+        # A subclass that calls `super().step()` runs the hooks twice for a single step.
         if self._is_within_own_step(optimizer):
             return
         hooks = self.hooks.setdefault(id(optimizer), ExitStack())

@@ -192,6 +192,7 @@ class WatchedStep:
                 fix="give watch the optimizer whose step() is called",
             )
         self.show_state_after_step(self.watched_optimizers, observe)
+        # A rank may have no loss, for example without the last stage of a pipeline.
         if loss is not None:
             observe("loss", "loss", _number(loss, index))
 
@@ -268,6 +269,7 @@ class WatchedStep:
         # gradient so far has no state, and its records have no elements.
         states = {name: dict(_leaves(optimizer.state.get(p, {}))) for name, p in self._parameters_of(optimizer)}
         keys = dict.fromkeys(key for state in states.values() for key in state)
+        # These names are recorded in each step, also before LBFGS creates the state.
         if isinstance(optimizer, LBFGS):
             keys |= dict.fromkeys(_LATE)
         rates = {id(p): group.get("lr", 0.0) for group in optimizer.param_groups for p in group["params"]}

@@ -177,7 +177,7 @@ def _reduce(call: RuleCall) -> Answer:
 
 
 def _along(call: RuleCall) -> Answer:
-    """Return the rows of a softmax, a running sum, a sort or a shift; None if it works along the dim of the rows."""
+    """Return the rows of a softmax, running sum, sort or shift: those of its input. None if it mixes these rows."""
     rows = call.rows[call.first]
     return None if rows.dim in call.dims("dims" if "dims" in call.given else "dim", rank_of(call.first)) else rows
 

@@ -11,11 +11,11 @@ Refuses:  a collective whose group is unknown. Collectives of values that are ne
 2. Drop repeated gathers: same parameter, same casts, same group.
 3. Find the reduce-scatters whose result is a gradient, after casts, changes of shape, cuts and additions at most.
 4. Sort the gathers into buckets, and the reduce-scatters into other buckets. A bucket's members have the same group,
-   operation, dtype, block and direction. If the graph is divided into forward and backward, they are in the same half.
-   Recomputed gathers have their own buckets, and so have each chunk and each module outside all blocks. With
-   `join_chunks`, reductions of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
-5. Write a bucket's gathered values at its first member. Launch its gather where the previous bucket's values are
-   written, if both are in the same half.
+   operation, dtype, block and direction. In a graph divided into forward and backward, they are in the same half. These
+   have separate buckets: recomputed gathers, each chunk, each module outside all blocks. With `join_chunks`, reductions
+   of all chunks are joined. Inside a bucket, parameters have the order of the graph's inputs.
+5. Insert a bucket's gathered values where its first member was. Launch its gather earlier, where the previous bucket's
+   values are inserted, if both are in the same half.
 6. Write a bucket's reduction after its last gradient. Wait for it when the next reduction is launched, so that a single
    reduction is in flight.
 7. Move every node after the nodes that it now reads.

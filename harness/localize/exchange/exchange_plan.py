@@ -430,8 +430,9 @@ class WrongArguments:
         return frozenset(unlike)
 
     def has(self, log: CandidateLog, mine: int, theirs: int, wrong: Wrong) -> bool:
-        """Whether call `mine` differs from its match `theirs` in exactly the arguments `wrong`, or in a setting among
-        them.
+        """Whether call `mine` differs from its match `theirs` in exactly the arguments `wrong`.
+
+        If there are optimizer settings among `wrong`, it suffices that the calls differ in one of these settings.
         """
         own = self.of(log, mine, theirs) if wrong else frozenset()
         return bool(own) and (own == wrong or bool(of_setting(own) & of_setting(wrong)))

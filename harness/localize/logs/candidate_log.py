@@ -124,8 +124,8 @@ class CandidateLog(IndexedLog):
     def producer_of_input(self, index: int, position: int) -> int | None:
         """Return the index of the call that produced an input; None for a value from before the step.
 
-        Unlike `input_producers`, also None for a view of a value from before the step, if the reference lacks that
-        value.
+        For a view of such a value, return the view's call, as `input_producers` does; but None if the reference lacks
+        the value.
         """
         producer = self._input_producers[index][position] if position < len(self._input_producers[index]) else None
         view = producer

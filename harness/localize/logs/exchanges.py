@@ -71,7 +71,7 @@ class Exchanges:
         written: Sequence[Tensor],
         reads: tuple[str, ...],
     ) -> dict[int, Any]:
-        """Return new tensors for outputs of a call that has run, as `id` of the replaced tensor -> new tensor.
+        """Return replacements for outputs of a call that has run, as `id` of an output -> the tensor that replaces it.
 
         `given` are the call's arguments, `written` the arguments that it wrote in place, `reads` its inputs' digests.
         """

@@ -63,6 +63,7 @@ class WatchedRank:
         # The system may have caught the error of a listener, so it is raised here.
         if self.session.events.errors:
             raise self.session.events.errors[0]
+        # A rank that fails earlier leaves no answer, so the run counts as incomplete.
         if index == self.case.steps - 1:
             answer = Path(self.request["answers"], f"rank{self.rank}.json")
             answer.write_text(json.dumps(self._end()))

@@ -105,6 +105,7 @@ def markdown_of(certificate: MovedCertificate) -> str:
         for row in c.rows:
             cells = (call_text(row), amount_text(row), "; ".join(row.causes) or "unknown", row.switch, row.alone)
             page.append("| " + " | ".join(map(_cell, cells)) + " |")
+    # Two spaces at the end of a line are a line break in Markdown.
     return "\n".join([*page, "", *(f"{_cell(line.strip())}  " for line in verified_lines(c))]) + "\n"
 
 

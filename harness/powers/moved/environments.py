@@ -58,6 +58,7 @@ class Environment:
             words = [str(START), what, str(asked), str(answered)]
             # The program must iterate its sets in the same order in both environments.
             done = self._run(words, {"PYTHONHASHSEED": "0", **self.variables}, seconds)
+            # A program may end its process with status 0 before the answer is written.
             if done.status == 0 and answered.is_file():
                 return answer_or_refusal(json.loads(read_plain(answered, UNPACKED * 16)), what, self.python)
             raise _failure(what, self.python, done.status, done.out)
@@ -77,10 +78,12 @@ class Environment:
                 "a case runs by bitproof, which this Python has not", expected="the same bitproof", found=self.python
             )
         last = "\n".join(done.out.strip().splitlines()[-8:])
+        # Status 2 means that the command line is wrong.
         raise (UsageError if done.status == 2 else RecordingError)("the case cannot be recorded", found=last)
 
     def _run(self, words: Sequence[str], variables: Mapping[str, str], seconds: float) -> Ran:
         try:
+            # In this order, so that the environment's own variables win.
             given = {**os.environ, **variables}
             return run_command([self.python, *words], seconds, environment=given, is_joined=True)
         except CommandError as error:
@@ -134,6 +137,7 @@ def installed(requirement: str) -> str:
     folder = cache / "environments" / sha256(f"{requirement} {sys.version} {rest}".encode()).hexdigest()[:16]
     python = folder / "bin" / "python"
     if not (folder / "ready").is_file():
+        # With `--clear`, since an interrupted installation may have left files.
         _run_install(requirement, [sys.executable, "-m", "venv", "--clear", str(folder)])
         # Everything else is this Python's, so that a script finds its packages, and a case bitproof. pip is not shown
         # this Python's torch if it shall install another one: it would take it for the environment's own.

@@ -49,6 +49,7 @@ class OneProcess:
         more: dict[str, dict[str, Any]] = {
             "record": {"program": self.program, "arguments": [*self.arguments], "steps": self.steps},
             "results": {"out": results},
+            # A run without exchanges needs no stored results.
             "exchange": {"results": results if any(asked.get("sets", ())) else None},
         }
         return environment.ask(what, {"folder": str(folder), **more[what], **asked}, seconds)
@@ -125,6 +126,7 @@ class CaseOnRanks:
             request, out = Path(temporary, "request.json"), Path(temporary, "recording")
             content = {"what": what, "folder": str(folder.resolve()), "answers": temporary, "system": self.system}
             request.write_text(json.dumps(content | {"asked": asked}))
+            # SYSTEM wraps the system of the case, which the request names.
             words = ["record", self.name, "--system", SYSTEM, "--out", str(out), "--report-dir", f"{temporary}/logs"]
             environment.bitproof([*words, *self.arguments], {REQUEST: str(request)}, seconds)
             recording, answers = read_recording(out), [*_answers(Path(temporary))]
@@ -139,6 +141,7 @@ ProgramRuns = OneProcess | CaseOnRanks
 
 def _answers(folder: Path) -> Iterator[dict[str, Any]]:
     rank = 0
+    # Ends at the first rank without an answer. The caller compares the number of answers.
     while (path := folder / f"rank{rank}.json").is_file():
         yield json.loads(path.read_text())
         rank += 1

@@ -24,10 +24,10 @@ class MovedRow:
 
     Calls that differ only in values share a row.
 
-    - `elements`, `total`: number of elements of the results that differ, and number of all elements.
+    - `elements`, `total`: number of differing elements of the results, and number of all elements.
     - `smallest`: smallest tested input shape at which the call differs.
     - `switch`: a setting that restores the old bits.
-    - `alone`: first record that changes if only this call has its new results.
+    - `alone`: first record that changes if this call has its new results, and all other calls their old results.
     - `is_drawn`: the inputs were too large to store, so the call was replayed with random inputs of the same
       distribution.
     """

@@ -115,6 +115,7 @@ class TwoEnvironments:
                 "a second run in the old environment differs from the first: it reads a file of that, or has no seed"
             )
             return Verified(plain="NONDETERMINISTIC", remainder=reason, **facts)
+        # Otherwise noise of the new environment would be taken for a move.
         if plain["digest"] != again["digest"]:
             return Verified(plain="NONDETERMINISTIC", **facts)
         if plain["equal"]:
@@ -130,6 +131,7 @@ class TwoEnvironments:
                 if again_moved["key"] not in keys:
                     keys.append(again_moved["key"])
                     self._add_moved(again_moved["key"], again_moved["op"])
+            # No call moved, so there are no old results to exchange.
             if not keys:
                 break
             asked = {"keys": keys, "inputs": inputs, "budget": self.budget * 2}
@@ -147,6 +149,7 @@ class TwoEnvironments:
             runs = self._runs([[each for each in keys if each != key] for key in without])
             for key, run in zip(without, runs, strict=True):
                 self.rows[key]["alone"] = run["first"] or "no record changes"
+        # With a single moved call, the plain run has already shown its effect.
         elif best["equal"] and len(keys) == 1:
             self.rows[keys[0]]["alone"] = facts["first"]
         verdict: Verdict = "not run" if best is plain else "EQUAL" if best["equal"] else "DIFFERENT"

@@ -77,6 +77,7 @@ def prove(
                 proof = _whole_proof(result)
                 subject = subject_of(case, proof, extra_passes, precompiled=precompiled is not None)
                 write_certificate(certificate_of(case.name, proof, subject), folder / case.name)
+        # Printed at once, as the next proof may take minutes.
         if not as_json:
             print(_row(result) if as_table else "\n".join(_lines(result)), flush=True)
     status = worst([_status(result, asked) for result in found] or [UNJUDGED])

@@ -40,6 +40,7 @@ def preflight_proofs(task: Task, log: Path, timeout: float) -> Generator[ProofOu
     found = answers_from_subprocess(
         "bitproof.harness.powers.proofs.preflight", task, ProofOutcome, len(task.cases), log, timeout
     )
+    # So the proving process also ends if the caller stops early.
     with contextlib.closing(found) as answers:
         for answer in answers:
             if isinstance(answer, Lost):
@@ -68,6 +69,7 @@ def outcome_of(case: Case, extra_passes: Sequence[str]) -> ProofOutcome:
     except BitproofError as error:
         return ProofOutcome(verdict=ProofVerdict.REFUSED, reason=str(error), seconds=time.perf_counter() - began)
     seconds = round(time.perf_counter() - began, 3)
+    # Not tried, or refused as a whole: there are no outputs to count.
     if found.proof is None or found.graphs is None:
         return ProofOutcome(verdict=ProofVerdict(found.verdict), reason=found.reason, seconds=seconds)
     others = [answer for answer in found.proof.answers if answer.verdict != PROVED]

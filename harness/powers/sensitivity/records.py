@@ -121,7 +121,7 @@ class Sensitivity:
 
     @property
     def share(self) -> float | None:
-        """Share of the `can_see` calls whose errors were seen; None if `can_see` is 0."""
+        """Share of seen errors among the calls whose errors a comparison can see; None if `can_see` is 0."""
         return self.total("seen") / self.can_see if self.can_see else None
 
     @property

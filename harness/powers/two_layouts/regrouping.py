@@ -1,4 +1,4 @@
-"""Bounds the differences that another order of sums explains: some tensors must be equal, others may be rounded.
+"""Bounds how far tensors may differ if only the order of sums changed: some must be equal, others may be rounded.
 
 1. `phases.py` decides which tensors must agree in every bit.
 2. For the others, the effect of rounding is measured: the reference runs a few more times with its sums in other orders
@@ -10,7 +10,7 @@
 5. A tensor within its bound, but moved by more than NEAR_SPREADS spreads and more than a unit, counts as `near`.
    Rounding moves a tensor by 1 spread, at most 2 (`bench_layouts.py defects`).
 
-Bounds from three samples are wide: 35 spreads for a hundred tensors. With twelve samples, a bound is 6 spreads wide.
+With three samples and a hundred tensors, a bound is 35 spreads; with twelve samples, 6 spreads.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class _Chunker:
                 self.roots.update(dict.fromkeys(tail))
 
     def _root_of_chunks(self, node: Node) -> str | None:
-        """Return the chosen module of a node that is written once per chunk; None for a node that is written once."""
+        """Return the chosen module for which the new graph has this node once per chunk; None if it has it once."""
         root = self.roots[node]
         if root is None:
             return self._root_of_gradient_addition(node)

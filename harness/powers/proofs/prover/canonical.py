@@ -62,6 +62,7 @@ class Canonicalizer:
             except RefusedError as error:
                 self.refused[index] = error
                 self._distrust(index, call)
+            # Also for a refused call, since a later write may overwrite its result.
             self.memory.hold(index)
 
     def output(self, index: int) -> int:
@@ -116,6 +117,7 @@ class Canonicalizer:
             values = (*(x for _, x in call.args), *(self.graph.calls[read].value for read in call.reads))
             found.append([*call.reads, *(brought[name] for name in symbols_in(values) if name in brought)])
             for name in symbols_in(call.value):
+                # Later results may have the symbol, too, but the first one defines it.
                 brought.setdefault(name, index)
         return found
 
@@ -252,6 +254,7 @@ class Canonicalizer:
                 known_operators.number_in(args["exponent"], own.dtype) == 2 and own.dtype in known_operators.FLOATS
             )
             name, args = "mul", {"self": args["self"], "other": args["self"] if is_square else None}
+        # Any further argument, such as the factor `alpha` of `add`, changes the result.
         fits = (*args,) in _OPERANDS and all(x.device == own.device for x in tensors)
         if not fits or not known_operators.is_exact(name, own.dtype, [x.dtype for x in tensors]):
             return None
@@ -300,6 +303,7 @@ class Canonicalizer:
             return self._opaque(call, call.args)
         if not all(isinstance(size, int) for size in source.shape):  # whatever its strides: torch sends it row-major
             raise refuse(call, "a collective of a tensor whose size depends on data")
+        # The size is an argument of its own, so a wrong pass may change it alone.
         if args["group_size"] != len(ranks[0]):
             raise refuse(call, f"a collective among {args['group_size']} ranks of a group of {len(ranks[0])}")
         if call.op == known_operators.GATHER:

@@ -54,9 +54,10 @@ class Symbols:
             self._terms[symbol] = term
 
     def name_extents(self, call: Call, term: int, shape: tuple[Size, ...]) -> None:
-        """Define each new symbol in the sizes of a call's result by a term that means "the i-th size of `term`".
+        """Define each symbol that first occurs in the sizes of this call's results as "the i-th size of `term`".
 
-        `shape` has the sizes of all results. Raises RefusedError if a symbol is only part of a size, as in `2 * u0`.
+        `shape` has these sizes, result after result. Raises RefusedError if a symbol is only a part of a size, as in
+        `2 * u0`.
         """
         for name in self.unknown(call.value):
             if ("size", (1, name)) not in shape:

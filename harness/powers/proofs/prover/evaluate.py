@@ -58,6 +58,7 @@ def run_graph(
     env: dict[Node, list[Any]] = {}
     launches: dict[Node, Callable[[], list[Any]]] = {}
     num_inputs = 0
+    # The graph has its backward as calls, so autograd has nothing to record.
     with torch.no_grad():
         for node in module.graph.nodes:
             given = [_arguments_of(node, env, rank) for rank in ranks]

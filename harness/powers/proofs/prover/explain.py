@@ -116,10 +116,12 @@ def _reshaped(sides: tuple[Canonicalizer, Canonicalizer], starts: list[list[int]
     for side, own in zip(sides, starts, strict=True):
         calls = side.graph.calls
         opaque = [i for i in own if isinstance(calls[i].value, Tensor) and _is_opaque(calls[i], calls)]
+        # Reversed, so that the first call of each operator wins.
         found.append({calls[i].op: i for i in reversed(opaque)})
     for op, index in found[0].items():
         if op in found[1]:
             one, other = _shown(sides[0], index), _shown(sides[1], found[1][op])
+            # Calls whose results have other numbers of dims are hardly counterparts.
             if one.shape != other.shape and len(one.shape) == len(other.shape):
                 return one, other
     return None
@@ -212,6 +214,7 @@ def _is_known(table: Table, place: int, known: set[int]) -> bool:
     match table[place]:
         case _ if place in known:
             return True
+        # The other graph may compute the parts, and never join them.
         case ("cat", places, _):
             return all(_is_known(table, part, known) for part in places)
         case ("view", base, *_):
@@ -249,6 +252,7 @@ def _changed(
             found.setdefault((call.op, origin.module, origin.direction), []).append(index)
     changed: dict[tuple[int, int], tuple[str, ...]] = {}
     for key in by_place[0].keys() & by_place[1].keys():
+        # With several calls, it is unknown which of them belong together.
         if len(by_place[0][key]) == len(by_place[1][key]) == 1:
             pair = by_place[0][key][0], by_place[1][key][0]
             args = [dict(side.graph.calls[i].args) for side, i in zip(sides, pair, strict=True)]

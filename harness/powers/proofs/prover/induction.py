@@ -24,7 +24,7 @@ GENERATOR = "the random generator's state"
 class Induction:
     """Whether equal bits in a single step imply equal bits in any number of steps.
 
-    - `holds`: True if equal bits in a single step imply this.
+    - `holds`: True if equality extends from a single step to any number of steps.
     - `state`: names of what a step changes: inputs, and the random generator's state.
     - `reason`: why the proof does not extend to further steps; None if it does.
     """

@@ -108,6 +108,7 @@ def without_redundant_arguments(call: Call, calls: Sequence[Call]) -> Call:
             shown, *others = (("node", read) for read in call.reads)
             kept = {"self": shown, **({"others": ("list", *others)} if others else {})}
             call = replace(call, op=known.VIEW)
+    # So that -1 and the index of the last dim are the same argument.
     if call.op in (*known.JOINS, known.SPLIT) and "dim" in kept:
         kept["dim"] %= len(call.results[0].shape)
     return replace(call, args=tuple(kept.items()))

@@ -265,6 +265,7 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
     if len(modules) < len(steps):
         return replace(found, not_evaluated="another process traced the step")
     constants = [x for module in modules for x in _constants(module)]
+    # To find a write into a constant, since no output shows it.
     before = [x.clone() for x in constants]
     # By name, since the candidate may take the same inputs in another order.
     by_name = [dict(zip(steps[0].names, own, strict=True)) for own in given]
@@ -294,6 +295,7 @@ def _evaluated(found: PairProof, steps: tuple[Provable, Provable], given: Values
     for answer in found.proof.answers:
         try:
             answer = _checked(answer, evaluator, [side.get(answer.output) for side in outputs])
+            # The check may have changed the verdict.
             num_evaluated += answer.verdict == PROVED
         except NotEvaluatedError as error:
             why = f"{error} is not computed here"
@@ -311,6 +313,7 @@ def _checked(answer: OutputAnswer, evaluator: Evaluator, sides: Sequence[Any]) -
     if answer.verdict == NOT_PROVED and None not in sides:
         unlike = [(x, y) for x, y in zip(*sides, strict=True) if not same_value(x, y)]
         if unlike:
+            # The first witness stays, since an answer has only one.
             return replace(answer, witness=answer.witness or witness_of(*unlike[0]))
         return replace(answer, agreed=answer.agreed + 1)
     if answer.verdict != PROVED:
@@ -330,6 +333,7 @@ def same_value(x: Any, y: Any) -> bool:
     """Return whether two outputs, tensors or numbers, agree in every bit. All NaNs count as equal."""
     if isinstance(x, Tensor) and isinstance(y, Tensor):
         return same_bits(x, y)
+    # In Python, True equals 1, but as outputs they differ.
     return type(x) is type(y) and x == y
 
 

@@ -119,6 +119,7 @@ def prove_case(
     try:
         _check_alike(reference, candidate)
         other = Provable(candidate.module, reference.names, reference.inputs, reference.outputs, candidate_groups)
+        # A function, since values are only needed after the proof.
         sets = functools.partial(_sets_of_inputs, case, reference) if evaluate else None
         for module, _ in [(x.module, x.graph) for x in (reference.program, other)]:
             forget_values(module)  # both graphs are data by now
@@ -126,6 +127,7 @@ def prove_case(
     except RefusedError as error:
         return CaseProof(REFUSED, reason=refusal_text(error), seconds=laps.all(), case=case)
     update = None
+    # The update reads the gradients of the step, so these must be equal first.
     if follow and found.verdict == PROVED:
         update = prove_update(case, found, (reference.groups, candidate_groups), device)
         laps.lap("update")

@@ -101,6 +101,7 @@ def _check_alike(side: str, stated: Any, anew: Any) -> None:
             parts = zip(_PARTS, one, other, strict=False)
             unlike = (f"{name} {_short(a)} is {_short(b)} when made again" for name, a, b in parts if a != b)
             raise RejectedError(f"call {index} of the {side}, {one[1]} `{one[0]}`: {', '.join(unlike)}")
+    # The loop above ends with the shorter graph.
     num_stated, num_anew = len(stated["calls"]), len(anew["calls"])
     hold(num_stated == num_anew, f"the {side} has {num_stated} calls, and {num_anew} when made again")
     hold(stated["outputs"] == anew["outputs"], f"the {side} returns other calls than when made again")

@@ -259,6 +259,7 @@ def exact_through_wider(table: Table, term: Term) -> int | None:
         return None
     x = inner[4][0]
     source = table.dtype(x)
+    # A cast to a narrower dtype rounds, and cannot be skipped.
     if inner[2] not in _WIDER.get(source, ()):
         return None
     return int(x) if source == dtype else table.make(("exact", "cast", dtype, device, (x,)))
@@ -372,6 +373,7 @@ def move_of_flip(table: Table, term: Term) -> int | None:
     inner = table[dict(arguments)["self"][1]]
     if inner[:2] != ("move", FLIP):
         return None
+    # As sets of numbers from 0 on, since the order of dims does not matter, and -1 is the last dim.
     dims = [{dim % len(shape) for dim in dict(given)["dims"][1:]} for given in (arguments, inner[2])]
     return int(dict(inner[2])["self"][1]) if dims[0] == dims[1] else None
 

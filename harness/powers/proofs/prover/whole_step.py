@@ -76,8 +76,10 @@ def prove_update(case: Case, step: PairProof, groups: Sequence[GroupTable], devi
     except RefusedError as error:
         return UpdateProof(REFUSED, reason=refusal_text(error))
     proof = prove_graphs(joined[0], joined[1], must_read=(), table=step.proof.table)
+    # The other outputs are those of the step, whose own proof has the answers.
     answers = tuple(answer for answer in proof.answers if answer.output.startswith(WRITTEN))
     verdict = replace(proof, answers=answers).verdict
+    # If the step is not PROVED, its verdict is that of both.
     both = verdict if step.verdict == PROVED else step.verdict
     return UpdateProof(verdict, answers, induction=induction(proof, (joined[0], joined[1]), both, ()), proof=proof)
 
@@ -107,6 +109,7 @@ class _Updates:
             like = {name.removeprefix(GRADIENT): _on_meta(x) for name, x in lie.items()}
             self._traced[key] = self._trace(like)
         module, fakes = self._traced[key]
+        # Collectives are written with the ranks of their groups, which may differ between the sides.
         place = key, str(groups.partitions())
         if place not in self._written:
             self._written[place] = export_graph(module, list(fakes), list(fakes.values()), [], groups)

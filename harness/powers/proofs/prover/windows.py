@@ -59,8 +59,10 @@ def coalesced(inner: Window) -> Window:
         return window((0,), (0,), 0)
     dims: list[tuple[int, int]] = []
     for size, stride in zip(inner.shape, inner.strides, strict=True):
+        # Such a dim selects no further element, whatever its stride.
         if size == 1:
             continue
+        # A step along the outer dim is as long as the whole inner dim.
         if dims and dims[-1][1] == size * stride:
             dims[-1] = (dims[-1][0] * size, stride)
         else:
@@ -114,6 +116,7 @@ def joined(first: Window, second: Window, dim: int) -> Window | None:
         return None
     # The first window ends where the second begins, so the distance is the first's size times the common stride.
     distance = second.offset - first.offset
+    # No integer stride spans the distance.
     if distance % sizes[0]:
         return None
     stride = distance // sizes[0]
@@ -151,6 +154,7 @@ def cut(outer: Window, parts: Sequence[Sequence[int]], dim: int) -> tuple[int | 
     steps = [0 if stride % block == 0 else stride for stride in outer.strides]
     first_block, start = divmod(outer.offset, block)
     reach = [(n - 1) * step for n, step in zip(outer.shape, steps, strict=True)]
+    # The window would run into the next block, where the parts begin again.
     if start + sum(reach) >= block:
         return None
 

@@ -168,6 +168,7 @@ class _Exporter:
         elif isinstance(value, Tensor) and (number := copied_number(node, value)) is not None:
             args = (("s", number), ("dtype", ("dtype", str(value.dtype).removeprefix("torch."))))
             self._add(node, node.name, known.NUMBER_TENSOR, args, self.mode.from_tensor(value, static_shapes=True))
+        # By digest, so that equal values are the same constant, whatever their names.
         elif isinstance(value, Tensor) and not isinstance(value, FakeTensor):
             digest = (("digest", ("str", digest_of(value))),)
             self._add(node, node.name, "constant", digest, self.mode.from_tensor(value, static_shapes=True))
@@ -363,6 +364,7 @@ class _Exporter:
             case dict():
                 items = (("list", ("str", str(key)), self._argument(node, item)) for key, item in sorted(x.items()))
                 return ("list", *items)
+            # Before `int()`, as a bool is an int.
             case bool():
                 return ("bool", str(x))
             case None:

@@ -111,9 +111,11 @@ def _difference(
     # The program runs on copies, the graph on the values that the copies have before the step.
     runs = _Real(world, named)
     found: list[Any] = []
+    # Once for all steps, since a further step begins with the state that the step before left.
     torch.manual_seed(SEED)
     for _ in range(num_steps):
         given = [_value_now(runs.now(name), value) for name, value in _all_inputs(converted)]
+        # The graph must start with the state with which the program starts.
         begins = torch.get_rng_state()
         try:
             real = runs.step()

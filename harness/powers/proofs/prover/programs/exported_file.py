@@ -57,10 +57,12 @@ SCHEMA = 8
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,999}")
 _PATH = re.compile(r"\w{1,200}(\.\w{1,200}){0,50}", re.ASCII)
+# Only torch's own operators: a custom operator could run any code.
 _OPERATOR = re.compile(r"torch\.(?:_ops|ops)\.(aten|prims)\.([A-Za-z_]\w{0,99})\.([A-Za-z_]\w{0,99})", re.ASCII)
 _IGNORED = re.compile(r"\.data/(serialization_id|version)|\.format_version|\.storage_alignment|extra/.+")
 _FIX = "save it with torch.export.save of torch 2.11 or later, or load your own file and pass it to bitproof.prove"
 
+# Keys are numbers of torch's schema. Sparse layouts are left out, since proofs need plain memory.
 _LAYOUTS = {7: torch.strided}
 _MEMORY_FORMATS = {
     1: torch.contiguous_format,
@@ -130,6 +132,7 @@ def _refused(file: Path, what: str) -> UsageError:
 class _Reader:
     def __init__(self, files: Mapping[str, memoryview]) -> None:
         roots = {name.partition("/")[0] for name in files}
+        # torch.export.save puts all files into a single folder.
         if len(roots) != 1:
             raise ArchiveError(f"it has {len(roots)} folders at its top, not one")
         self.files = {name.partition("/")[2]: data for name, data in files.items()}
@@ -505,6 +508,7 @@ def _target(field: Field) -> Any:
     if parts is None:
         raise _unproved(f"a call of {name[:200]}, which is none of torch's own operators on tensors", field)
     space, packet, overload = parts.groups()
+    # A lookup by name: nothing that the file names is imported.
     found = getattr(getattr(getattr(torch.ops, space), packet, None), overload, None)
     if not isinstance(found, OpOverload):
         raise _unproved(f"a call of {name}, an operator that this torch does not have", field)

@@ -190,6 +190,7 @@ class _Snapshot:
                 # A graph with Python calls may trace differently from its run, so it is really run, too.
                 if not is_plain(module) and not_run(found) is None:
                     check_run(found)
+                # Without its subject it is only a graph, which need not be run again.
                 found = replace(found, subject=None)
         except RefusedError as error:
             return error
@@ -239,6 +240,7 @@ def _watching(check: bool) -> Iterator[KeptPasses]:
 
     with passes_watched(before, after):
         yield kept
+    # Only after the block, so that `kept` has the proofs of all passes.
     if check:
         kept.check()
 

@@ -132,6 +132,7 @@ def _file(content: memoryview, at: int, facts: _Facts) -> tuple[memoryview, int]
         if signature != _DESCRIPTOR or tuple(behind) != says or (checksum, stored, size) not in ((0, 0, 0), says):
             raise ArchiveError(f"{facts.name} has other sizes behind it than in the directory")
         checksum, stored, size = says
+    # Some readers trust the header, others the directory.
     if _Facts(name, flags, method, checksum, stored, size) != facts:
         raise ArchiveError(f"{facts.name} has another header in front of it than in the directory")
     data = content[begin:end]
@@ -141,6 +142,7 @@ def _file(content: memoryview, at: int, facts: _Facts) -> tuple[memoryview, int]
 
 
 def _name(raw: memoryview) -> str:
+    # Any other byte becomes a character that `_NAME` does not allow.
     name = bytes(raw).decode("ascii", "replace")
     if not _NAME.fullmatch(name) or {".", ".."} & {*name.split("/")} or len(name) > 1000:
         raise ArchiveError(f"a file is named {name[:80]!r}: expected letters, digits and _ . + - between slashes")

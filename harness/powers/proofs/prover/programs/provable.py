@@ -353,6 +353,7 @@ def _traced(subject: Callable[..., Any], inputs: Sequence[Any]) -> ConvertedProg
         raise RefusedError(what, where=tracing.where or _line_of(error)) from error
     finally:
         switched = before.changes()
+        # Also after an error, so that the next program does not run under these switches.
         before.restore()
     if switched:
         raise RefusedError(f"it changes what holds for the whole process: {'; '.join(switched)}", where="the program")
@@ -489,6 +490,7 @@ class _Tracing:
         }
         for name, x in by_name.items():
             if (gradient := by_name.get(f"{GRADIENT}{name}")) is not None:
+                # Backward adds to a gradient that is there, so the trace must see it.
                 x.grad = gradient
         return by_name
 

@@ -138,6 +138,7 @@ def plain_token(x: Any) -> Token:
 
     Unequal values have unequal data: -0.0 is not 0.0, and True is not 1.
     """
+    # An object of a subclass is no plain value, as it may have attributes.
     if isinstance(x, float) and type(x) is float:
         return "float", x.hex()
     if isinstance(x, complex) and type(x) is complex:
@@ -327,6 +328,7 @@ def _cached_objects(cached: Any) -> Iterator[Any]:
 def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
+    # The cell is empty: its variable has no value yet.
     except ValueError:
         return None
 
@@ -345,6 +347,7 @@ def _pickled_parts(x: Any) -> tuple[Any, ...] | None:
         found = x.__reduce_ex__(4) if reducer is None else reducer(x)
     except Exception:
         return None
+    # A text is the name of a global object.
     return (found,) if isinstance(found, str) else found if isinstance(found, tuple) else None
 
 
@@ -453,11 +456,13 @@ def _copy_function(x: types.FunctionType, memo: dict[int, Any], later: list[Call
         made.__kwdefaults__ = copy.deepcopy(x.__kwdefaults__, memo)
         vars(made).update(copy.deepcopy(vars(x), memo))
 
+    # Filled only later, since a closure may refer to the function itself.
     later.append(fill)
     return made
 
 
 def _copy_object(x: Any, memo: dict[int, Any], later: list[Callable[[], None]]) -> Any:
+    # Without `__init__`, which may do more than set attributes.
     made = object.__new__(type(x))
     later.append(lambda: vars(made).update({key: copy.deepcopy(value, memo) for key, value in vars(x).items()}))
     return made
@@ -489,6 +494,7 @@ class Memories:
             raise RefusedError(f"{name} is not plain memory, and cannot be copied", where="the inputs")
         memory = storage_key(x)
         if memory not in self._copies:
+            # The whole storage, as other tensors may view other parts of it.
             self._copies[memory] = x.untyped_storage().clone()
         made = torch.empty(0, dtype=x.dtype, device=x.device)
         with torch.no_grad():

@@ -127,6 +127,7 @@ class _Machine:
             if len(items) % 2 or not all(type(key) in (str, int) for key in keys):
                 raise SampleError("its sample inputs have a dictionary whose keys are no texts and no integers")
             self._top(dict).update(zip(keys, self._checked(items[1::2], items[1::2], stack[-1]), strict=True))
+        # Only the name is kept: looking it up would import a module.
         elif name == "GLOBAL":
             stack.append(_Global(argument))
         elif name in _PUTS:

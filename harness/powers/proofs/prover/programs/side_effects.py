@@ -80,6 +80,7 @@ def refusing_side_effects(is_users_file: Callable[[str], bool]) -> Iterator[None
     code.
     """
     _hook()
+    # Threads that the program starts later are its own, and are watched.
     others = {x.ident for x in threading.enumerate() if x.ident is not None} - {threading.get_ident()}
     watch = (others, is_users_file)
     _watches.append(watch)
@@ -171,10 +172,12 @@ def _effect_of(event: str, args: tuple[Any, ...], frame: FrameType, is_users_fil
         caller: FrameType | None = frame
         while caller is not None and caller.f_code.co_filename in _LOOKING:
             caller = caller.f_back
+        # Libraries such as torch inspect the stack for their own purposes.
         is_own = caller is not None and is_users_file(caller.f_code.co_filename)
         return f"calls {event}" if is_own else None
     if event == "open" and not _opens_to_write(*args[:3]):
         return None
+    # No write to such a mapping reaches the file.
     if event == "mmap.__new__" and len(args) > 2 and args[2] in (mmap.ACCESS_READ, mmap.ACCESS_COPY):
         return None
     # Search outwards for the user's line behind the event. An import or a compiler on the way is what writes.
@@ -187,6 +190,7 @@ def _effect_of(event: str, args: tuple[Any, ...], frame: FrameType, is_users_fil
 
 
 def _opens_to_write(path: Any, mode: str | None, flags: int | None) -> bool:
+    # The content of this file is always empty, whatever is written.
     if path == os.devnull:
         return False
     # `os.open` has flags instead of a mode.
@@ -218,10 +222,12 @@ def process_state() -> Mapping[str, Any]:
         "the detection of anomalies": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         "whether warnings are repeated": torch.is_warn_always_enabled(),
         "the handlers of signals": {str(x): repr(signal.getsignal(x)) for x in signal.valid_signals()},
+        # Only whether it runs, since the remaining time always changes.
         "the timer": signal.getitimer(signal.ITIMER_REAL)[0] > 0,
         "the open files": _open_files(),
         "the mask of new files": _mask_of_new_files(),
     }
+    # By identity, as the value of a context variable may be any object.
     return found | {f"the context variable {x.name}": id(y) for x, y in contextvars.copy_context().items()}
 
 
@@ -244,6 +250,7 @@ def _open_files() -> dict[int, Any]:
             facts = os.fstat(number)
             if stat.S_ISREG(facts.st_mode):
                 found[number] = facts.st_dev, facts.st_ino, facts.st_size, os.lseek(number, 0, os.SEEK_CUR)
+            # A program may keep bytes in its own pipe, and read them in the next call.
             elif stat.S_ISFIFO(facts.st_mode):
                 pipes[number] = facts.st_dev, facts.st_ino
     others = {found[x][:2] for x in (0, 1, 2) if x in found} | _files_of_ancestors()

@@ -26,7 +26,7 @@ ALLOWED = {
     "harness/disturb/faults/ranks.py": (2, PATTERN),
     "harness/graph/analysis/parameters.py": (1, "what FSDP writes before a gather"),
     "harness/graph/passes/bucket.py": (1, "what FSDP writes behind a reduction"),
-    "harness/graph/staged/once_a_step.py": (1, "what lies between a parameter's gather and its readers"),
+    "harness/graph/staged/once_a_step.py": (1, "what moves a gradient's elements on the way to its reduction"),
     "harness/graph/graph_json.py": (1, "Python's arithmetic on sizes, by the names in a file"),
     "harness/powers/proofs/prover/programs/one_by_one.py": (
         2,

@@ -33,7 +33,7 @@ import titan  # noqa: E402
 
 from bitproof.builtin_cases.examples import pipelined  # noqa: E402
 from bitproof.harness.case.case_file import read_case  # noqa: E402
-from tests.benchmarks.defective_trainers import Defect  # noqa: E402
+from tests.benchmarks.defective_trainers import Defect, void  # noqa: E402
 
 STEPS = 1
 PRELOAD = ("transformers.trainer", "lightning", "accelerate", "torch.distributed.pipelining")
@@ -115,6 +115,13 @@ def divided_by(factor: float) -> Callable[..., None]:
                 module.set_force_sum_reduction_for_comms(True)  # gloo lacks another
 
     return put_in
+
+
+def with_gradient(x: Any, change: Callable[[Any], Any]) -> Any:
+    """The same value, whose gradient is changed."""
+    x = x.view_as(x)
+    x.register_hook(change)
+    return x
 
 
 def rotated_otherwise(own: Any, x: Any) -> Any:
@@ -237,6 +244,63 @@ DEFECTS: dict[tuple[str, str], Defect] = {
     ),
     ("titan_llama", "beta"): Defect(
         group(betas=(0.8, 0.95)), None, UPDATE, ("lerp_", "mul_", "_foreach_lerp_", "_single_tensor")
+    ),
+}
+
+
+DEFECTS |= {
+    ("llama", "positions"): Defect(
+        setting("model.rotary_emb", "attention_scaling", 1.01), "model.rotary_emb", FORWARD, ("mul",)
+    ),
+    ("llama", "other_sequence"): Defect(
+        output("model.layers.0.mlp", lambda x: x.flip(0)), "model.layers.0.mlp", FORWARD, ("flip",)
+    ),
+    ("qwen3", "weights_not_normalized"): Defect(
+        setting("model.layers.0.mlp.gate", "norm_topk_prob", True), "model.layers.0.mlp.gate", FORWARD, ("div",)
+    ),
+    ("mixtral", "one_expert"): Defect(
+        setting("model.layers.0.mlp.gate", "top_k", 1), "model.layers.0.mlp.gate", FORWARD, ("topk",)
+    ),
+    ("trainer", "frozen"): Defect(
+        lambda watched, rank: void(
+            watched.model.get_parameter("model.layers.1.mlp.down_proj.weight").requires_grad_(False)
+        ),
+        "model.layers.1.mlp.down_proj",
+        BACKWARD,
+        ("mm", "t", "transpose"),
+    ),
+    ("trainer", "norm_in_bfloat16"): Defect(
+        output("model.norm", lambda x: x.bfloat16().float()), "model.norm", FORWARD, ("_to_copy",)
+    ),
+    ("accelerator", "clamped"): Defect(output("2", lambda x: x.clamp(-0.5, 0.5)), "2", FORWARD, ("clamp",)),
+    ("lightning", "decay"): Defect(
+        in_class(
+            lit.Model,
+            "configure_optimizers",
+            lambda own, self: torch.optim.AdamW(self.parameters(), lr=1e-3, weight_decay=0.3, foreach=self.foreach),
+        ),
+        None,
+        UPDATE,
+        ("mul_",),
+    ),
+    ("pipelining", "gradient_rounded"): Defect(
+        output("layer7", lambda x: with_gradient(x, lambda g: g.bfloat16().float()), rank=0),
+        "layer7",
+        BACKWARD,
+        ("_to_copy",),
+        0,
+    ),
+    ("deepseek", "attention_scale"): Defect(
+        setting("layers.0.attention", "softmax_scale", 0.1),
+        "layers.0.attention",
+        FORWARD,
+        ("_scaled_dot_product", "mul"),
+    ),
+    ("titan_llama", "last_norm"): Defect(
+        setting("norm", "eps", 1e-2), "norm", FORWARD, ("_fused_rms_norm", "rms_norm", "add")
+    ),
+    ("titan_llama", "eps"): Defect(
+        group(eps=1e-3), None, UPDATE, ("add_", "addcdiv_", "_foreach_add_", "_foreach_addcdiv_", "_single_tensor")
     ),
 }
 

@@ -1,7 +1,7 @@
 """Whom blame names in trainers with one defect each, through the command line: a table.
 
-The trainers are those of `defective_trainers`, `handwritten_trainers` and `parallel_trainers`; with `--abroad` those of
-frameworks, in `tests/abroad/defects.py`, which must be installed.
+The trainers are those of `defective_trainers`, `handwritten_trainers`, `parallel_trainers` and `varied_trainers`; with
+`--abroad` those of frameworks, in `tests/abroad/defects.py`, which must be installed.
 
 `python -m tests.benchmarks.bench_blame [--verify] [--results FILE] [WORD...]` runs those whose kind and name hold one
 of the words.
@@ -30,11 +30,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from bitproof.harness.user_code.user_file import run_file
-from tests.benchmarks import defective_trainers, handwritten_trainers, parallel_trainers
+from tests.benchmarks import defective_trainers, handwritten_trainers, parallel_trainers, varied_trainers
 from tests.benchmarks.defective_trainers import Defect
 from tests.figures import figure
 
-TRAINERS = defective_trainers, handwritten_trainers, parallel_trainers
+TRAINERS = defective_trainers, handwritten_trainers, parallel_trainers, varied_trainers
 ABROAD = Path(__file__).parents[1] / "abroad" / "defects.py"
 AT_ONCE = 8
 """Programs of one command: its process imports a framework once for all of them."""

@@ -7,7 +7,7 @@ Their meanings and defaults are at the fields of the same names in `harness/chan
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar
 
@@ -104,18 +104,23 @@ class RunSettings(LocalizeSettings, total=False):
 
 
 def read_settings(
-    name: str, taken: type[Any], given: Mapping[str, Any], first: type[A], second: type[B]
+    name: str,
+    taken: type[Any],
+    given: Mapping[str, Any],
+    first: type[A],
+    second: type[B],
+    of_checks: Collection[str] = (),
 ) -> tuple[A, B]:
     """Make instances of the dataclasses `first` and `second` from the keywords of a call.
 
-    `name` is the called function, and `taken` the TypedDict of its keywords. Raises TypeError for any other keyword,
-    and UsageError for an invalid value.
+    `name` is the called function, `taken` the TypedDict of its keywords, and `of_checks` has the keywords of its
+    checks, which are not in `given`. Raises TypeError for any other keyword, and UsageError for an invalid value.
     """
     from bitproof.harness.settings import checked, from_options
 
     known = taken.__optional_keys__ | taken.__required_keys__
     if unknown := sorted(given.keys() - known):
-        close = difflib.get_close_matches(unknown[0], known, n=1)
+        close = difflib.get_close_matches(unknown[0], {*known, *of_checks}, n=1)
         hint = f": did you mean {close[0]!r}?" if close else ""
         raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}{hint}")
     return from_options(first, checked(first, given)), from_options(second, checked(second, given))

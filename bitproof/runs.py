@@ -193,8 +193,8 @@ def asked(
 
     _refuse_while_loading(name)
     sides = {"reference": _source(reference), "candidate": _source(candidate)}
-    checks, settings = _checks_of(settings) if name == "run" else ((), settings)
-    changes, options = read_settings(name, taken, settings, Changes, RunOptions)
+    checks, settings, of_checks = _checks_of(settings) if name == "run" else ((), settings, [])
+    changes, options = read_settings(name, taken, settings, Changes, RunOptions, of_checks)
     # The active checks are objects and no setting, so `read_settings` does not know them.
     options = replace(options, active=checks)
     chosen = _case_of(**sides) if case is None else find_case(case)
@@ -205,8 +205,10 @@ def asked(
     return Asked(chosen if case is None else case, change_case(chosen, changes), changes, options)
 
 
-def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str, Any]]:
-    """The checks that the keywords of a call switch on, and the remaining keywords, without the options of checks."""
+def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str, Any], list[str]]:
+    """Return the checks that the keywords of a call switch on, the keywords without the options of checks, and the
+    names of these options.
+    """
     from bitproof.harness.checks.shipped import active, all_checks
     from bitproof.harness.settings import checked, options_of
 
@@ -221,7 +223,7 @@ def _checks_of(settings: Mapping[str, Any]) -> tuple[tuple[Check, ...], dict[str
     if asked:
         # A replay finds the checks again by file and name.
         given["checks"] = tuple(map(_source, asked))
-    return active(found, values), given
+    return active(found, values), given, [each.keyword for check in found for each in options_of(check.Options)]
 
 
 def run_asked(

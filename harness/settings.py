@@ -106,6 +106,9 @@ def settings(default: Any, *options: Option, read: Any = None, to_options: Any =
 def option(names: str, group: str, help: str, **more: Any) -> Option:
     """Make an Option. `names` are separated by spaces, the short name last, as in "--jobs -j"."""
     first, *others = names.split()
+    known = [each.name for each in dataclasses.fields(Option) if each.name not in ("names", "help", "group")]
+    if unknown := more.keys() - set(known):
+        raise TypeError(f"option {first} has no keyword {min(unknown)!r}; its keywords are {', '.join(known)}")
     keyword = more.pop("keyword", first.partition("/")[0].removeprefix("--").replace("-", "_"))
     return Option(names=(first, *others), keyword=keyword, group=group, help=help, **more)
 
@@ -161,6 +164,8 @@ def _problem(option: Option, value: Any) -> str:
         return f"{value!r}, neither True nor False"
     if get_origin(option.kind) is tuple and not (isinstance(value, tuple) and all(isinstance(x, str) for x in value)):
         return f"{value!r}, no list of texts"
+    if option.kind in (int, float) and (isinstance(value, bool) or not isinstance(value, option.kind | int)):
+        return f"{value!r}, no number" if option.kind is float else f"{value!r}, no whole number"
     # Written so that a NaN, which is neither more nor less, is refused.
     if option.least is not None and value is not None and not value >= option.least:
         return f"{value}, less than {option.least}"

@@ -10,17 +10,14 @@ import importlib
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 from bitproof.harness.checks.check import Check
 from bitproof.harness.errors import UsageError
 from bitproof.harness.settings import from_options, options_of
+from bitproof.harness.user_code import plugins
 from bitproof.harness.user_code.user_file import run_file
-
-GROUP = "bitproof.checks"
-"""The entry-point group of installed packages' checks."""
 
 SHIPPED = {
     "baseline": "bitproof.harness.powers.baselines.check:BaselineCheck",
@@ -54,7 +51,7 @@ def all_checks(asked: Sequence[str | type[Check]] = ()) -> tuple[type[Check], ..
             raise UsageError(
                 f"two checks are named {check.name!r}",
                 found=f"{other.__module__}.{other.__name__} and {source}",
-                fix="rename one of them",
+                fix="rename one of them, or leave out --check if the two are the same check",
             )
     return tuple(found.values())
 
@@ -63,8 +60,9 @@ def _named_checks(asked: Sequence[str | type[Check]]) -> Iterator[tuple[str, typ
     for name, source in SHIPPED.items():
         # Packages' checks come after bitproof's own, so an error about two equal names blames the package.
         yield source, shipped(name)
-    for point in entry_points(group=GROUP):
-        yield f"entry point {point.name}", checked(point.load(), f"entry point {point.name} of {GROUP}")
+    for point in plugins.entry_points(plugins.CHECKS).values():
+        source = f"{plugins.describe(point)}, an installed package"
+        yield source, checked(plugins.load(point), source)
     for each in asked:
         yield str(each), load(each) if isinstance(each, str) else checked(each, repr(each))
 
@@ -112,7 +110,8 @@ def checked(found: Any, source: str) -> type[Check]:
     if not (isinstance(found, type) and issubclass(found, Check)):
         problem = f"{found!r} is no subclass of bitproof.Check"
     elif not isinstance(getattr(found, "name", None), str) or not found.name.isidentifier():
-        problem = f"{found.__name__}.name is {getattr(found, 'name', 'missing')!r}, no identifier"
+        name = getattr(found, "name", None)
+        problem = f"{found.__name__} has no name" if name is None else f"its name {name!r} is no Python identifier"
     elif found.judge is Check.judge:
         problem = f"{found.__name__} does not define judge(self, evidence)"
     elif not is_dataclass(found.Options):

@@ -16,7 +16,7 @@ from bitproof.harness.compare.bits import ComparedBits
 from bitproof.harness.compare.outcome import result_of, result_of_error
 from bitproof.harness.compare.part_layouts import have_different_layouts
 from bitproof.harness.compare.verdict import Judgement, Repeat, compare, judgement_of
-from bitproof.harness.errors import BitproofError, RankError
+from bitproof.harness.errors import BitproofError, RankError, UsageError
 from bitproof.harness.execute.checks.case_checks import DECIDING, REPORTING, applied
 from bitproof.harness.execute.folders import CaseFolders
 from bitproof.harness.execute.precompiled import PrecompiledStep
@@ -113,6 +113,7 @@ class CaseRun:
         self.firsts: dict[Role, Recording] = {}
         self.across: Any = None
         self.repeats: list[Repeat] = []
+        self._logged = dict[tuple[Role, int], list[Path]]()
         # Fewer if second runs may end with the first difference; see `checks/second_runs.py`.
         self.control_steps = case.steps
         self._on_event = on_event
@@ -225,12 +226,22 @@ class CaseRun:
     def log_calls(self, role: Role, step: int) -> list[Path]:
         """Run a role's system again, and log all operator calls of step `step`. Returns the log files, in rank order.
 
-        The run has a new time limit.
+        Steps count from 0. The run has a new time limit. If these calls are logged already, nothing runs. Raises
+        UsageError for a step that the case does not have.
         """
-        self.begin_explaining()
-        folder = self.archives / f"{role}.calls"
-        self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
-        return [archive_of(folder, rank) for rank in range(self.case.parallelism.world_size)]
+        if not 0 <= step < self.case.steps:
+            raise UsageError(
+                f"case {self.case.name} has no step {step}, so its calls cannot be logged",
+                expected=f"a step from 0 to {self.case.steps - 1}",
+            )
+        # Several checks may ask for the same calls.
+        if (role, step) not in self._logged:
+            self.begin_explaining()
+            folder = self.archives / f"{role}.calls.{step}"
+            self.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
+            ranks = range(self.case.parallelism.world_size)
+            self._logged[role, step] = [archive_of(folder, rank) for rank in ranks]
+        return self._logged[role, step]
 
     def _request(self, role: Role, arm: str, out: Path | None = None, replay: Replay | None = None) -> RunRequest:
         system, case, suffix = getattr(self.case, role), self.case.of(role), "" if arm == "first" else f".{arm}"

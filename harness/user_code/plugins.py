@@ -9,8 +9,8 @@ from bitproof.harness.errors import UsageError
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-SYSTEMS, CASES = "bitproof.systems", "bitproof.cases"
-"""The groups of entry points: functions that make systems; and cases, or functions that return cases."""
+SYSTEMS, CASES, CHECKS = "bitproof.systems", "bitproof.cases", "bitproof.checks"
+"""The groups of entry points: functions that make systems; cases, or functions that return cases; classes of checks."""
 
 
 def entry_points(group: str) -> dict[str, EntryPoint]:

@@ -18,7 +18,8 @@ from bitproof.harness.case import Case
 from bitproof.harness.checks.check import Check, Evidence
 from bitproof.harness.errors import BitproofError, UsageError
 from bitproof.harness.execute.requests import CallRequest
-from bitproof.harness.options import RunOptions
+from bitproof.harness.localize.logs.replay import read_log
+from bitproof.harness.options import ROLES, Role, RunOptions
 from bitproof.harness.records import CaseResult, Code, Finding
 
 if TYPE_CHECKING:
@@ -64,16 +65,35 @@ def evidence_of(result: CaseResult, run: CaseRun, name: str) -> Evidence:
         result=result,
         options=run.options,
         log=run.folders.log_of(name),
-        path=lambda role: run.recordings()[role].resolve(),
-        recording=run.recording,
+        path=lambda role: run.recordings()[_known(role)].resolve(),
+        recording=lambda role: run.recording(_known(role)),
         # Named after the check, so that the runs of two checks have different folders.
-        run=lambda role: read_recording(run.run_again(role, f"check-{name}")),
-        log_calls=run.log_calls,
+        run=lambda role: read_recording(run.run_again(_known(role), f"check-{name}")),
+        log_calls=lambda role, step: run.log_calls(_known(role), step),
+        calls=lambda role, step: [read_log(archive) for archive in run.log_calls(_known(role), step)],
         call=lambda function, **values: (
             run.client.ask(CallRequest(case=run.case, function=function, values=values), _CALL_TIMEOUT).values
         ),
         packing=None if run.every_call is None else tuple(sorted(run.every_call.found.packing)),
     )
+
+
+def _refuse_other_than_json(check: Check, found: Finding) -> None:
+    # The report is JSON: other data are refused here, while the check is known.
+    try:
+        json.dumps(found.data, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"check {check.name} returns data that JSON cannot represent",
+            expected="texts, finite numbers, booleans, None, lists, and dictionaries with texts as keys",
+            found=str(error),
+        ) from error
+
+
+def _known(role: Role) -> Role:
+    if role not in ROLES:
+        raise UsageError("a case has no such system", expected="reference or candidate", found=repr(role))
+    return role
 
 
 def judged(check: Check, evidence: Evidence) -> Finding | None:
@@ -89,8 +109,7 @@ def judged(check: Check, evidence: Evidence) -> Finding | None:
         if not isinstance(found, Finding | None):
             return Finding(unjudged=f"judge returned {type(found).__name__}, neither a Finding nor None")
         if found is not None:
-            # The report is JSON: data that JSON cannot represent are noticed here, while the check is known.
-            json.dumps(found.data, allow_nan=False)
+            _refuse_other_than_json(check, found)
         return found
     except BitproofError as error:
         return Finding(unjudged=error.what, blocks=(Code("error", str(error)),))

@@ -70,8 +70,9 @@ def _blamed(result: CaseResult) -> list[str]:
 
 def _row(result: CaseResult, was: str) -> tuple[Any, ...]:
     row = row_of(result)
-    # The call to blame between the two systems, or else those that checks blame.
-    blamed = text.blame(result.first_divergence) or "; ".join(dict.fromkeys(_blamed(result)))
+    # The call to blame between the two systems, or else those that checks blame, or else the checks' reasons.
+    reasons = [f"check {name}: {reason}" for name, reason in result.objections()]
+    blamed = text.blame(result.first_divergence) or "; ".join(dict.fromkeys(_blamed(result) or reasons))
     outcome = row.outcome if result.as_expected else Strong(row.outcome)
     return _cells(row.name, was, outcome, row.where, blamed)
 

@@ -66,7 +66,8 @@ def _add_problem(case: ElementTree.Element, report: Report, result: CaseResult, 
         message += f"; first at {row.where}"
         if blamed := text.blame(result.first_divergence):
             message += f"; to blame: {blamed}"
-    message = "; ".join([*text.headlines_of(result), message])
+    reasons = [f"check {name}: {reason}" for name, reason in result.objections()]
+    message = "; ".join([*text.headlines_of(result), message, *reasons])
     tag = "error" if case_status(result) == UNJUDGED else "failure"
     # Viewers show the message in lists of tests, and the text, which repeats it, on the test's own page.
     problem = ElementTree.SubElement(case, tag, {"type": result.verdict.value, "message": printable(message)})

@@ -63,9 +63,8 @@ def evidence(result: CaseResult, options: RunOptions) -> Evidence:
     def none(role):
         raise AssertionError("a proof reads no recording")
 
-    return Evidence(
-        result=result, options=options, log=Path("log"), path=none, recording=none, run=none, log_calls=none, call=none
-    )
+    sources = dict.fromkeys(("path", "recording", "run", "log_calls", "calls", "call"), none)
+    return Evidence(result=result, options=options, log=Path("log"), **sources)
 
 
 def test_every_case_is_proved_before_any_runs_and_its_proof_is_reported(run, capsys):

@@ -22,11 +22,12 @@ from torch.fx import Node
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.groups import Partition
-from bitproof.harness.graph.hazards.effects import PeerMessage
-from bitproof.harness.graph.hazards.walk import LaunchEntry, LocatedCall
+from bitproof.harness.graph.hazards.walk import LaunchEntry
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.operators import named
 from bitproof.harness.operators.crossings import Deadlock, QueueEntry
+from bitproof.harness.step.effects import PeerMessage
+from bitproof.harness.step.program import LocatedCall
 from bitproof.harness.torch_compat import OpOverloadPacket
 from bitproof.harness.torch_operators import overload_of, schema_of
 

@@ -10,17 +10,18 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
 from bitproof.harness.operators import Operator, Wait, Work, known
+from bitproof.harness.step.nested import submodule_of
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket
-from bitproof.harness.torch_operators import schema_of, storage_key, written_by_kernel
+from bitproof.harness.torch_operators import is_composed, schema_of, storage_key, written_by_kernel
 
 Places = tuple[tuple[int | None, str], ...]
 """Arguments of an operator overload as pairs (index, name). The index is None for a keyword-only argument."""
@@ -43,8 +44,7 @@ class PeerMessage:
     tag: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(NamedTuple):
     """A call's effects on the memory of its arguments.
 
     - `row`: the operator's row in the table of operators.
@@ -109,13 +109,16 @@ def effects_of(node: Node) -> Effects:
     return _effects_by_name(node, name)
 
 
-def submodule_of(node: Node) -> nn.Module | None:
-    """Return the module that a node of kind `call_module` calls; None if the graph's owner has no such module."""
-    owner = node.graph.owning_module
-    try:
-        return owner.get_submodule(str(node.target)) if owner is not None else None
-    except AttributeError:
+def shared_argument(node: Node) -> Node | None:
+    """Return the first argument whose memory a call's result shares, such as the base of a view; None if it has none.
+
+    Only the operator decides, so an operator that may copy, such as `reshape`, counts as a view.
+    """
+    if node.target is operator.getitem:
+        return node.all_input_nodes[0]
+    if not isinstance(node.target, OpOverload):
         return None
+    return next(iter(_nodes(node, _plan_of(node.target).shares)), None)
 
 
 _GETITEM = Operator(name="getitem")
@@ -169,7 +172,7 @@ def _plan_of(overload: OpOverload) -> _Plan:
         return tuple(places[name] for name in dict.fromkeys(names) if name in places)
 
     writes = named(*operators.written_names(overload), row.writes)
-    shares = named(*operators.aliased_names(overload), row.returns)
+    shares = named(*operators.aliases_of(overload), row.returns)
     returns = schema_of(overload).returns
     several = len(returns) > 1 or any(str(x.type).startswith("List[") for x in returns)
     # A wait, a query for a size, or a view reads no element: only readers of its result do.
@@ -177,17 +180,25 @@ def _plan_of(overload: OpOverload) -> _Plan:
     frees, reads_data = named(row.frees), operators.reads_data(overload)
     only_shows, gives_several = shows, several and not shares
     is_plain = not (writes or shares or row.wait or frees or row.counts_in)
-    may_return = operators.may_return_argument(overload)
+    may_return = _may_return_argument(overload)
     plain = Effects(row, only_shows=only_shows, gives_several=gives_several, syncs_host=reads_data)
     awaits = named(row.wait.argument) if row.wait else ()
     return _Plan(row, writes, shares, awaits, frees, is_plain, may_return, only_shows, gives_several, reads_data, plain)
+
+
+def _may_return_argument(overload: OpOverload) -> bool:
+    """Return whether an operator may return an argument itself although its schema denies this.
+
+    For example, `dropout` does so in evaluation. True for all operators that are random or composed of other operators.
+    """
+    return is_composed(overload) or torch.Tag.nondeterministic_seeded in overload.tags
 
 
 def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
     # Plain calls of an operator share one object, as graphs may have many thousands of calls.
     if plan.is_plain:
         returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
-        return replace(plan.plain, shares=returned) if returned else plan.plain
+        return plan.plain._replace(shares=returned) if returned else plan.plain
     given = _arguments_by_name(node) if plan.row.counts_in or plan.row.adopts else {}
     # `batch_norm` writes its running statistics only in training, which its schema does not state.
     counted = [given.get(name) for name in plan.row.counts_in if given.get("training", True)]
@@ -318,7 +329,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
         peer, is_sent = given.get("dst", given.get("src")), "dst" in given
         messages = tuple(PeerMessage(is_sent, x, peer, given.get("tag")) for x in tensors if isinstance(x, Node))
     received = [each.tensor for each in messages if not each.is_sent]
-    return replace(found, writes=received, messages=messages)
+    return found._replace(writes=received, messages=messages)
 
 
 def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
@@ -332,7 +343,7 @@ def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> E
     # With async_op=False on GPUs, the current stream waits for the collective, so the call is no launch. On other
     # devices nothing waits before `Work.wait`, so the call remains a launch.
     if given.get("async_op") is False and is_on_gpus:
-        return replace(found, row=replace(found.row, launch=None))
+        return found._replace(row=replace(found.row, launch=None))
     return found
 
 

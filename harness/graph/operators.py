@@ -106,6 +106,13 @@ def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
     return node.target, node.args
 
 
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return the arguments that a call passes, by name. The operator is that of `called`; without a schema, {}."""
+    target, args = called(node)
+    schema = schema_of(target)
+    return dict(zip((x.name for x in schema.arguments), args, strict=False)) | node.kwargs if schema else {}
+
+
 def launches_collective(node: Node) -> bool:
     """Return whether a call launches a collective, directly or within `with_effects`."""
     target, _ = called(node)
@@ -143,9 +150,7 @@ def group_name(node: Node) -> str:
     # a name.
     if getattr(target, "namespace", None) != "c10d":
         return str(given[-1])
-    names = [argument.name for argument in schema_of(target).arguments]
-    # By name, as the group may be given as a keyword.
-    group = (dict(zip(names, given, strict=False)) | node.kwargs).get("process_group")
+    group = arguments_of(node).get("process_group")
     return name_of_group(_attribute(group) if isinstance(group, Node) and group.op == "get_attr" else group)
 
 
@@ -173,7 +178,7 @@ def is_random(node: Node) -> bool:
     # Torch tags attention operators as random because of dropout. Without dropout they draw nothing.
     # With defaults for arguments that were not given. An operator without `dropout_p` is random in any case.
     defaults = {argument.name: argument.default_value for argument in schema_of(node.target).arguments}
-    return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
+    return (defaults | arguments_of(node)).get("dropout_p") != 0.0
 
 
 def reads_data(target: Any) -> bool:
@@ -190,9 +195,7 @@ def written_arguments(node: Node) -> list[Node]:
     """Return the arguments that a call writes in place, according to its operator's schema."""
     if not (names := written_names(node.target)):
         return []
-    declared = (argument.name for argument in schema_of(node.target).arguments)
-    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
-    found: list[Node] = []
+    given, found = arguments_of(node), list[Node]()
     map_arg([given.get(name) for name in names], found.append)
     return found
 

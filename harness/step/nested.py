@@ -32,8 +32,6 @@ def body_of(node: Node) -> tuple[GraphModule, Sequence[Any]] | None:
         return module, [*node.args, *(node.kwargs[name] for name in names[len(node.args) :] if name in node.kwargs)]
     if node.op != "call_function" or isinstance(node.target, OpOverload) or chooses_by_data(node):
         return None
-    if (call := operators.nested_call(node)) is not None:
-        return call
     bodies = graphs_of(node)
     operands = operands_of(node, bodies[0][1]) if len(bodies) == 1 else None
     return None if operands is None else (bodies[0][1], operands)

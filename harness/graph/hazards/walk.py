@@ -22,7 +22,6 @@ from bitproof.harness.operators import Sync
 from bitproof.harness.operators.happens_before import COMPUTE, HOST, Order, Race, Stream
 from bitproof.harness.step.effects import Effects
 from bitproof.harness.step.program import Call, LocatedCall, Memory, Step, flat
-from bitproof.harness.torch_operators import schema_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +203,8 @@ class GraphWalk:
         return found
 
     def _sync(self, call: Call, sync: Sync) -> None:
-        node, schema = call.node, schema_of(call.node.target)
-        given = dict(zip([argument.name for argument in schema.arguments], node.args, strict=False)) | node.kwargs
         # The arguments are the numbers of streams and events, except for KEEP, whose first argument is a tensor.
-        first, *others = given.values()
+        first, *others = operators.arguments_of(call.node).values()
         match sync:
             case Sync.SWITCH:
                 self._stream = others[0]

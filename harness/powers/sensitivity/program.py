@@ -102,6 +102,27 @@ class Program:
             self.inputs[source] = self.last[source] = self.slot()
         return self.inputs[source]
 
+    def add(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        result: int | None = None,
+        **others: Any,
+    ) -> ReplayedCall:
+        """Add a call that reads the slots among its arguments. `others` are further fields of the call.
+
+        `result` is by default a new slot.
+        """
+        kwargs, result = kwargs or {}, self.slot() if result is None else result
+        reads = tuple(sorted(set(slots_in([args, kwargs]))))
+        call = ReplayedCall(
+            index=len(self.calls), function=function, args=args, kwargs=kwargs, result=result, reads=reads, **others
+        )
+        self.calls.append(call)
+        return call
+
     @functools.cached_property
     def readers(self) -> list[list[int]]:
         """For each slot (value number), the indices of the calls that read the value, in order."""
@@ -196,29 +217,23 @@ def add_graph(
             written = [step.value(x, call.time) for x in call.effects.writes] if call.effects else []
             writes = {value: (slots[value], program.slot()) for value in dict.fromkeys(written)}
             slots |= {Value(x, version + 1): new for (x, version), (_, new) in writes.items()}
-            # A slot of its own, also for the result of `x.add_(1)`, which later calls read as x.
-            slots[Value(node, 0)] = result = program.slot()
             is_collective = operators.is_collective(node)
             if is_collective and operators.group_name(node) not in partitions:
                 raise PassError("a collective names an unknown process group", found=operators.group_name(node))
-            place, _ = place_of(node)
-            program.calls.append(
-                ReplayedCall(
-                    index=len(program.calls),
-                    function=node.target,  # type: ignore[arg-type]
-                    args=args,
-                    kwargs=kwargs,
-                    result=result,
-                    writes=tuple(writes.values()),
-                    reads=tuple(sorted(set(slots_in([args, kwargs])))),
-                    partition=partitions[operators.group_name(node)] if is_collective else None,
-                    is_wait=operators.is_wait(node),
-                    counts=_counts(node),
-                    operator=operators.operator_name(node),
-                    node=node.name,
-                    place=place,
-                )
+            made = program.add(
+                node.target,  # type: ignore[arg-type]
+                args,
+                kwargs,
+                writes=tuple(writes.values()),
+                partition=partitions[operators.group_name(node)] if is_collective else None,
+                is_wait=operators.is_wait(node),
+                counts=_counts(node),
+                operator=operators.operator_name(node),
+                node=node.name,
+                place=place_of(node)[0],
             )
+            # The result of `x.add_(1)` has a slot, too, but later calls read the new version of x.
+            slots[Value(node, 0)] = made.result
 
 
 def _add_observed(program: Program, node: Node, slot: Callable[[Node], int]) -> None:
@@ -232,22 +247,10 @@ def _add_observed(program: Program, node: Node, slot: Callable[[Node], int]) -> 
     if len(slots) == 1 and piece is None:
         program.compared[key] = slots[0]
         return
-    program.compared[key] = program.slot()
+    args = ([Slot(number) for number in slots], dim, piece)
     place, _ = place_of(parts[0])  # type: ignore[index, arg-type]
-    program.calls.append(
-        ReplayedCall(
-            index=len(program.calls),
-            function=activation,
-            args=([Slot(number) for number in slots], dim, piece),
-            kwargs={},
-            result=program.compared[key],
-            reads=tuple(sorted(set(slots))),
-            counts=False,
-            operator="observed",
-            node=node.name,
-            place=place,
-        )
-    )
+    made = program.add(activation, args, counts=False, operator="observed", node=node.name, place=place)
+    program.compared[key] = made.result
 
 
 def _with_slots(value: Any, slot: Callable[[Node], int], module: GraphModule) -> Any:

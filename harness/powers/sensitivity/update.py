@@ -24,7 +24,6 @@ from bitproof.harness.powers.sensitivity.program import (
     ReplayedCall,
     Slot,
     Source,
-    slots_in,
 )
 from bitproof.harness.torch_compat import TorchDispatchMode
 from bitproof.harness.torch_operators import schema_of
@@ -150,14 +149,10 @@ class _Tape(TorchDispatchMode):
         written = [] if is_collective else self._written_tensors(function, args, kwargs)
         writes = tuple(self._write(x) for x in written)
         result = run()
-        call = ReplayedCall(
-            index=len(self._program.calls),
-            function=function,
-            args=frozen[0],
-            kwargs=frozen[1],
-            result=self._program.slot(),
+        call = self._program.add(
+            function,
+            *frozen,
             writes=writes,
-            reads=tuple(sorted(set(slots_in(list(frozen))))),
             partition=self._partitions[str(args[-1])] if is_collective and not is_wait else None,
             is_wait=is_wait,
             counts=not is_wait,
@@ -165,7 +160,6 @@ class _Tape(TorchDispatchMode):
             node="",
             place=AT,
         )
-        self._program.calls.append(call)
         # An in-place call returns the tensor that it wrote, which already has its new slot.
         if isinstance(result, Tensor) and not any(result is x for x in written):
             self.know(result, call.result)
@@ -176,22 +170,8 @@ class _Tape(TorchDispatchMode):
 
     def _element(self, call: ReplayedCall, place: int) -> int:
         # The element is a call of `getitem`, as in a graph.
-        slot = self._program.slot()
-        self._program.calls.append(
-            ReplayedCall(
-                index=len(self._program.calls),
-                function=operator.getitem,
-                args=(Slot(call.result), place),
-                kwargs={},
-                result=slot,
-                reads=(call.result,),
-                counts=False,
-                operator="getitem",
-                node="",
-                place=AT,
-            )
-        )
-        return slot
+        args = Slot(call.result), place
+        return self._program.add(operator.getitem, args, counts=False, operator="getitem", node="", place=AT).result
 
     def _with_slots(self, value: Any) -> Any:
         if isinstance(value, Tensor):

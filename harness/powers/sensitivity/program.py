@@ -103,22 +103,13 @@ class Program:
         return self.inputs[source]
 
     def add(
-        self,
-        function: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        result: int | None = None,
-        **others: Any,
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], **others: Any
     ) -> ReplayedCall:
-        """Add a call that reads the slots among its arguments. `others` are further fields of the call.
-
-        `result` is by default a new slot.
-        """
-        kwargs, result = kwargs or {}, self.slot() if result is None else result
+        """Add a call that reads the slots among its arguments and makes a new slot. `others` are its further fields."""
         reads = tuple(sorted(set(slots_in([args, kwargs]))))
+        index, result = len(self.calls), self.slot()
         call = ReplayedCall(
-            index=len(self.calls), function=function, args=args, kwargs=kwargs, result=result, reads=reads, **others
+            index=index, function=function, args=args, kwargs=kwargs, result=result, reads=reads, **others
         )
         self.calls.append(call)
         return call
@@ -249,7 +240,7 @@ def _add_observed(program: Program, node: Node, slot: Callable[[Node], int]) -> 
         return
     args = ([Slot(number) for number in slots], dim, piece)
     place, _ = place_of(parts[0])  # type: ignore[index, arg-type]
-    made = program.add(activation, args, counts=False, operator="observed", node=node.name, place=place)
+    made = program.add(activation, args, {}, counts=False, operator="observed", node=node.name, place=place)
     program.compared[key] = made.result
 
 

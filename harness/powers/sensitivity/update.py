@@ -171,7 +171,7 @@ class _Tape(TorchDispatchMode):
     def _element(self, call: ReplayedCall, place: int) -> int:
         # The element is a call of `getitem`, as in a graph.
         args = Slot(call.result), place
-        return self._program.add(operator.getitem, args, counts=False, operator="getitem", node="", place=AT).result
+        return self._program.add(operator.getitem, args, {}, counts=False, operator="getitem", node="", place=AT).result
 
     def _with_slots(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -87,6 +87,7 @@ FLOORS = (
         "bitproof.harness.torch_operators",
     },
     {
+        "bitproof.harness.graph.operators",
         "bitproof.harness.torch_fakes",
         "bitproof.harness.torch_inductor",
         "bitproof.harness.torch_sizes",
@@ -99,6 +100,7 @@ FLOORS = (
     {"bitproof.harness.checks"},
     {"bitproof.harness.processes"},
     {"bitproof.harness.machine"},
+    {"bitproof.harness.step"},
     {"bitproof.harness.capture", "bitproof.harness.consistency", "bitproof.harness.graph"},
     {"bitproof.harness.disturb", "bitproof.harness.placement"},
     {"bitproof.harness.compare", "bitproof.harness.report", "bitproof.harness.systems"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from bitproof.harness.operators import (
 )
 from bitproof.harness.torch_compat import FakeTensor, HigherOrderOperator, OpOverload, OpOverloadPacket
 from bitproof.harness.torch_distributed import name_of_group
-from bitproof.harness.torch_operators import is_composed, schema_of
+from bitproof.harness.torch_operators import schema_of
 
 
 def _targets(names: Iterable[str]) -> frozenset[OpOverload]:
@@ -106,6 +106,13 @@ def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
     return node.target, node.args
 
 
+def arguments_of(node: Node) -> dict[str, Any]:
+    """Return the arguments that a call passes, by name. The operator is that of `called`; without a schema, {}."""
+    target, args = called(node)
+    schema = schema_of(target)
+    return dict(zip((x.name for x in schema.arguments), args, strict=False)) | node.kwargs if schema else {}
+
+
 def launches_collective(node: Node) -> bool:
     """Return whether a call launches a collective, directly or within `with_effects`."""
     target, _ = called(node)
@@ -143,9 +150,7 @@ def group_name(node: Node) -> str:
     # a name.
     if getattr(target, "namespace", None) != "c10d":
         return str(given[-1])
-    names = [argument.name for argument in schema_of(target).arguments]
-    # By name, as the group may be given as a keyword.
-    group = (dict(zip(names, given, strict=False)) | node.kwargs).get("process_group")
+    group = arguments_of(node).get("process_group")
     return name_of_group(_attribute(group) if isinstance(group, Node) and group.op == "get_attr" else group)
 
 
@@ -173,7 +178,7 @@ def is_random(node: Node) -> bool:
     # Torch tags attention operators as random because of dropout. Without dropout they draw nothing.
     # With defaults for arguments that were not given. An operator without `dropout_p` is random in any case.
     defaults = {argument.name: argument.default_value for argument in schema_of(node.target).arguments}
-    return (defaults | dict(zip(defaults, node.args, strict=False)) | node.kwargs).get("dropout_p") != 0.0
+    return (defaults | arguments_of(node)).get("dropout_p") != 0.0
 
 
 def reads_data(target: Any) -> bool:
@@ -187,78 +192,32 @@ def makes_symbols(node: Node) -> bool:
 
 
 def written_arguments(node: Node) -> list[Node]:
-    return _arguments(node, _aliased_names(node.target, True))
-
-
-def written_names(target: Any) -> tuple[str, ...]:
-    return _aliased_names(target, True)
-
-
-def aliased_names(target: Any) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes, or whose memory its result may share."""
-    return _aliased_names(target)
-
-
-@functools.cache
-def may_return_argument(target: OpOverload) -> bool:
-    """Return whether an operator may return an argument itself although its schema denies this.
-
-    For example, `dropout` does so in evaluation. True for all operators that are random or composed of other operators.
-    """
-    return is_composed(target) or torch.Tag.nondeterministic_seeded in target.tags
-
-
-def is_view(target: Any) -> bool:
-    return bool(_aliased_names(target)) and not _aliased_names(target, True)
-
-
-def storage_owners(nodes: Any) -> dict[Node, Node]:
-    """Return a dict: each node -> the first node in the same memory. For example, a view maps to its base.
-
-    All results of a call count as a single piece of memory.
-    """
-    owners: dict[Node, Node] = {}
-    for node in nodes:
-        chain = []
-        # The nodes need not be in topological order.
-        while node not in owners:
-            shared = sharing_arguments(node)
-            chain.append(node)
-            if not shared:
-                owners[node] = node
-            node = shared[0] if shared else node
-        owners.update(dict.fromkeys(chain, owners[node]))
-    return owners
-
-
-def sharing_arguments(node: Node) -> list[Node]:
-    if node.target is operator.getitem:
-        return node.all_input_nodes[:1]
-    # The table precedes the schema: some schemas deny that a result shares memory.
-    if (returned := row_of(node.target).returns) is not None:
-        return _arguments(node, (returned,))
-    return _arguments(node, _aliased_names(node.target))
-
-
-def _arguments(node: Node, names: tuple[str, ...]) -> list[Node]:
-    if not names:
+    """Return the arguments that a call writes in place, according to its operator's schema."""
+    if not (names := written_names(node.target)):
         return []
-    declared = (argument.name for argument in schema_of(node.target).arguments)
-    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
-    found: list[Node] = []
+    given, found = arguments_of(node), list[Node]()
     map_arg([given.get(name) for name in names], found.append)
     return found
 
 
 @functools.cache
-def _aliased_names(target: Callable[..., Any] | str, written: bool = False) -> tuple[str, ...]:
-    """Return the names of the arguments that an operator writes.
+def written_names(target: Any) -> tuple[str, ...]:
+    """Return the names of the arguments that an operator writes."""
+    return tuple(name for name, alias in aliases_of(target).items() if alias.is_write)
 
-    Unless `written` is set, also return the names of arguments whose memory the result may share.
+
+@functools.cache
+def aliases_of(target: Any) -> dict[str, Any]:
+    """Return the alias annotations in an operator's schema, by argument.
+
+    These arguments are written, or the result may share their memory.
     """
     schema = schema_of(target)
-    infos = {argument.name: argument.alias_info for argument in schema.arguments} if schema else {}
-    return tuple(name for name, info in infos.items() if info is not None and (info.is_write or not written))
+    return {x.name: x.alias_info for x in schema.arguments if x.alias_info is not None} if schema else {}
+
+
+def is_view(target: Any) -> bool:
+    return bool(aliases_of(target)) and not written_names(target)
 
 
 def has_effects(node: Node) -> bool:

@@ -103,19 +103,16 @@ class Order:
     """Finds races. The caller reports the calls of a graph in order.
 
     - `last_use`: the time of the last use of each piece of memory, as the index of a call. NEVER_FREED for memory that
-      the graph's caller keeps. None if last uses are known only at the end: then call `overdue`.
+      the graph's caller keeps.
     - `is_single`: whether all calls run on a single stream. Then only launched work, such as a collective, can race.
     """
 
-    def __init__(self, last_use: Mapping[Key, float] | None, *, is_single: bool = True) -> None:
+    def __init__(self, last_use: Mapping[Key, float], *, is_single: bool = True) -> None:
         self._last_use = last_use
         self._is_single = is_single
         self._clocks: dict[Stream, Clock] = {COMPUTE: {}}
         self._events: dict[Hashable, Clock] = {}
         self._uses: dict[Key, _Uses] = {}
-        # Each first wait for work that reads its caller's memory, with the wait's time and name: `overdue` needs
-        # them.
-        self._first_waits: list[tuple[_Work, float, Hashable]] = []
         self.open: dict[Key, list[_Work]] = {}
         """For each piece of memory, the work that uses it and for which some stream may not have waited."""
         self.freed: dict[Key, Hashable] = {}
@@ -209,15 +206,12 @@ class Order:
             for key in work.fills | taken:
                 self.open.setdefault(key, []).append(work)
 
-    def wait(
-        self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE, name: Hashable = None
-    ) -> list[Race]:
+    def wait(self, rule: Wait, awaited: Iterable[Key], time: float, stream: Stream = COMPUTE) -> list[Race]:
         """Report that a stream waits until launched work has filled the memory `awaited`. Returns the races found.
 
         - `rule`: the kind of work that this wait ends, from the table of operators. Other work is not ended.
         - `awaited`: the memory. Work that fills no memory, such as a send, is ended by a wait for the memory that it
           reads.
-        - `name`: the call that waits.
 
         There is a race if memory that the work reads was freed before this wait.
         """
@@ -237,10 +231,7 @@ class Order:
             if self._is_single:
                 self._forget(work)
             if is_first and work.rule.holds_source:
-                if self._last_use is None:
-                    self._first_waits.append((work, time, name))
-                else:
-                    found += _freed_before_wait(work, time, self._last_use)
+                found += _freed_before_wait(work, time, self._last_use)
         return found
 
     def unfinished(self, keys: Iterable[Key]) -> list[Race]:
@@ -270,17 +261,6 @@ class Order:
                 if stream not in (COMPUTE, HOST) and clock.get(stream, -1) < at:
                     add(first, f"{did}, {_on(stream)}, memory that its caller may {may}", key)
         return list(found.values())
-
-    def overdue(self, last_use: Mapping[Key, float]) -> list[tuple[float, Hashable, Race]]:
-        """Return the races of launches whose memory was freed before the wait, as (time, call, race).
-
-        `time` and `call` are those of the wait.
-        """
-        return [
-            (time, name, race)
-            for work, time, name in self._first_waits
-            for race in _freed_before_wait(work, time, last_use)
-        ]
 
     def filling(self, keys: Iterable[Key]) -> list[Hashable]:
         """Return the names of launches that fill these pieces of memory and for which nothing has waited."""

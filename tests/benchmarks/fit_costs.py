@@ -34,6 +34,7 @@ from bitproof.harness.graph.passes.overlap.costs import CostModel, NodeWork, fit
 from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
+from bitproof.harness.step.storages import Storages
 from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.parallel.mesh import GROUP_NAMES, Mesh
@@ -89,7 +90,7 @@ def tensor_cases(ranks: int) -> Iterator[Case]:
 def measure(case: Case) -> list[Timed]:
     """A point for every call of the case's step, and one more, its launch, for each collective."""
     program = prepare(case, CPU)
-    owners = operators.storage_owners(program.module.graph.nodes)
+    storages = Storages(program.module.graph.nodes)
 
     def body(mesh: Mesh) -> list[list[Any]]:
         keep_to_one_core(mesh.rank, mesh.parallelism.world_size)
@@ -97,7 +98,7 @@ def measure(case: Case) -> list[Timed]:
         arguments = arguments_of(case, mesh, program)
         runs = []
         for _ in range(WARM_UP + RUNS):
-            timing = Timing(program.module, owners, {name: mesh.size(name) for name in GROUP_NAMES})
+            timing = Timing(program.module, storages, {name: mesh.size(name) for name in GROUP_NAMES})
             with torch.no_grad():
                 timing.run(*arguments)
             runs.append(timing.points)
@@ -123,9 +124,9 @@ def arguments_of(case: Case, mesh: Mesh, program: GraphProgram) -> list[torch.Te
 class Timing(Interpreter):
     """Runs a graph node by node and keeps each call's work, told from real sizes, and its seconds."""
 
-    def __init__(self, module: torch.fx.GraphModule, owners: dict[Node, Node], group_sizes: dict[str, int]) -> None:
+    def __init__(self, module: torch.fx.GraphModule, storages: Storages, group_sizes: dict[str, int]) -> None:
         super().__init__(module)
-        self.owners = owners
+        self.storages = storages
         self.group_sizes = group_sizes
         self.points: list[Timed] = []
 
@@ -140,7 +141,7 @@ class Timing(Interpreter):
         result = n.target(*args, **kwargs)
         returned = time.perf_counter()
         values = {**self.env, n: result}
-        work = work_of(n, self.owners[n] is not n, values.__getitem__, group_sizes=self.group_sizes)
+        work = work_of(n, self.storages.is_view(n), values.__getitem__, group_sizes=self.group_sizes)
         if operators.is_collective(n):
             self.points.append((launching(work), returned - start))
             torch.ops._c10d_functional.wait_tensor(result)

@@ -19,6 +19,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 
 from bitproof.harness.graph import operators
+from bitproof.harness.step.storages import Storages
 
 
 def dependencies(graph: Graph) -> dict[Node, set[Node]]:
@@ -27,7 +28,7 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     For example, in `y = x.add(1); x.mul_(2)`, the `mul_` depends on the `add`, because `mul_` writes the memory that
     `add` reads.
     """
-    owners = operators.storage_owners(graph.nodes)
+    storages = Storages(graph.nodes)
     readers: dict[Node, set[Node]] = {}
     writer: dict[Node, Node] = {}
     last_draw: Node | None = None
@@ -35,10 +36,10 @@ def dependencies(graph: Graph) -> dict[Node, set[Node]]:
     for node in graph.nodes:
         before = found[node] = set(node.all_input_nodes)
         # Views share memory, so readers and writers are kept for each storage, and not for each value.
-        written = {owners[x] for x in operators.written_arguments(node)}
+        written = storages.written_by(node)
         # A wait counts as a reader of the collective's input, so that no write to it moves before the wait.
         in_flight = operators.launch_of(node).all_input_nodes if operators.is_wait(node) else []
-        for owner in {owners[x] for x in (*node.all_input_nodes, *in_flight)}:
+        for owner in storages.of((*node.all_input_nodes, *in_flight)):
             if owner in writer:
                 before.add(writer[owner])
             # Earlier readers must not see the new value; later ones depend on this writer, so the set begins again.

@@ -37,6 +37,7 @@ from bitproof.harness.graph.origin import KEEPS_ROWS_KEY, calls_of, origin_of
 from bitproof.harness.graph.tracing.higher_order import refuse_calls
 from bitproof.harness.graph.tracing.trace import trace_forward
 from bitproof.harness.operators import named
+from bitproof.harness.step.storages import Storages
 from bitproof.harness.torch_compat import disable_current_modes
 
 
@@ -98,7 +99,7 @@ class _Follower:
     def __init__(self, roots: Mapping[Node, str | None], symbol: sympy.Symbol) -> None:
         self.roots = roots
         self.symbol = symbol
-        self.owners = operators.storage_owners(roots)
+        self.owners = Storages(roots).owners
         self.states: dict[Node, State] = {}
         # By permutation: the sort that computed it, and whether it is that sort's inverse.
         self.permutations: dict[Node, tuple[Node, bool]] = {}

@@ -32,12 +32,13 @@ from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import MachineError, PassError
 from bitproof.harness.graph import operators, symbols
-from bitproof.harness.graph.hazards.effects import effects_of
 from bitproof.harness.graph.hazards.value_devices import device_of, holds_up_host, is_for_cuda
-from bitproof.harness.graph.hazards.walk import BRANCHES_ON_DATA
 from bitproof.harness.graph.origin import UNKNOWN, origin_of
 from bitproof.harness.operators import RowFlow, Sync, Work
 from bitproof.harness.records import PassReport
+from bitproof.harness.step.effects import effects_of
+from bitproof.harness.step.nested import chooses_by_data
+from bitproof.harness.step.storages import Storages
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 from bitproof.harness.torch_operators import is_watched
 
@@ -82,7 +83,7 @@ def _why_not(node: Node, for_cuda: bool) -> str | None:
         return None
     if node.op != "call_function" or not _is_operator(node.target):
         return "Python would run only once, during the capture"
-    if isinstance(node.target, HigherOrderOperator) and operators.name_of(node.target) in BRANCHES_ON_DATA:
+    if chooses_by_data(node):
         return "data determine which branch runs"
     # A symbol that no input has is new: this call's result determines it, from data.
     given = {symbol for x in node.all_input_nodes for symbol in symbols.free_symbols(x.meta.get("val"))}
@@ -239,7 +240,5 @@ class StaticStep:
 
 def _written_inputs(module: GraphModule) -> list[int]:
     # A write into a view of an input is a write into the input.
-    owners = operators.storage_owners(module.graph.nodes)
-    calls = [node for node in module.graph.nodes if node.op == "call_function"]
-    written = {owners[x] for node in calls for x in operators.written_arguments(node)}
+    written = Storages(module.graph.nodes).writers
     return [place for place, x in enumerate(module.graph.find_nodes(op="placeholder")) if x in written]

@@ -3,7 +3,7 @@
 Equal bits do not show that a graph has no race. For example, a GPU call may read memory that another stream is still
 writing. On an idle machine such a graph may still compute the right bits every time.
 
-1. Follow the graph's calls in order (`walk`), with their effects on memory (`effects`). The rules for races are in
+1. Follow the step's calls in order (`walk`), with their memory (`harness.step`). The rules for races are in
    `harness.operators.happens_before`.
 2. Check the order in which ranks launch collectives (`launch_order`).
 """
@@ -18,10 +18,11 @@ from torch.fx import GraphModule
 from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.hazards.launch_order import RanksIn, find_order_problems, name_of_call, queue_entries
-from bitproof.harness.graph.hazards.walk import GraphWalk, LocatedCall
+from bitproof.harness.graph.hazards.walk import GraphWalk
 from bitproof.harness.operators import ROWS, Launch
 from bitproof.harness.operators.crossings import Deadlock, QueueEntry
 from bitproof.harness.operators.happens_before import Race
+from bitproof.harness.step.program import LocatedCall
 
 MOST_SHOWN = 3
 
@@ -58,10 +59,6 @@ def find_hazards(
     compared with groups.
     """
     walk = GraphWalk(module)
-    # With streams, memory freed on one stream may be reused while another still uses it. The walk learns only at its
-    # end when each piece of memory is last used, so a second walk checks that.
-    if walk.names_streams:
-        walk = GraphWalk(module, walk.last_use)
     found = sorted(walk.races, key=lambda race: race[0])
     return [_hazard(walk, who, race) for _, who, race in found], find_order_problems(walk.entries, groups)
 
@@ -90,7 +87,7 @@ def find_queue_entries(module: GraphModule, ranks_in: RanksIn, rank: int | None 
 def _hazard(walk: GraphWalk, second: LocatedCall, race: Race) -> Hazard:
     assert isinstance(race.first, LocatedCall)
     who = "the step's result" if second.node.op == "output" else f"`{second}`"
-    return Hazard(race.first, second, walk.made[race.key], race.describe(who), _missing(race, second))
+    return Hazard(race.first, second, walk.step.made[race.key], race.describe(who), _missing(race, second))
 
 
 def _missing(race: Race, second: LocatedCall) -> str:

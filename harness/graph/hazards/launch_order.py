@@ -22,13 +22,14 @@ from torch.fx import Node
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.groups import Partition
-from bitproof.harness.graph.hazards.effects import PeerMessage
-from bitproof.harness.graph.hazards.walk import LaunchEntry, LocatedCall
+from bitproof.harness.graph.hazards.walk import LaunchEntry
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.operators import named
 from bitproof.harness.operators.crossings import Deadlock, QueueEntry
+from bitproof.harness.step.effects import PeerMessage
+from bitproof.harness.step.program import LocatedCall
 from bitproof.harness.torch_compat import OpOverloadPacket
-from bitproof.harness.torch_operators import overload_of, schema_of
+from bitproof.harness.torch_operators import overload_of
 
 _SIZES = ("group_size",)
 
@@ -91,9 +92,7 @@ def _misfits(call: LocatedCall, group: str, groups: Mapping[str, Partition]) -> 
         known = range(min(map(len, partition))) if _counts_in_group(call) else ranks
         if message.peer not in known:
             found.append(f"names rank {message.peer} as the other end of a message, which is not in the group {group}")
-    target, args = operators.called(call.node)
-    schema = schema_of(target)
-    given = dict(zip((x.name for x in schema.arguments), args, strict=False)) | call.node.kwargs if schema else {}
+    given = operators.arguments_of(call.node)
     sizes = {len(part) for part in partition}
     for name in _SIZES:
         if isinstance(size := given.get(name), int) and sizes != {size}:

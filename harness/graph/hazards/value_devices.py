@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from bitproof.harness.graph.operators import arguments_of
 from bitproof.harness.torch_operators import schema_of
 
 ON_CUDA, ON_HOST, ELSEWHERE = 1, 2, 4
@@ -40,10 +41,8 @@ def holds_up_host(node: Node) -> bool:
     """Return whether a call copies between host and GPU and blocks the host until the copy is done."""
     if not _may_hold_up_host(node.target):
         return False
-    declared = [argument.name for argument in schema_of(node.target).arguments]
     devices = {device_of(x.meta.get("val")) for x in (node, *node.all_input_nodes)}
-    given = dict(zip(declared, node.args, strict=False)) | node.kwargs
-    return {"cpu", "cuda"} <= devices and not given.get("non_blocking")
+    return {"cpu", "cuda"} <= devices and not arguments_of(node).get("non_blocking")
 
 
 def device_of(value: Any) -> str | None:

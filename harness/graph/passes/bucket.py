@@ -43,6 +43,7 @@ from bitproof.harness.graph.dead_code import drop_dead_code
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, Direction, Origin, origin_of
 from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.step.storages import Storages
 from bitproof.harness.torch_compat import FakeTensor, FakeTensorMode, tree_leaves
 
 aten = torch.ops.aten
@@ -181,14 +182,13 @@ def _launches(graph: Graph, name: str) -> Iterable[tuple[Node, Node]]:
     A launch is left out if a call other than a single wait reads it, or if some call writes its input or output in
     place.
     """
-    owners = operators.storage_owners(graph.nodes)
-    written = {owners[x] for node in graph.nodes for x in operators.written_arguments(node)}
+    storages = Storages(graph.nodes)
     for launch in graph.nodes:
         if operators.is_collective(launch) and operators.operator_name(launch) == name:
             waits = list(launch.users)
             # A bucket moves the launch. Across an in-place write it would read or leave another value.
-            touched = {owners[launch], *(owners[x] for x in chain_to_input(launch))}
-            if len(waits) == 1 and operators.is_wait(waits[0]) and not touched & written:
+            touched = storages.of([launch, *chain_to_input(launch)])
+            if len(waits) == 1 and operators.is_wait(waits[0]) and touched.isdisjoint(storages.writers):
                 yield launch, waits[0]
 
 

@@ -23,12 +23,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from bitproof.harness.graph import operators
 from bitproof.harness.graph.analysis.saved_activations import is_backward
 from bitproof.harness.graph.analysis.tensor_bytes import MIB, TensorBytes
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.offload_operators import is_host_copy
 from bitproof.harness.graph.tracing.trace import ChunkSymbol
+from bitproof.harness.step.effects import shared_argument
 
 # A storage is identified by the call that makes it, and the index of the call's result.
 Storage = tuple[Node, int]
@@ -110,14 +110,14 @@ def _storages(graph: Graph) -> dict[Node, list[Storage]]:
     """
     found: dict[Node, list[Storage]] = {}
     for node in graph.nodes:
-        shared = operators.sharing_arguments(node)
+        shared = shared_argument(node)
         if node.op != "call_function":
             found[node] = []
         # An item of a tuple of new tensors keeps only its own storage alive, not those of the other items.
         elif node.target is operator.getitem and any(maker is node.args[0] for maker, _ in found[node.args[0]]):
             found[node] = [found[node.args[0]][node.args[1]]]
-        elif shared:
-            found[node] = found[shared[0]]
+        elif shared is not None:
+            found[node] = found[shared]
         else:
             found[node] = [(node, index) for index in range(len(_results(node)))]
     return found

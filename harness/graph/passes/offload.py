@@ -28,7 +28,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph import offload_operators, operators
+from bitproof.harness.graph import offload_operators
 from bitproof.harness.graph.analysis.halves import HALF_KEY, set_half
 from bitproof.harness.graph.analysis.saved_activations import (
     STANDS_FOR_KEY,
@@ -40,6 +40,7 @@ from bitproof.harness.graph.analysis.saved_activations import (
 )
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import META_KEY, origin_of
+from bitproof.harness.step.storages import Storages
 
 
 def offload(module: GraphModule, context: PassContext, *, blocks: str) -> GraphModule:
@@ -118,12 +119,12 @@ def _last_uses(nodes: list[Node]) -> dict[Node, Node]:
 
     If no other call uses the storage, this is the call that computes the value.
     """
-    owners = operators.storage_owners(nodes)
+    storages = Storages(nodes)
     last: dict[Node, Node] = {}
     for node in nodes:
         if node.op == "call_function" and not is_backward(node):
-            last.update({owners[x]: node for x in (node, *node.all_input_nodes)})
-    return {node: last[owners[node]] for node in nodes if owners[node] in last}
+            last |= dict.fromkeys(storages.of((node, *node.all_input_nodes)), node)
+    return {node: last[owner] for node, owner in storages.owners.items() if owner in last}
 
 
 def _call(activation: Node, target: Callable[..., Any], args: tuple[Any, ...], suffix: str, *, before: Node) -> Node:

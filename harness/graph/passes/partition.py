@@ -35,6 +35,8 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import META_KEY, RECOMPUTED_KEY, UNKNOWN, origin_of
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS
 from bitproof.harness.graph.tracing.export_joint import SEED_KEY, write_back
+from bitproof.harness.step.effects import shared_argument
+from bitproof.harness.step.storages import Storages
 from bitproof.harness.torch_compat import divided, rename
 
 aten = torch.ops.aten
@@ -101,8 +103,8 @@ def _owner(node: Node) -> Node:
 
     For an item of a tuple, this is the item's own node, since each result of a call has a storage of its own.
     """
-    while node.target is not operator.getitem and (shared := operators.sharing_arguments(node)):
-        node = shared[0]
+    while node.target is not operator.getitem and (shared := shared_argument(node)) is not None:
+        node = shared
     return node
 
 
@@ -210,7 +212,7 @@ def _join_halves(
     # Backward reads the old value of these buffers, so they may only be written at the end.
     read_late = {values[name] for name in crossing}
     # In order, so a later reader, itself or by a view, replaces an earlier one.
-    owners = operators.storage_owners(graph.nodes)
+    owners = Storages(graph.nodes).owners
     last_readers = {owners[x]: node for node in graph.nodes for x in node.all_input_nodes}
     *_, last_input = inputs.values()
     for buffer, value in due:

@@ -54,6 +54,7 @@ from bitproof.harness.graph.analysis.tensor_bytes import MIB, TensorBytes
 from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.origin import META_KEY, origin_of
 from bitproof.harness.operators import named
+from bitproof.harness.step.storages import Storages
 from bitproof.harness.torch_compat import HigherOrderOperator
 
 GIB = 2**30
@@ -108,21 +109,20 @@ class _Tagger:
         self.listed = listed
         self.saves_heavy = context.memory.policy != "full"
         self.bytes = TensorBytes(self.graph, context.chunk_symbol)
-        self.owners = operators.storage_owners(self.graph.nodes)
-        # `aliases`: all nodes with the storage of an owner. `written`: owners of storages that calls write. `border`:
-        # values that another block reads. `smaller`: see rule 3.
+        self.storages = Storages(self.graph.nodes)
+        owners = self.owners = self.storages.owners
+        # `aliases`: all nodes with the storage of an owner. `border`: values that another block reads. `smaller`: see
+        # rule 3.
         self.aliases: dict[Node, list[Node]] = {}
-        self.written: set[Node] = set()
         self.border: set[Node] = set()
         self.smaller: set[Node] = set()
         # A value at the border of a block counts as saved with its whole storage, since a view may be what enters.
         for node in self.graph.nodes:
-            self.aliases.setdefault(self.owners[node], []).append(node)
-            self.written.update(self.owners[x] for x in operators.written_arguments(node))
+            self.aliases.setdefault(owners[node], []).append(node)
             if node.op == "call_function" and not is_backward(node):
                 # Both the value that another block reads and, if it is a view, its base are saved.
                 entering = [x for x in node.all_input_nodes if self._block(x) != self._block(node)]
-                self.border.update(entering, [self.owners[x] for x in entering])
+                self.border.update(entering, self.storages.of(entering))
 
     def tag(self) -> None:
         # Step 3 comes first: saving a smaller value changes which others are needed.
@@ -150,8 +150,7 @@ class _Tagger:
             return self._is_recomputed(node.all_input_nodes[0])
         if self.listed is not None:
             return node not in self.listed
-        is_view = self.owners[node] is not node
-        return is_view or not (_is_heavy(node) and self.saves_heavy) or self._is_scores(node)
+        return self.storages.is_view(node) or not (_is_heavy(node) and self.saves_heavy) or self._is_scores(node)
 
     def _is_scores(self, node: Node) -> bool:
         factors = sum(map(self._size, node.all_input_nodes))
@@ -161,8 +160,9 @@ class _Tagger:
         # Attention has no effects; those of other higher-order operators are unknown.
         if isinstance(node.target, HigherOrderOperator):
             return operators.attends(node)
-        touches_written = any(self.owners[x] in self.written for x in (node, *node.all_input_nodes))
-        return not (touches_written or operators.is_random(node) or operators.reads_data(node.target))
+        touched = self.storages.of((node, *node.all_input_nodes))
+        is_written = not touched.isdisjoint(self.storages.writers)
+        return not (is_written or operators.is_random(node) or operators.reads_data(node.target))
 
     def _smaller_than_their_source(self) -> set[Node]:
         """Return the values that step 3 at the top of this file saves instead of recomputing them.

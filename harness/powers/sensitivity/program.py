@@ -22,8 +22,8 @@ from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.observation import activation, observed
 from bitproof.harness.localize.logs.calls import CallSite
 from bitproof.harness.localize.logs.node_call_sites import place_of
+from bitproof.harness.step.program import Step, Value
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
-from bitproof.harness.torch_operators import schema_of
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
 """Kinds of values that exist before a step: parameters, buffers, optimizer state and the batch."""
@@ -102,6 +102,18 @@ class Program:
             self.inputs[source] = self.last[source] = self.slot()
         return self.inputs[source]
 
+    def add(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], **others: Any
+    ) -> ReplayedCall:
+        """Add a call that reads the slots among its arguments and makes a new slot. `others` are its further fields."""
+        reads = tuple(sorted(set(slots_in([args, kwargs]))))
+        index, result = len(self.calls), self.slot()
+        call = ReplayedCall(
+            index=index, function=function, args=args, kwargs=kwargs, result=result, reads=reads, **others
+        )
+        self.calls.append(call)
+        return call
+
     @functools.cached_property
     def readers(self) -> list[list[int]]:
         """For each slot (value number), the indices of the calls that read the value, in order."""
@@ -161,33 +173,6 @@ def filled(value: Any, get: Callable[[int], Any]) -> Any:
     return value
 
 
-@dataclass
-class Variables:
-    """The current value of each node or tensor, as a slot (value number).
-
-    - `of`: first slot of each node or tensor.
-    - `newest`: slot of an overwritten value -> slot of the value that replaced it.
-    """
-
-    program: Program
-    of: dict[Any, int] = field(default_factory=dict)
-    newest: dict[int, int] = field(default_factory=dict)
-
-    def read(self, key: Any) -> int:
-        slot = self.of[key]
-        # A value may be overwritten several times.
-        while slot in self.newest:
-            slot = self.newest[slot]
-        return slot
-
-    def write(self, key: Any) -> tuple[int, int]:
-        """Give a node or tensor a new slot (value number), since a call writes it. Returns (old slot, new slot)."""
-        old, new = self.read(key), self.program.slot()
-        # Views that were made before still have the old slot; `run_step` refuses a step that reads them later.
-        self.newest[old] = new
-        return old, new
-
-
 def add_graph(
     program: Program,
     module: GraphModule,
@@ -203,106 +188,75 @@ def add_graph(
 
     Raises PassError for a collective in an unknown group.
     """
-    variables = Variables(program)
-    names = iter(sources)
-    placeholders: dict[Source, Node] = {}
-    for node in module.graph.nodes:
-        if node.op == "placeholder":
-            source = next(names)
-            placeholders[source] = node
-            variables.of[node] = program.input(source)
-        elif node.op == "output":
-            for name, value in zip(returned, node.args[0], strict=True):
-                program.compared[name] = variables.read(value)
-        elif node.op == "get_attr":
-            continue
+    step = Step(module)
+    placeholders = dict(zip(sources, module.graph.find_nodes(op="placeholder"), strict=True))
+    slots = {Value(node, 0): program.input(source) for source, node in placeholders.items()}
+
+    def slot_at(time: float, x: Node) -> int:
+        return slots[step.value(x, time)]
+
+    for call in step.calls:
+        node, slot = call.node, functools.partial(slot_at, call.time)
+        if node.op == "output":
+            program.compared |= {name: slot(x) for name, x in zip(returned, node.args[0], strict=True)}  # type: ignore[arg-type]
+            # After all calls: an input that was written means its newest version.
+            program.last |= {source: slot(x) for source, x in placeholders.items()}
         elif node.target is observed:
-            _add_observed(program, variables, node)
+            _add_observed(program, node, slot)
         else:
-            _add_node(program, variables, module, node, partitions)
-    # After all calls: an input that was written means its newest slot.
-    program.last |= {source: variables.read(node) for source, node in placeholders.items()}
+            args, kwargs = _with_slots((tuple(node.args), dict(node.kwargs)), slot, module)
+            written = [step.value(x, call.time) for x in call.effects.writes] if call.effects else []
+            writes = {value: (slots[value], program.slot()) for value in dict.fromkeys(written)}
+            slots |= {Value(x, version + 1): new for (x, version), (_, new) in writes.items()}
+            is_collective = operators.is_collective(node)
+            if is_collective and operators.group_name(node) not in partitions:
+                raise PassError("a collective names an unknown process group", found=operators.group_name(node))
+            made = program.add(
+                node.target,  # type: ignore[arg-type]
+                args,
+                kwargs,
+                writes=tuple(writes.values()),
+                partition=partitions[operators.group_name(node)] if is_collective else None,
+                is_wait=operators.is_wait(node),
+                counts=_counts(node),
+                operator=operators.operator_name(node),
+                node=node.name,
+                place=place_of(node)[0],
+            )
+            # The result of `x.add_(1)` has a slot, too, but later calls read the new version of x.
+            slots[Value(node, 0)] = made.result
 
 
-def _add_node(
-    program: Program, variables: Variables, module: GraphModule, node: Node, partitions: Mapping[str, Partition]
-) -> None:
-    # Arguments first, then writes: `x.add_(y)` reads the slot that x had before the call.
-    args, kwargs = _with_slots((tuple(node.args), dict(node.kwargs)), variables, module)
-    # A collective in a graph is functional: it returns new memory.
-    written = [] if operators.is_collective(node) else operators.written_arguments(node)
-    reads = tuple(sorted(set(slots_in([args, kwargs]))))
-    writes = tuple(variables.write(x) for x in dict.fromkeys(written))
-    result = program.slot()
-    variables.of[node] = result
-    # `y = x.add_(1)` makes y and x the same memory, so both mean the new slot.
-    if written and _returns_written(node):
-        variables.of[node] = writes[0][1]
-    is_collective = operators.is_collective(node)
-    if is_collective and operators.group_name(node) not in partitions:
-        raise PassError("a collective names an unknown process group", found=operators.group_name(node))
-    place, _ = place_of(node)
-    program.calls.append(
-        ReplayedCall(
-            index=len(program.calls),
-            function=node.target,  # type: ignore[arg-type]
-            args=args,
-            kwargs=kwargs,
-            result=result,
-            writes=writes,
-            reads=reads,
-            partition=partitions[operators.group_name(node)] if is_collective else None,
-            is_wait=operators.is_wait(node),
-            counts=_counts(node),
-            operator=operators.operator_name(node),
-            node=node.name,
-            place=place,
-        )
-    )
-
-
-def _add_observed(program: Program, variables: Variables, node: Node) -> None:
+def _add_observed(program: Program, node: Node, slot: Callable[[Node], int]) -> None:
     """Add an observed activation to the values that records compare.
 
     If the activation is concatenated or sliced from several values, also add a call that makes it from them.
     """
     name, parts, dim, piece = node.args
-    slots = [variables.read(part) for part in parts]  # type: ignore[union-attr]
+    slots = [slot(part) for part in parts]  # type: ignore[union-attr, arg-type]
     key: tuple[Kind, str] = ("activation", str(name))
     if len(slots) == 1 and piece is None:
         program.compared[key] = slots[0]
         return
-    program.compared[key] = program.slot()
+    args = ([Slot(number) for number in slots], dim, piece)
     place, _ = place_of(parts[0])  # type: ignore[index, arg-type]
-    program.calls.append(
-        ReplayedCall(
-            index=len(program.calls),
-            function=activation,
-            args=([Slot(slot) for slot in slots], dim, piece),
-            kwargs={},
-            result=program.compared[key],
-            reads=tuple(sorted(set(slots))),
-            counts=False,
-            operator="observed",
-            node=node.name,
-            place=place,
-        )
-    )
+    made = program.add(activation, args, {}, counts=False, operator="observed", node=node.name, place=place)
+    program.compared[key] = made.result
 
 
-def _with_slots(value: Any, variables: Variables, module: GraphModule) -> Any:
+def _with_slots(value: Any, slot: Callable[[Node], int], module: GraphModule) -> Any:
     match value:
         # An attribute of the module: a constant or a nested graph.
         case Node(op="get_attr"):
             return functools.reduce(getattr, str(value.target).split("."), module)
         case Node():
-            return Slot(variables.read(value))
+            return Slot(slot(value))
         case list():
-            return [_with_slots(item, variables, module) for item in value]
+            return [_with_slots(item, slot, module) for item in value]
         case tuple():
-            return tuple(_with_slots(item, variables, module) for item in value)
+            return tuple([_with_slots(item, slot, module) for item in value])
         case dict():
-            return {name: _with_slots(item, variables, module) for name, item in value.items()}
+            return {name: _with_slots(item, slot, module) for name, item in value.items()}
     return value
 
 
@@ -310,8 +264,3 @@ def _counts(node: Node) -> bool:
     if not isinstance(node.target, (OpOverload, HigherOrderOperator)) or node.target in offload_operators.WAITS:
         return False
     return not (operators.is_wait(node) or operators.is_check(node) or operators.operator_name(node) == "sym_size")
-
-
-def _returns_written(node: Node) -> bool:
-    returns = schema_of(node.target).returns
-    return len(returns) == 1 and returns[0].alias_info is not None and returns[0].alias_info.is_write

@@ -24,8 +24,6 @@ from bitproof.harness.powers.sensitivity.program import (
     ReplayedCall,
     Slot,
     Source,
-    Variables,
-    slots_in,
 )
 from bitproof.harness.torch_compat import TorchDispatchMode
 from bitproof.harness.torch_operators import schema_of
@@ -112,22 +110,28 @@ class _Tape(TorchDispatchMode):
         self._program = program
         self._partitions = partitions
         self._runs_only = runs_only
-        self._variables = Variables(program)
+        # The slot of each tensor's current value, by `id`. A parameter and its detached view have the same.
+        self._slots: dict[int, int] = {}
         # Tensors are identified by `id`, which Python would reuse if they were freed.
         self._kept: list[Tensor] = []
 
     def know(self, x: Tensor, slot: int) -> None:
-        self._variables.of[id(x)] = slot
+        self._slots[id(x)] = slot
         self._kept.append(x)
 
     def read(self, x: Tensor) -> int:
-        if id(x) not in self._variables.of:
+        if id(x) not in self._slots:
             raise PassError(
                 "the update reads a tensor that is no part of what a rank holds between steps",
                 expected="parameters, gradients, buffers and the optimizer's state",
                 found=f"{x.dtype} of shape {tuple(x.shape)}",
             )
-        return self._variables.read(id(x))
+        return self._slots[id(x)]
+
+    def _write(self, x: Tensor) -> tuple[int, int]:
+        old, new = self.read(x), self._program.slot()
+        self._slots |= {key: new for key, slot in self._slots.items() if slot == old}
+        return old, new
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -143,16 +147,12 @@ class _Tape(TorchDispatchMode):
         # Arguments are frozen before the writes: the call reads the slots from before it.
         frozen = self._with_slots(tuple(args)), {name: self._with_slots(value) for name, value in kwargs.items()}
         written = [] if is_collective else self._written_tensors(function, args, kwargs)
-        writes = tuple(self._variables.write(id(x)) for x in written)
+        writes = tuple(self._write(x) for x in written)
         result = run()
-        call = ReplayedCall(
-            index=len(self._program.calls),
-            function=function,
-            args=frozen[0],
-            kwargs=frozen[1],
-            result=self._program.slot(),
+        call = self._program.add(
+            function,
+            *frozen,
             writes=writes,
-            reads=tuple(sorted(set(slots_in(list(frozen))))),
             partition=self._partitions[str(args[-1])] if is_collective and not is_wait else None,
             is_wait=is_wait,
             counts=not is_wait,
@@ -160,7 +160,6 @@ class _Tape(TorchDispatchMode):
             node="",
             place=AT,
         )
-        self._program.calls.append(call)
         # An in-place call returns the tensor that it wrote, which already has its new slot.
         if isinstance(result, Tensor) and not any(result is x for x in written):
             self.know(result, call.result)
@@ -171,22 +170,8 @@ class _Tape(TorchDispatchMode):
 
     def _element(self, call: ReplayedCall, place: int) -> int:
         # The element is a call of `getitem`, as in a graph.
-        slot = self._program.slot()
-        self._program.calls.append(
-            ReplayedCall(
-                index=len(self._program.calls),
-                function=operator.getitem,
-                args=(Slot(call.result), place),
-                kwargs={},
-                result=slot,
-                reads=(call.result,),
-                counts=False,
-                operator="getitem",
-                node="",
-                place=AT,
-            )
-        )
-        return slot
+        args = Slot(call.result), place
+        return self._program.add(operator.getitem, args, {}, counts=False, operator="getitem", node="", place=AT).result
 
     def _with_slots(self, value: Any) -> Any:
         if isinstance(value, Tensor):

@@ -1,12 +1,15 @@
 """The checker's tables of operators beside the prover's, and what may read what is in flight."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from bitproof.harness import certificate_checker as own
 from bitproof.harness.certificate_checker import GATHER
 from bitproof.harness.powers.proofs.prover import known_operators, rules
-from bitproof.harness.powers.proofs.prover.in_flight import InFlight
+from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
+from bitproof.harness.powers.proofs.prover.memory import GraphMemory
 from bitproof.harness.powers.proofs.prover.proof_data import FLOATS, WHOLE, Call, Graph, Tensor
 
 
@@ -59,6 +62,7 @@ def test_before_a_wait_only_waits_fills_and_new_memory_read_what_is_launched(op,
     lies = [Tensor("float32", "cpu", (2,), (1,), 0, storage) for storage in range(3)]
     read = Call(GATHER, GATHER, (("self", ("node", 0)),), lies[1])
     calls = Call("x", "input", (), lies[0]), read, Call("it", op, (("self", ("node", 1)),), lies[2])
-    in_flight = InFlight(Graph(calls, ()))
-    in_flight.run(1, read, None)
-    assert bool(in_flight.races(calls[2])) == races
+    memory = GraphMemory(Graph(calls, ()))
+    memory.run(1, read, None)
+    with pytest.raises(RefusedError, match="before anything waits for it") if races else nullcontext():
+        memory.refuse_read_in_flight(calls[2])

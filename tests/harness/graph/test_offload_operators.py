@@ -13,6 +13,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
+from bitproof.harness.step.storages import Storages
 from tests.harness.graph.graphs import Sketch, bits
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -79,6 +80,6 @@ def test_the_schemas_say_which_results_are_new_storage() -> None:
     host = sketch.call(WAIT_OFFLOAD, begun, x)
     reload = sketch.call(RELOAD, host, "cpu")
     back = sketch.call(WAIT_RELOAD, reload)
-    owners = operators.storage_owners(sketch.graph.nodes)
+    owners = Storages(sketch.graph.nodes).owners
     assert [owners[node] for node in (x, begun, host, reload, back)] == [x, begun, begun, reload, reload]
     assert not any(operators.has_effects(node) or operators.is_collective(node) for node in (begun, host, reload, back))

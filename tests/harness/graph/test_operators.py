@@ -49,17 +49,6 @@ def test_written_arguments_are_derived_from_the_schema_in_lists_too(sketch: Sket
     assert operators.written_arguments(sketch.call(aten.mul.out, x, y, out=y)) == [y]
 
 
-def test_views_writes_and_items_share_their_owners_storage_and_copies_do_not(sketch: Sketch) -> None:
-    x = sketch.placeholder("x", 8)
-    view = sketch.call(aten.view.default, x, [2, 4])
-    item = sketch.call(operator.getitem, sketch.call(aten.split.Tensor, view, 1), 0)
-    written = sketch.call(aten.add_.Tensor, item, 1)
-    copy = sketch.call(aten.clone.default, written)
-    owners = operators.storage_owners(sketch.graph.nodes)
-    assert [owners[node] for node in (x, view, item, written)] == [x] * 4
-    assert owners[copy] is copy
-
-
 def test_random_operators_are_known(sketch: Sketch) -> None:
     x = sketch.placeholder("x", 8)
     assert operators.is_random(sketch.call(aten.bernoulli_.float, x, 0.5))
@@ -80,15 +69,6 @@ def test_writes_and_random_draws_are_effects_and_computing_is_none(sketch: Sketc
     assert operators.has_effects(sketch.call(aten.rand.default, [8]))
     assert not operators.has_effects(sketch.call(aten.sin.default, x))
     assert not operators.has_effects(sketch.call(c10d.all_reduce.default, x, "sum", "TP"))
-
-
-def test_a_wait_and_an_unsafe_view_share_storage_although_their_schemas_do_not_say_so(sketch: Sketch) -> None:
-    x = sketch.placeholder("x", 8)
-    launch = sketch.call(c10d.all_gather_into_tensor.default, x, 2, "fsdp")
-    waited = sketch.call(c10d.wait_tensor.default, launch)
-    view = sketch.call(aten._unsafe_view.default, waited, [4, 4])
-    owners = operators.storage_owners(sketch.graph.nodes)
-    assert [owners[node] for node in (launch, waited, view)] == [launch] * 3
 
 
 def test_attention_draws_random_numbers_only_where_it_drops_something(sketch: Sketch) -> None:

@@ -57,6 +57,7 @@ from bitproof.harness.graph.passes.chunk import refusals
 from bitproof.harness.graph.passes.chunk.gradients import gradient_outputs, reduction_tail
 from bitproof.harness.graph.passes.chunk.regions import regions_of
 from bitproof.harness.graph.writer import GraphWriter
+from bitproof.harness.step.storages import Storages
 
 log = logging.getLogger(__name__)
 aten = torch.ops.aten
@@ -105,16 +106,14 @@ class _Chunker:
         self.calls: dict[str, set[int]] = {}
         """The calls of each chosen module that are written in chunks."""
         self.roots = {node: self._root_of_module(node) for node in self.graph.nodes}
-        self.owners = operators.storage_owners(self.graph.nodes)
+        storages = Storages(self.graph.nodes)
+        self.owners = storages.owners
         # The storages that chosen modules write in place, such as token counts.
         self.mutated = {
-            self.owners[written]
-            for node in self.graph.nodes
-            if self.roots[node]
-            for written in operators.written_arguments(node)
+            owner for owner, writers in storages.writers.items() if any(self.roots[node] for node in writers)
         }
         self.readers = {
-            owner: [node for node in self.graph.nodes if owner in map(self.owners.__getitem__, node.all_input_nodes)]
+            owner: [node for node in self.graph.nodes if owner in storages.of(node.all_input_nodes)]
             for owner in self.mutated
         }
         # With early accumulation, `gradients` has the values that are added before their reduction.

@@ -50,6 +50,7 @@ from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.passes.overlap.costs import CPU_GLOO, Cost, CostModel, node_costs
 from bitproof.harness.graph.passes.overlap.timeline import Timeline, simulate
 from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.step.storages import Storages
 
 log = logging.getLogger(__name__)
 
@@ -316,15 +317,14 @@ def _num_in_flight(nodes: Iterable[Node], launches: list[Node], waits: list[Node
     A collective counts if a call between its launch and its wait computes. Views and other collectives do not compute.
     """
     nodes = list(nodes)
-    owners = operators.storage_owners(nodes)
+    storages = Storages(nodes)
     num_before: dict[Node, int] = {}
     num_computed = 0
     for node in nodes:
         num_before[node] = num_computed
         is_of_collective = operators.is_collective(node) or operators.is_wait(node)
-        is_view = owners[node] is not node
         computes = node.op == "call_function" and isinstance(node.meta.get("val"), Tensor)
-        num_computed += computes and not is_view and not is_of_collective
+        num_computed += computes and not storages.is_view(node) and not is_of_collective
     return sum(num_before[launch] < num_before[wait] for launch, wait in zip(launches, waits, strict=True))
 
 

@@ -41,6 +41,7 @@ from bitproof.harness.files.plain_files import read_plain
 from bitproof.harness.graph import operators
 from bitproof.harness.graph.symbols import SYMBOLIC_SCALARS, expression, remainder
 from bitproof.harness.operators import named
+from bitproof.harness.step.storages import Storages
 
 CPU_GLOO = Path(__file__).with_name("cpu_gloo_8_ranks.json")
 """The model for the CPU, which was fitted to 8 gloo ranks. Its `description` names the machine."""
@@ -186,7 +187,7 @@ def node_costs(
     `group_sizes` maps a group's name to its number of ranks.
     """
     sizes = Sizes()
-    views = operators.storage_owners(graph.nodes)
+    storages = Storages(graph.nodes)
     costs = {}
     for node in graph.nodes:
         is_collective = operators.is_collective(node)
@@ -197,8 +198,7 @@ def node_costs(
         elif model is None:
             costs[node] = Cost(0.0, float(is_collective))
         else:
-            is_view = views[node] is not node
-            work = work_of(node, is_view, lambda x: x.meta.get("val"), sizes.number, group_sizes)
+            work = work_of(node, storages.is_view(node), lambda x: x.meta.get("val"), sizes.number, group_sizes)
             seconds = model.seconds(work)
             costs[node] = Cost(model.seconds(launching(work)), seconds) if is_collective else Cost(seconds, 0.0)
     return costs

@@ -1,17 +1,19 @@
 """Tracks the memory of a graph: values that share memory, overwritten values, and collectives in flight.
 
-Calls are identified by their index in the graph. A storage is a piece of memory that several values may share.
+Calls are identified by their index in the graph. A storage is a piece of memory that several values may share. The
+storages are those of the exported graph, which `harness.step` cannot provide: a proof believes no metadata of fx nodes.
+The rules for collectives in flight are those of `harness.operators.happens_before`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
-from bitproof.harness.operators.happens_before import Race
+from bitproof.harness.operators import Operator, known
+from bitproof.harness.operators.happens_before import NEVER_FREED, Order, Race
 from bitproof.harness.powers.proofs.prover import known_operators
 from bitproof.harness.powers.proofs.prover.graphs.export import refuse
-from bitproof.harness.powers.proofs.prover.in_flight import InFlight
 from bitproof.harness.powers.proofs.prover.layouts import overlaps
 from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph, Tensor, nodes_in
 
@@ -19,14 +21,14 @@ from bitproof.harness.powers.proofs.prover.proof_data import Call, Graph, Tensor
 class GraphMemory:
     """Tracks the memory of a graph while its calls run in order.
 
-    A value is stale once another call wrote into its memory.
+    A value is stale once another call wrote into its memory. A collective is in flight until a call waits for it.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.calls = graph.calls
         self._owners: dict[int, list[int]] = {}  # by storage, the calls whose values are in it
         self._stale: dict[int, int] = {}  # by call whose value was overwritten, the call that overwrote it
-        self._in_flight = InFlight(graph)
+        self._order = Order(_last_uses(graph))
 
     def hold(self, index: int) -> None:
         for tensor in self.calls[index].results:
@@ -36,11 +38,11 @@ class GraphMemory:
         return index in self._stale
 
     def is_in_flight(self, index: int) -> bool:
-        return self._in_flight.is_filling(index)
+        return self._order.is_filling(self._storages([index]))
 
     def writers(self, index: int) -> list[int]:
         """Return the indices of the in-place calls so far that wrote into the storage of a call's result."""
-        owners = [owner for x in self.calls[index].results for owner in self._owners[x.storage]]
+        owners = [owner for storage in self._storages([index]) for owner in self._owners[storage]]
         return [owner for owner in owners if self.calls[owner].writes]
 
     def refuse_stale(self, index: int, reader: Call) -> None:
@@ -49,18 +51,36 @@ class GraphMemory:
             raise refuse(reader, f"`{name}` is read after `{writer}` wrote a part of its memory")
 
     def refuse_read_in_flight(self, call: Call) -> None:
-        self._refuse(call, self._in_flight.races(call))
+        """Raise RefusedError if a call reads memory that a collective in flight fills.
+
+        For example, `mm` reads the result of an all-gather before a call waits for the all-gather. A call that reads no
+        elements, such as a view, is not refused.
+        """
+        read = set(self._storages(call.reads))
+        # A call whose results are all in the memory that it reads is a view.
+        is_shown = not call.writes and bool(read) and {x.storage for x in call.results} == read
+        is_fill = call.op in known_operators.FILLS or known_operators.is_unwritten(call.op)
+        if not (_row(call).wait or is_shown or is_fill):
+            self._refuse(call, self._order.races(read, ()))
 
     def run(self, index: int, call: Call, awaited: int | None) -> None:
         """Record a call that launches a collective, or waits for the collective that call `awaited` launched.
 
         Raises RefusedError for a wait if the collective uses memory that may have been freed since the launch.
         """
-        self._refuse(call, self._in_flight.run(index, call, awaited))
+        row = _row(call)
+        if row.wait and awaited is not None:
+            self._refuse(call, self._order.wait(row.wait, self._storages([awaited]), index))
+        if row.launch is not None:
+            results = [[x.storage] for x in call.results]
+            self._order.launch(call.name, index, row.launch, results, self._storages(call.reads))
 
     def _refuse(self, call: Call, races: Sequence[Race]) -> None:
         if races:
             raise refuse(call, races[0].describe("it"))
+
+    def _storages(self, indices: Iterable[int]) -> list[int]:
+        return [x.storage for index in indices for x in self.calls[index].results]
 
     def written(self, call: Call, args: Mapping[str, Any]) -> Tensor:
         """Return the tensor that an in-place call such as `add_` writes: its argument `self`.
@@ -87,7 +107,7 @@ class GraphMemory:
                 # For example `x[1:].copy_(x[:-1])`: elements may be read before or after they are written.
                 if tensor.storage == target.storage and tensor != target:
                     raise refuse(call, "a write to memory that the same call reads in another way")
-        self._refuse(call, self._in_flight.races_of_write(target.storage))
+        self._refuse(call, self._order.races((), [target.storage]))
         return target
 
     def overwrite(self, index: int, target: Tensor) -> list[int]:
@@ -110,7 +130,21 @@ class GraphMemory:
         Later reads of all values in this memory are refused, and so are reads of the results of collectives in flight
         that use this memory.
         """
-        for read in self.calls[index].reads:
-            for tensor in self.calls[read].results:
-                torn = self._in_flight.touching(tensor.storage)
-                self._stale.update(dict.fromkeys([*self._owners[tensor.storage], *torn], index))
+        for storage in self._storages(self.calls[index].reads):
+            torn = map(int, self._order.touching([storage]))
+            self._stale.update(dict.fromkeys([*self._owners[storage], *torn], index))
+
+
+def _row(call: Call) -> Operator:
+    return known(call.op.rpartition(".")[0])
+
+
+def _last_uses(graph: Graph) -> dict[Hashable, float]:
+    calls, found = graph.calls, dict[Hashable, float]()
+    for index, call in enumerate(calls):
+        for read in call.reads:
+            if 0 <= read < index:  # other code refuses a read of a later call
+                found |= {x.storage: float(index) for x in calls[read].results}
+    kept = [call for call in calls if call.op in ("input", "constant")]
+    kept += [calls[index] for _, index in graph.outputs if 0 <= index < len(calls)]
+    return found | {x.storage: NEVER_FREED for call in kept for x in call.results}

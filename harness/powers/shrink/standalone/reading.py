@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.fx import Node
 
 from bitproof.harness.errors import BitproofError
-from bitproof.harness.graph.operators import storage_owners, written_arguments
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.tracing.trace import StepGraph
 from bitproof.harness.graph.writer import CHUNK_KEY
+from bitproof.harness.step.storages import Storages
 
 _FEW = 16
 _SECONDS = 240.0
@@ -54,25 +54,18 @@ class Side:
 
     - `outputs`: name -> output.
     - `placeholders`: input -> name.
-    - `owners`: node -> the earliest node with the same memory; a view's owner is its base.
-    - `writers`: owner -> calls that write its memory in place.
+    - `storages`: the graph's storages, and the calls that write them in place.
     """
 
     graph: StepGraph
     outputs: dict[str, Node]
     placeholders: dict[Node, str]
-    owners: dict[Node, Node]
-    writers: dict[Node, list[Node]]
+    storages: Storages
 
     @staticmethod
     def of(graph: StepGraph, input_names: Sequence[str]) -> Side:
         """Read a graph. The outputs are the loss, the gradients, and the buffers after the step."""
         nodes = graph.module.graph.nodes
-        owners = storage_owners(nodes)
-        writers: dict[Node, list[Node]] = {}
-        for node in nodes:
-            for written in written_arguments(node):
-                writers.setdefault(owners[written], []).append(node)
         placeholders = [node for node in nodes if node.op == "placeholder"]
         names = [*graph.parameter_names, *graph.buffer_names, *input_names]
         given: Any = graph.module.graph.output_node().args[0]
@@ -81,7 +74,7 @@ class Side:
         by_node = dict(zip(placeholders, names, strict=True))
         # A buffer is written in place, so its placeholder holds the new value at the end.
         outputs |= {f"buffer {name}": node for node, name in by_node.items() if name in graph.buffer_names}
-        return Side(graph, outputs, by_node, owners, writers)
+        return Side(graph, outputs, by_node, Storages(nodes))
 
     def walk(self, outputs: Sequence[Node], is_known: Callable[[Node], bool]) -> tuple[list[Node], list[Node]]:
         """Return a pair: the calls that are needed to compute `outputs`, and the inputs of these calls. Each is in the
@@ -94,14 +87,14 @@ class Side:
             node = pending.pop()
             if node in calls or node in inputs:
                 continue
-            owner = self.owners[node]
-            if node.op == "placeholder" or (node not in outputs and owner not in self.writers and is_known(node)):
+            writers = self.storages.writers.get(self.storages.owners[node], [])
+            if node.op == "placeholder" or (node not in outputs and not writers and is_known(node)):
                 inputs.add(node)
             else:
                 calls.add(node)
                 pending += node.all_input_nodes
             # Also for an input: a placeholder that is written needs the calls that write it.
-            pending += self.writers.get(owner, ())
+            pending += writers
         nodes = self.graph.module.graph.nodes
         return [node for node in nodes if node in calls], [node for node in nodes if node in inputs]
 

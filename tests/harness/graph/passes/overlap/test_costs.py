@@ -12,7 +12,6 @@ import torch
 from torch.fx import Node
 
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph import operators
 from bitproof.harness.graph.passes.overlap.costs import (
     CPU_GLOO,
     Cost,
@@ -24,6 +23,7 @@ from bitproof.harness.graph.passes.overlap.costs import (
     node_costs,
     work_of,
 )
+from bitproof.harness.step.storages import Storages
 from tests.harness.graph.graphs import Sketch
 
 aten = torch.ops.aten
@@ -36,7 +36,7 @@ def line(fixed: float, per_unit: float = 0.0) -> CostLine:
 
 def work(sketch: Sketch, target: Any, *args: Any, **kwargs: Any) -> NodeWork:
     node = sketch.call(target, *args, **kwargs)
-    is_view = operators.storage_owners(sketch.graph.nodes)[node] is not node
+    is_view = Storages(sketch.graph.nodes).is_view(node)
     return work_of(node, is_view, lambda x: x.meta["val"])
 
 

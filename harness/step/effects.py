@@ -10,17 +10,18 @@ import functools
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import Node
 from torch.fx.node import map_arg
 
 from bitproof.harness.graph import operators
 from bitproof.harness.operators import Operator, Wait, Work, known
+from bitproof.harness.step.nested import submodule_of
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload, OpOverloadPacket
-from bitproof.harness.torch_operators import schema_of, storage_key, written_by_kernel
+from bitproof.harness.torch_operators import is_composed, schema_of, storage_key, written_by_kernel
 
 Places = tuple[tuple[int | None, str], ...]
 """Arguments of an operator overload as pairs (index, name). The index is None for a keyword-only argument."""
@@ -43,8 +44,7 @@ class PeerMessage:
     tag: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Effects:
+class Effects(NamedTuple):
     """A call's effects on the memory of its arguments.
 
     - `row`: the operator's row in the table of operators.
@@ -80,11 +80,8 @@ _IN_PLACE_BY_NAME = frozenset(f"i{name}" for name in _ASSIGNING)
 def effects_of(node: Node) -> Effects:
     """Return a call's effects. For example, `x.add_(y)` writes x, and its result shares the memory of x."""
     if isinstance(node.target, OpOverload):
-        plan = _plan_of(node.target)
-        found = _effects_of_overload(node, plan)
-        if plan.row.pairs_ranks:
-            return messages_of(node, node.target, node.args, found)
-        return _blocking(node, node.target, node.args, found) if plan.row.launch is not None else found
+        found = _effects_of_overload(node, _plan_of(node.target))
+        return _of_communication(node, found) if found.row.launch is not None or found.row.pairs_ranks else found
     if node.op == "call_module":
         # For example, `nn.ReLU(inplace=True)`.
         in_place = [*node.all_input_nodes[:1]] if getattr(submodule_of(node), "inplace", False) is True else []
@@ -109,13 +106,16 @@ def effects_of(node: Node) -> Effects:
     return _effects_by_name(node, name)
 
 
-def submodule_of(node: Node) -> nn.Module | None:
-    """Return the module that a node of kind `call_module` calls; None if the graph's owner has no such module."""
-    owner = node.graph.owning_module
-    try:
-        return owner.get_submodule(str(node.target)) if owner is not None else None
-    except AttributeError:
+def shared_argument(node: Node) -> Node | None:
+    """Return the first argument whose memory a call's result shares, such as the base of a view; None if it has none.
+
+    Only the operator decides, so an operator that may copy, such as `reshape`, counts as a view.
+    """
+    if node.target is operator.getitem:
+        return node.all_input_nodes[0]
+    if not isinstance(node.target, OpOverload):
         return None
+    return next(iter(_nodes(node, _plan_of(node.target).shares)), None)
 
 
 _GETITEM = Operator(name="getitem")
@@ -137,26 +137,21 @@ class _Plan:
 
     They are applied to the arguments of each call.
 
-    - `plain`: the effects of every call, if `is_plain` is True.
-    - `is_plain`: True if the overload writes, shares, awaits and frees nothing.
+    - `plain`: the effects that do not depend on the arguments.
+    - `is_plain`: True if these are all effects, as the overload writes, shares, awaits and frees nothing.
     - `may_return_argument`: True if the overload may return an argument itself. The result then shares that argument's
       memory.
-    - `reads_data`: True if the host reads the result, as for `item`.
 
     The other fields are those of `Effects`, but they list arguments of the overload, not nodes.
     """
 
-    row: Operator
+    plain: Effects
+    is_plain: bool
+    may_return_argument: bool
     writes: Places
     shares: Places
     awaits: Places
     frees: Places
-    is_plain: bool
-    may_return_argument: bool
-    only_shows: bool
-    gives_several: bool
-    reads_data: bool
-    plain: Effects
 
 
 @functools.cache
@@ -169,49 +164,51 @@ def _plan_of(overload: OpOverload) -> _Plan:
         return tuple(places[name] for name in dict.fromkeys(names) if name in places)
 
     writes = named(*operators.written_names(overload), row.writes)
-    shares = named(*operators.aliased_names(overload), row.returns)
+    shares = named(*operators.aliases_of(overload), row.returns)
     returns = schema_of(overload).returns
     several = len(returns) > 1 or any(str(x.type).startswith("List[") for x in returns)
     # A wait, a query for a size, or a view reads no element: only readers of its result do.
     shows = row.wait is not None or row.reads_layout or bool(shares and not writes and row.launch is None)
-    frees, reads_data = named(row.frees), operators.reads_data(overload)
-    only_shows, gives_several = shows, several and not shares
+    reads_data = operators.reads_data(overload)
+    plain = Effects(row, only_shows=shows, gives_several=several and not shares, syncs_host=reads_data)
+    awaits, frees = named(row.wait.argument) if row.wait else (), named(row.frees)
     is_plain = not (writes or shares or row.wait or frees or row.counts_in)
-    may_return = operators.may_return_argument(overload)
-    plain = Effects(row, only_shows=only_shows, gives_several=gives_several, syncs_host=reads_data)
-    awaits = named(row.wait.argument) if row.wait else ()
-    return _Plan(row, writes, shares, awaits, frees, is_plain, may_return, only_shows, gives_several, reads_data, plain)
+    return _Plan(plain, is_plain, _may_return_argument(overload), writes, shares, awaits, frees)
+
+
+def _may_return_argument(overload: OpOverload) -> bool:
+    """Return whether an operator may return an argument itself although its schema denies this.
+
+    For example, `dropout` does so in evaluation. True for all operators that are random or composed of other operators.
+    """
+    return is_composed(overload) or torch.Tag.nondeterministic_seeded in overload.tags
 
 
 def _effects_of_overload(node: Node, plan: _Plan) -> Effects:
+    plain, row = plan.plain, plan.plain.row
     # Plain calls of an operator share one object, as graphs may have many thousands of calls.
     if plan.is_plain:
         returned = [x for x in node.all_input_nodes if not _copied(node, x)] if plan.may_return_argument else []
-        return replace(plan.plain, shares=returned) if returned else plan.plain
-    given = _arguments_by_name(node) if plan.row.counts_in or plan.row.adopts else {}
+        return plain._replace(shares=returned) if returned else plain
+    given = operators.arguments_of(node) if row.counts_in or row.adopts else {}
     # `batch_norm` writes its running statistics only in training, which its schema does not state.
-    counted = [given.get(name) for name in plan.row.counts_in if given.get("training", True)]
-    own, other = given.get("self"), given.get(plan.row.adopts or "")
-    shares = _nodes(node, plan.shares)
-    only_shows = plan.only_shows
+    counted = [given.get(name) for name in row.counts_in if given.get("training", True)]
+    own, other = given.get("self"), given.get(row.adopts or "")
+    shares, only_shows = _nodes(node, plan.shares), plain.only_shows
     # `reshape` and its like read elements if they copy; only the values show whether this call did.
-    if plan.row.may_copy and not plan.row.reads_layout and plan.row.wait is None:
+    if row.may_copy and not row.reads_layout and row.wait is None:
         only_shows = only_shows and bool(shares) and not _copied(node, shares[0])
     return Effects(
-        plan.row,
+        row,
         writes=[*_nodes(node, plan.writes), *(x for x in counted if isinstance(x, Node))],
         shares=shares,
         awaits=_nodes(node, plan.awaits),
         frees=_nodes(node, plan.frees),
-        only_shows=only_shows and (bool(shares) or plan.row.wait is not None or plan.row.reads_layout),
-        gives_several=plan.gives_several,
-        syncs_host=plan.reads_data,
+        only_shows=only_shows and (bool(shares) or row.wait is not None or row.reads_layout),
+        gives_several=plain.gives_several,
+        syncs_host=plain.syncs_host,
         adopts=(own, other) if isinstance(own, Node) and isinstance(other, Node) else None,
     )
-
-
-def _arguments_by_name(node: Node) -> dict[str, Any]:
-    return dict(zip((x.name for x in schema_of(node.target).arguments), node.args, strict=False)) | node.kwargs
 
 
 def _nodes(node: Node, places: Places) -> Sequence[Node]:
@@ -259,7 +256,7 @@ def _effects_by_name(node: Node, name: str) -> Effects:
         awaits=awaits if row.wait is not None else (),
         frees=_nodes(node, plans[0].frees) if plans else (),
         only_shows=row.wait is not None or row.reads_layout or (shows and not writes and row.launch is None),
-        gives_several=len(plans) == 1 and plans[0].gives_several and not shares,
+        gives_several=len(plans) == 1 and plans[0].plain.gives_several and not shares,
     )
 
 
@@ -281,20 +278,17 @@ def _effects_of_higher(node: Node, row: Operator) -> Effects:
     plan, given = _plan_of(target), node.args[place + 1 :]
     writes, shares, awaits = (_nodes_of(given, node.kwargs, x) for x in (plan.writes, plan.shares, plan.awaits))
     # Only `with_effects` passes on a launch or a wait of the operator that it runs. Its first result is a token.
-    if row.name != _WITH_EFFECTS or (plan.row.launch is None and plan.row.wait is None):
+    if row.name != _WITH_EFFECTS or (plan.plain.row.launch is None and plan.plain.row.wait is None):
         return Effects(row, writes=writes, shares=shares)
-    found = Effects(
-        plan.row,
+    found = plan.plain._replace(
         writes=writes,
         shares=shares,
         awaits=awaits,
-        only_shows=plan.row.wait is not None,
-        gives_several=plan.gives_several,
+        only_shows=plan.plain.row.wait is not None,
+        syncs_host=False,
         is_behind_token=True,
     )
-    if plan.row.pairs_ranks:
-        return messages_of(node, target, given, found)
-    return _blocking(node, target, given, found)
+    return _of_communication(node, found)
 
 
 _WORK_WAIT = Operator(name="Work.wait", wait=Wait(work=Work.COLLECTIVE, argument="self"))
@@ -303,12 +297,16 @@ _WITH_EFFECTS = "higher_order.with_effects"
 _TORCHBIND = "higher_order.call_torchbind"
 
 
-def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Add a call's point-to-point sends and receives to `found`, the call's other effects, and return the result.
-
-    `target` is the called operator, and `args` are its arguments by position.
-    """
-    given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
+def _of_communication(node: Node, found: Effects) -> Effects:
+    """Complete the effects of a call that communicates between ranks: its messages, and whether it itself waits."""
+    given = operators.arguments_of(node)
+    if not found.row.pairs_ranks:
+        tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
+        is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
+        # With async_op=False on GPUs, the current stream waits for the collective, so the call is no launch. On other
+        # devices nothing waits before `Work.wait`, so the call remains a launch.
+        is_blocking = given.get("async_op") is False and is_on_gpus
+        return found._replace(row=replace(found.row, launch=None)) if is_blocking else found
     # A batch of messages has a list for each property; other calls have `dst` to send, or `src` to receive.
     if "op_list" in given:
         rows = zip(given["op_list"], given["tensors"], given["peer_list"], given["tag_list"], strict=True)
@@ -317,23 +315,7 @@ def messages_of(node: Node, target: Any, args: Sequence[Any], found: Effects) ->
         tensors = given.get("tensors", [given.get("tensor")])
         peer, is_sent = given.get("dst", given.get("src")), "dst" in given
         messages = tuple(PeerMessage(is_sent, x, peer, given.get("tag")) for x in tensors if isinstance(x, Node))
-    received = [each.tensor for each in messages if not each.is_sent]
-    return replace(found, writes=received, messages=messages)
-
-
-def _blocking(node: Node, target: Any, args: Sequence[Any], found: Effects) -> Effects:
-    """Return `found`, the effects of a call that launches a collective.
-
-    If the call itself waits for the collective, the result no longer has the launch.
-    """
-    given = dict(zip((x.name for x in schema_of(target).arguments), args, strict=False)) | node.kwargs
-    tensors = [value for x in found.writes if isinstance(value := x.meta.get("val"), Tensor)]
-    is_on_gpus = bool(tensors) and all(x.device.type == "cuda" for x in tensors)
-    # With async_op=False on GPUs, the current stream waits for the collective, so the call is no launch. On other
-    # devices nothing waits before `Work.wait`, so the call remains a launch.
-    if given.get("async_op") is False and is_on_gpus:
-        return replace(found, row=replace(found.row, launch=None))
-    return found
+    return found._replace(writes=[each.tensor for each in messages if not each.is_sent], messages=messages)
 
 
 def _value(x: Any) -> Any:

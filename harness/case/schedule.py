@@ -29,10 +29,11 @@ class Schedule:
     - `micro_batches`: the number of equal parts of a rank's rows. Their gradients are added in the rows' order.
     - `order`: "gpipe" runs all forwards, then all backwards. "1f1b" alternates them as soon as the pipeline is full,
       interleaved if a rank has several stages. "zero_bubble" is 1f1b with each backward divided: the gradients of
-      weights come later than that of the stage's input, when a rank would otherwise wait. "zbv" and "dual_pipe_v"
-      divide backwards, too, and place two stages on each rank in a V (see `StageMap`). "zbv" leaves no rank idle while
-      it works; "dual_pipe_v" alternates the forward of a micro-batch with the backward of another one.
-    - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages.
+      weights come later than that of the stage's input, when a rank would otherwise wait. "zbv" (ZB-V) and
+      "dual_pipe_v" (DualPipeV) divide backwards, too, and place the two stages of each rank in a V: "zbv" keeps each
+      rank busy, "dual_pipe_v" puts a forward beside the backward of another micro-batch.
+    - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages. Stage s is on the ranks with
+      pipeline coordinate s % pp, or in a V with the coordinate that `StageMap` states.
     - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each of the
       two stages stores these values, and adds up the gradients of both.
     - `shared`: two modules whose parameters are shared in the same way. The first module is in an earlier stage.

@@ -131,6 +131,29 @@ pipeline_zero_bubble_once = replace(
     schedule=Schedule(order="zero_bubble", stages_per_rank=2, gathers_once=True, reductions_once=True),
 )
 
+# Two stages per rank in a V, so rank 0 has the first and the last stage. Both orders divide backwards.
+pipeline_zbv = replace(
+    pipeline_interleaved, name="pipeline_zbv", steps=2, schedule=Schedule(order="zbv", stages_per_rank=2)
+)
+pipeline_zbv_once = replace(
+    pipeline_zbv,
+    name="pipeline_zbv_once",
+    reference=pipeline_unstaged.reference,
+    schedule=Schedule(order="zbv", stages_per_rank=2, tied=True, gathers_once=True, reductions_once=True),
+)
+pipeline_dual_pipe_v = replace(
+    pipeline_llama3,
+    name="pipeline_dual_pipe_v",
+    model=Model(family="llama3", layers=8),
+    schedule=Schedule(micro_batches=8, order="dual_pipe_v", stages_per_rank=2),
+)
+pipeline_dual_pipe_v_chunked = replace(
+    pipeline_interleaved_chunked,
+    name="pipeline_dual_pipe_v_chunked",
+    steps=2,
+    schedule=Schedule(order="dual_pipe_v", stages_per_rank=2),
+)
+
 # torch's schedules add a layer's gradients over micro-batches in the same order, on any rank.
 _TORCH = "bitproof.builtin_cases.examples.pipelined"
 schedules_gpipe = Case(
@@ -193,6 +216,10 @@ _OURS = (
     pipeline_zero_bubble,
     pipeline_zero_bubble_chunked,
     pipeline_zero_bubble_once,
+    pipeline_zbv,
+    pipeline_zbv_once,
+    pipeline_dual_pipe_v,
+    pipeline_dual_pipe_v_chunked,
 )
 _TORCHS = (schedules_gpipe, schedules_interleaved, schedules_zero_bubble, schedules_unstaged, schedules_whole)
 CASES = (*_OURS, *_TORCHS)

@@ -25,12 +25,12 @@ from bitproof.reference.parallel.fsdp import LocalSums
 from bitproof.reference.parallel.mesh import PIPELINE, Mesh, pipeline_group
 
 
-def stages_of(case: Case, mesh: Mesh) -> range:
-    """Return the indices of this rank's stages.
+def stages_of(case: Case, mesh: Mesh) -> list[int]:
+    """Return the indices of this rank's stages, in order.
 
-    For example, of 4 stages on 2 ranks, the second rank has stages 1 and 3.
+    For example, of 4 stages on 2 ranks, the second rank has stages 1 and 3 in a loop, and 1 and 2 in a V.
     """
-    return range(mesh.coordinate(PIPELINE), case.stages, case.parallelism.pp)
+    return case.stage_map.stages_of(mesh.coordinate(PIPELINE))
 
 
 def stage_of(name: str, num_layers: int, num_stages: int) -> int:
@@ -132,8 +132,11 @@ class StagedGradients:
         ]
         # torch must not scale gradients: `_loss` already gives each micro-batch its weight.
         settings: Any = {"n_microbatches": case.micro_batches, "loss_fn": self._loss, "scale_grads": False}
-        if len(stages) > 1:
-            self._schedule: Any = pipelining.ScheduleInterleaved1F1B(stages, **settings)
+        v_orders: Any = {"zbv": pipelining.ScheduleZBVZeroBubble, "dual_pipe_v": pipelining.ScheduleDualPipeV}
+        if case.schedule.order in v_orders:
+            self._schedule: Any = v_orders[case.schedule.order](stages, **settings)
+        elif len(stages) > 1:
+            self._schedule = pipelining.ScheduleInterleaved1F1B(stages, **settings)
         else:
             # zero_bubble divides a backward, and takes micro-batches in the order of 1F1B.
             kind: Any = pipelining.ScheduleGPipe if case.schedule.order == "gpipe" else pipelining.Schedule1F1B

@@ -97,11 +97,11 @@ class JoinTied:
     """
 
     def __init__(self, case: Case, mesh: Mesh, names: Iterable[str], num_layers: int, is_cut: bool) -> None:
-        size, schedule = mesh.size(PIPELINE), case.schedule
+        schedule = case.schedule
         self._coordinate = mesh.coordinate(PIPELINE)
         pairs = {pair for name in names if (pair := pair_of(case, name)) is not None}
-        # Stage s is on pipeline rank s modulo the number of ranks: see `stages_of`.
-        coordinates = {name: stage_of(name, num_layers, case.stages) % size for pair in pairs for name in pair}
+        rank_of = case.stage_map.rank_of
+        coordinates = {name: rank_of(stage_of(name, num_layers, case.stages)) for pair in pairs for name in pair}
         # Sorted, since both ranks of a pair must exchange gradients in the same order.
         self._copies = [_Copies(pair, (coordinates[pair[0]], coordinates[pair[1]])) for pair in sorted(pairs)]
         is_tied = schedule is not None and (schedule.tied or schedule.shared is not None)

@@ -29,6 +29,7 @@ FLOOR = {
     "bitproof.harness.case.patterns",
     "bitproof.harness.case.schedule",
     "bitproof.harness.case.shard",
+    "bitproof.harness.case.stage_map",
     "bitproof.harness.case.texts",
     "bitproof.harness.case.traced",
     "bitproof.harness.records",

@@ -10,6 +10,7 @@ from bitproof.harness.case.case_parts import DIM_MULTIPLE, AdamW, Batch, Chunkin
 from bitproof.harness.case.observed import Boundary, boundary_of, observed_modules
 from bitproof.harness.case.patterns import pattern_of, root_of
 from bitproof.harness.case.schedule import Schedule, stage_of_layer
+from bitproof.harness.case.stage_map import StageMap
 from bitproof.harness.case.texts import ADVERSARIAL, PYDOC, PYDOC_LINES
 from bitproof.harness.case.traced import (
     AUTOPLACE,
@@ -53,6 +54,7 @@ __all__ = [
     "Plan",
     "Precision",
     "Schedule",
+    "StageMap",
     "boundary_of",
     "observed_modules",
     "pattern_of",

@@ -25,6 +25,7 @@ from bitproof.harness.case.bounds import (
 from bitproof.harness.case.case_parts import AdamW, Batch, Chunking, Memory, Model, Parallelism, Precision
 from bitproof.harness.case.observed import check_observed
 from bitproof.harness.case.schedule import Schedule, check_schedule
+from bitproof.harness.case.stage_map import StageMap
 from bitproof.harness.case.traced import COMPILED, Pipeline, check_traced
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT, read
@@ -180,7 +181,12 @@ class Case:
     @property
     def stages(self) -> int:
         """The number of stages into which the model's layers are cut."""
-        return self.parallelism.pp * (self.schedule.stages_per_rank if self.schedule else 1)
+        return self.stage_map.num_stages
+
+    @property
+    def stage_map(self) -> StageMap:
+        """The pipeline ranks of all stages. A rank of the case is in the stages of its pipeline coordinate."""
+        return self.schedule.stage_map(self.parallelism.pp) if self.schedule else StageMap(self.parallelism.pp)
 
     @property
     def gradient_seed(self) -> float:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 from bitproof.harness.case.bounds import Bounds
+from bitproof.harness.case.stage_map import StageMap
 from bitproof.harness.case.traced import COMPILED, GRAPH, PREPARED
 from bitproof.harness.errors import CaseError
 from bitproof.harness.validate import STRICT
 
 if TYPE_CHECKING:
     from bitproof.harness.case.case import Case
+
+Order = Literal["gpipe", "1f1b", "zero_bubble", "zbv", "dual_pipe_v"]
+_ORDERS: tuple[Order, ...] = get_args(Order)
+_V_ORDERS = ("zbv", "dual_pipe_v")
 
 _MICRO_BATCHES = Bounds(1, 4096)
 _STAGES = Bounds(1, 256)
@@ -24,9 +29,11 @@ class Schedule:
     - `micro_batches`: the number of equal parts of a rank's rows. Their gradients are added in the rows' order.
     - `order`: "gpipe" runs all forwards, then all backwards. "1f1b" alternates them as soon as the pipeline is full,
       interleaved if a rank has several stages. "zero_bubble" is 1f1b with each backward divided: the gradients of
-      weights come later than that of the stage's input, when a rank would otherwise wait.
+      weights come later than that of the stage's input, when a rank would otherwise wait. "zbv" (ZB-V) and
+      "dual_pipe_v" (DualPipeV) divide backwards, too, and place the two stages of each rank in a V: "zbv" keeps each
+      rank busy, "dual_pipe_v" puts a forward beside the backward of another micro-batch.
     - `stages_per_rank`: with `pp` pipeline ranks there are pp * `stages_per_rank` stages. Stage s is on the ranks with
-      pipeline coordinate s % pp.
+      pipeline coordinate s % pp, or in a V with the coordinate that `StageMap` states.
     - `tied`: the first stage's embeddings and the last stage's projection to logits have the same values. Each of the
       two stages stores these values, and adds up the gradients of both.
     - `shared`: two modules whose parameters are shared in the same way. The first module is in an earlier stage.
@@ -38,7 +45,7 @@ class Schedule:
     __pydantic_config__ = STRICT
 
     micro_batches: int = 4
-    order: Literal["gpipe", "1f1b", "zero_bubble"] = "1f1b"
+    order: Order = "1f1b"
     stages_per_rank: int = 1
     tied: bool = False
     shared: tuple[str, str] | None = None
@@ -48,10 +55,21 @@ class Schedule:
     def __post_init__(self) -> None:
         _MICRO_BATCHES.check("schedule.micro_batches", self.micro_batches)
         _STAGES.check("schedule.stages_per_rank", self.stages_per_rank)
-        if self.order not in ("gpipe", "1f1b", "zero_bubble"):
+        if self.order not in _ORDERS:
             raise CaseError(
-                "unknown order of a schedule", expected="gpipe, 1f1b or zero_bubble", found=f"order={self.order!r}"
+                "unknown order of a schedule",
+                expected=f"{', '.join(_ORDERS[:-1])} or {_ORDERS[-1]}",
+                found=f"order={self.order!r}",
             )
+
+    @property
+    def divides_backward(self) -> bool:
+        """Whether a backward has two parts: the gradient of the stage's input, and those of weights."""
+        return self.order not in ("gpipe", "1f1b")
+
+    def stage_map(self, num_ranks: int) -> StageMap:
+        """Return the ranks of all stages, in a pipeline of `num_ranks` ranks."""
+        return StageMap(num_ranks, self.stages_per_rank, is_v=self.order in _V_ORDERS)
 
 
 def stage_of_layer(layer: int, num_layers: int, num_stages: int) -> int:
@@ -95,19 +113,7 @@ def check_schedule(case: Case) -> None:
             expected="tied=False and shared=None, or parallelism.pp > 1",
             found=f"tied={schedule.tied}, shared={schedule.shared}, parallelism.pp={pp}",
         )
-    if schedule.order != "gpipe" and count < pp:
-        raise CaseError(
-            f"case {case.name} has too few micro-batches to fill its pipeline",
-            expected=f"schedule.micro_batches of at least {pp}, one for each rank of the pipeline, or order='gpipe'",
-            found=f"schedule.micro_batches={count}",
-        )
-    if schedule.stages_per_rank > 1 and (pp == 1 or count % pp or schedule.order == "gpipe"):
-        raise CaseError(
-            f"case {case.name} gives ranks several stages in a way that has no order",
-            expected="order='1f1b' or 'zero_bubble', parallelism.pp > 1, and a multiple of it as "
-            "schedule.micro_batches",
-            found=f"order={schedule.order!r}, parallelism.pp={pp}, schedule.micro_batches={count}",
-        )
+    _check_order(case, schedule)
     if schedule.reductions_once and case.chunking is not None:
         raise CaseError(
             f"case {case.name} reduces gradients once a step, and those of each chunk separately",
@@ -115,6 +121,30 @@ def check_schedule(case: Case) -> None:
             found=f"chunking={case.chunking!r}",
         )
     _check_systems(case)
+
+
+def _check_order(case: Case, schedule: Schedule) -> None:
+    pp, count, is_v = case.parallelism.pp, schedule.micro_batches, schedule.order in _V_ORDERS
+    if is_v and (pp == 1 or schedule.stages_per_rank != 2):
+        raise CaseError(
+            f"case {case.name} asks for a V, which has two stages on each rank of a pipeline",
+            expected=f"stages_per_rank=2 and parallelism.pp > 1 with order={schedule.order!r}",
+            found=f"stages_per_rank={schedule.stages_per_rank}, parallelism.pp={pp}",
+        )
+    least, of = (case.stages, "stage") if is_v else (pp, "rank")
+    if schedule.order != "gpipe" and count < least:
+        raise CaseError(
+            f"case {case.name} has too few micro-batches to fill its pipeline",
+            expected=f"schedule.micro_batches of at least {least}, one for each {of} of the pipeline, or order='gpipe'",
+            found=f"schedule.micro_batches={count}",
+        )
+    if schedule.stages_per_rank > 1 and not is_v and (pp == 1 or count % pp or schedule.order == "gpipe"):
+        raise CaseError(
+            f"case {case.name} gives ranks several stages in a way that has no order",
+            expected="order='1f1b' or 'zero_bubble', parallelism.pp > 1, and a multiple of it as "
+            "schedule.micro_batches",
+            found=f"order={schedule.order!r}, parallelism.pp={pp}, schedule.micro_batches={count}",
+        )
 
 
 def _check_systems(case: Case) -> None:

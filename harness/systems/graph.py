@@ -285,7 +285,7 @@ def finish(
 def _once(case: Case) -> Once:
     assert case.schedule is not None, "only a step in micro-batches is cut"
     schedule = case.schedule
-    return Once(schedule.gathers_once, schedule.reductions_once, weights=schedule.order == "zero_bubble")
+    return Once(schedule.gathers_once, schedule.reductions_once, schedule.divides_backward)
 
 
 def _observed(module: GraphModule, patterns: tuple[str, ...], chunking: Chunking | None) -> PassReport:

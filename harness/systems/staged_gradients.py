@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bitproof.harness.graph.staged.actions import actions_of
 from bitproof.harness.graph.staged.cut_graph import CutGraph
-from bitproof.harness.graph.staged.stage_messages import refuse_waiting
+from bitproof.harness.graph.staged.orders import actions_of
+from bitproof.harness.graph.staged.stage_messages import NUM_GROUPS, refuse_waiting
 from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.torch_operators import below_autograd
 from bitproof.reference.data import Step as StepInputs
@@ -35,12 +35,16 @@ def staged_gradients(
     pp = case.parallelism.pp
     actions = [actions_of(case.schedule, pp, rank) for rank in range(pp)]
     # Before any rank runs: a deadlock would only show as a run that never ends.
-    refuse_waiting(actions, case.stages)
-    # Two groups, for messages to higher and to lower ranks: in a single group, neighbours that wait for each other's
-    # messages would deadlock.
-    groups = [pipeline_group(mesh) for _ in range(2)] if pp > 1 else []
+    refuse_waiting(actions, case.stage_map)
+    # In a single group, neighbours that wait for each other's messages would deadlock.
+    groups = [pipeline_group(mesh) for _ in range(NUM_GROUPS)] if pp > 1 else []
     trainer.graph = step = StagedStep(
-        graph, actions[mesh.coordinate(PIPELINE)], groups, mesh.device, getattr(torch, case.precision.reduce)
+        graph,
+        actions[mesh.coordinate(PIPELINE)],
+        groups,
+        case.stage_map,
+        mesh.device,
+        getattr(torch, case.precision.reduce),
     )
     # `step.join` is looked up at each call, as a fault may replace it.
     step.join, trainer.join_tied = trainer.join_tied, lambda gradients: step.join(gradients)

@@ -26,9 +26,8 @@ REDUCTIONS_ONCE = Need(
     "gradients that are reduced once a step",
 )
 
-DIVIDED = Need(
-    lambda case: case.schedule is not None and case.schedule.order == "zero_bubble", "a backward that is divided"
-)
+DIVIDED = Need(lambda case: case.schedule is not None and case.schedule.divides_backward, "a backward that is divided")
+IN_V = Need(lambda case: case.stage_map.is_v, "a pipeline in a V, whose last rank has two neighbouring stages")
 
 Step = Any
 """A `StagedStep`, whose methods a fault replaces."""
@@ -90,6 +89,31 @@ def activation_of_the_micro_batch_before(step: Step) -> None:
         return last[max(len(last) - 2, 0)]
 
     _replace_receive(step, "forward", receive)
+
+
+@row(OF_OTHERS, runner=True, needs=(PIPELINED, IN_V), sites=(Site(ANY, "forward", None, "_to_copy"),))
+def turn_passes_the_activation_before(step: Step) -> None:
+    """at the turn of a V, the later stage reads the previous micro-batch's activation."""
+    _replace_passed(step, "forward")
+
+
+@row(OF_OTHERS, runner=True, needs=(PIPELINED, IN_V), kinds=("grad",), sites=(Site(ANY, "backward", None, "mm"),))
+def turn_passes_the_gradient_before(step: Step) -> None:
+    """at the turn of a V, the earlier stage reads the previous micro-batch's gradient."""
+    _replace_passed(step, "backward")
+
+
+def _replace_passed(step: Step, half: str) -> None:
+    own, last = step.passed, list[Any]()
+
+    def passed(sender: Any) -> Any:
+        if sender.half != half:
+            return own(sender)
+        last.append(own(sender))
+        # The first micro-batch has none before it, and reads its own values.
+        return last.pop(0) if len(last) > 1 else last[0]
+
+    step.passed = passed
 
 
 @row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))

@@ -1,14 +1,11 @@
-"""The order of a rank's actions as plain data: forwards and backwards of micro-batches through its stages.
-
-In every schedule, a stage's forwards take micro-batches in order, and so do its backwards. So gradients are added in
-that order, and messages arrive in the order in which the next stage reads them.
-"""
+"""A rank's work in a pipeline: forwards and backwards of micro-batches through its stages."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
-from bitproof.harness.case import Schedule
 from bitproof.harness.graph.analysis.halves import Half
 
 
@@ -28,52 +25,38 @@ class Action(NamedTuple):
         part = "" if self.part == "whole" else f" ({self.part})"
         return f"{self.half}{part} of micro-batch {self.micro_batch} in stage {self.stage}"
 
+    @property
+    def receiver(self) -> int:
+        """The stage that reads this action's results: the next one, or the previous one if this is a backward.
 
-def actions_of(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
-    """Return the actions of a pipeline's rank, in order. The pipeline has `num_ranks` ranks.
+        The first stage's backward and the last stage's forward have no receiver; the number is then outside all stages.
+        """
+        return self.stage + (1 if self.half == "forward" else -1)
 
-    Under 1f1b (https://arxiv.org/abs/2104.04473) the first backward runs as soon as the first micro-batch can have
-    returned. For example, with 2 ranks and 3 micro-batches, rank 0 runs F0 F1 B0 F2 B1 B2.
+    @property
+    def sender(self) -> Action:
+        """The same action in the stage whose results this action reads."""
+        return self._replace(stage=self.stage + (-1 if self.half == "forward" else 1))
 
-    Under zero_bubble (ZB-H1, https://arxiv.org/abs/2401.10241) each backward is divided into the parts "input" (I) and
-    "weights" (W). Rank r runs W of a micro-batch after I of r later micro-batches, when it would otherwise wait. For
-    example, rank 1 runs F0 I0 F1 I1 W0 F2 I2 W1 W2.
+
+_PARTS: dict[str, tuple[Half, Literal["whole", "input", "weights"]]] = {
+    "F": ("forward", "whole"),
+    "I": ("backward", "input"),
+    "W": ("backward", "weights"),
+}
+
+
+def actions_from(names: Iterable[str], stages: Sequence[int]) -> list[Action]:
+    """Return actions from their short names. Equal names take micro-batches in ascending order.
+
+    A name is a letter and the index of a stage in `stages`: F for a forward, I and W for the parts "input" and
+    "weights" of a backward. For example, "F0 F0 I0" are two forwards, of micro-batches 0 and 1, and the first part of
+    the backward of micro-batch 0, all in the first of the stages.
     """
-    count, several = schedule.micro_batches, schedule.stages_per_rank
-    total = count * several
-
-    def at(turn: int, half: Half) -> Action:
-        """Return the rank's forward or backward number `turn`, counted from 0."""
-        # In a lap, `num_ranks` micro-batches pass through all stages of the rank; backwards take the last stage first.
-        lap, place = divmod(turn, num_ranks * several)
-        own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)
-        own = own if half == "forward" else several - 1 - own
-        return Action(half, own * num_ranks + rank, lap * num_ranks + micro_batch)
-
-    # Forwards before the first backward: one for each later rank, more if stages are interleaved.
-    behind = num_ranks - 1 - rank
-    ahead = total if schedule.order == "gpipe" else behind if several == 1 else 2 * behind + (several - 1) * num_ranks
-    ahead = min(ahead, total)
-    found = [at(turn, "forward") for turn in range(ahead)]
-    for turn in range(total):
-        if ahead + turn < total:
-            found.append(at(ahead + turn, "forward"))
-        found.append(at(turn, "backward"))
-    return _divided(found, behind=rank) if schedule.order == "zero_bubble" else found
-
-
-def _divided(actions: list[Action], behind: int) -> list[Action]:
-    """Divide each backward into its parts "input" and "weights".
-
-    The part "weights" runs after the parts "input" of `behind` later backwards, or at the end.
-    """
-    found, waiting = list[Action](), list[Action]()
-    for action in actions:
-        if action.half == "forward":
-            found.append(action)
-            continue
-        found.append(action._replace(part="input"))
-        waiting.append(action._replace(part="weights"))
-        if len(waiting) > behind:
-            found.append(waiting.pop(0))
-    return found + waiting
+    taken = Counter[str]()
+    found = []
+    for name in names:
+        half, part = _PARTS[name[0]]
+        found.append(Action(half, stages[int(name[1:])], taken[name], part))
+        taken[name] += 1
+    return found

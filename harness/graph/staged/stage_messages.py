@@ -3,9 +3,12 @@
 NCCL has no tags: in a group, messages from a rank to another arrive in the order in which they were sent. A send may
 end only after its receive has begun, and a rank's messages in a group may run in sequence.
 
-For example, under 1F1B two neighbours may both send to each other before they receive. In a single group, they might
-wait for each other forever. So there are two groups: the first for messages to higher ranks, the second for messages to
-lower ranks.
+So each direction and each half has a group of its own, four in all:
+
+- Under 1F1B two neighbours may both send to each other before they receive. In a single group, they might wait for each
+  other forever.
+- In a V, a rank gets activations and gradients from the same neighbour. It reads them in its own order of actions,
+  which is not the order in which the neighbour sent them.
 
 `refuse_waiting` simulates a schedule under these rules.
 """
@@ -16,6 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from bitproof.harness.case import StageMap
 from bitproof.harness.errors import PassError
 from bitproof.harness.graph.staged.actions import Action
 
@@ -34,24 +38,27 @@ class Message(NamedTuple):
 
 
 Queue = deque[Message]
-Queues = dict[tuple[int, bool], Queue]
-"""The messages of each rank in each direction, in the order in which the rank sends or receives them.
+Queues = dict[tuple[int, int], Queue]
+"""The messages of each rank in each group, in the order in which the rank sends or receives them.
 
-A key has a rank, and whether the messages go to higher ranks.
+A key has a rank and the number of a group.
 """
 
-
-def goes_up(sender: int, receiver: int) -> bool:
-    """Return whether a message between these ranks uses the group for messages to higher ranks."""
-    return sender < receiver
+NUM_GROUPS = 4
 
 
-def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None:
+def group_of(sender: Action, stage_map: StageMap) -> int:
+    """Return the number of the group that carries a message of the action `sender`."""
+    is_up = stage_map.rank_of(sender.stage) < stage_map.rank_of(sender.receiver)
+    return 2 * (sender.half == "backward") + is_up
+
+
+def refuse_waiting(actions: Sequence[Sequence[Action]], stage_map: StageMap) -> None:
     """Raise PassError if ranks with these actions could deadlock, or could receive messages in another order than sent.
 
     `actions` has each rank's actions in order. The rules for messages are at the top of this file.
     """
-    queues = _queues(actions, num_stages)
+    queues = _queues(actions, stage_map)
     waiting = [deque(own) for own in actions]
     ran, arrived = set[Action](), set[Action]()
     # Simulate until nothing changes: an action that is left then waits forever.
@@ -59,11 +66,11 @@ def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None
     while has_changed:
         has_changed = False
         for rank, own in enumerate(waiting):
-            while own and ((sender := _read_by(own[0], num_stages, len(actions))) is None or sender in arrived):
+            while own and _is_ready(own[0], stage_map, ran, arrived):
                 ran.add(own.popleft())
                 has_changed = True
-            for up in (True, False):
-                while (message := _take_next(queues, rank, up, ran)) is not None:
+            for group in range(NUM_GROUPS):
+                while (message := _take_next(queues, rank, group, ran)) is not None:
                     arrived.add(message.sender)
                     has_changed = True
     if stuck := [str(own[0]) for own in waiting if own]:
@@ -75,42 +82,45 @@ def refuse_waiting(actions: Sequence[Sequence[Action]], num_stages: int) -> None
         )
 
 
-def _queues(actions: Sequence[Sequence[Action]], num_stages: int) -> Queues:
-    queues: Queues = {(rank, up): deque() for rank in range(len(actions)) for up in (True, False)}
+def _queues(actions: Sequence[Sequence[Action]], stage_map: StageMap) -> Queues:
+    queues: Queues = {(rank, group): deque() for rank in range(len(actions)) for group in range(NUM_GROUPS)}
     for rank, own in enumerate(actions):
-        for message in (x for action in own for x in _messages_of(action, num_stages, len(actions))):
-            ends = (rank, message.peer) if message.is_sent else (message.peer, rank)
-            queues[rank, goes_up(*ends)].append(message)
+        for message in (x for action in own for x in _messages_of(action, stage_map)):
+            queues[rank, group_of(message.sender, stage_map)].append(message)
     return queues
 
 
-def _messages_of(action: Action, num_stages: int, ranks: int) -> Iterator[Message]:
-    if (sender := _read_by(action, num_stages, ranks)) is not None:
-        # An action receives before it runs, and sends afterwards.
-        yield Message(sender, False, sender.stage % ranks)
-    to = action.stage + (1 if action.half == "forward" else -1)
-    if ranks > 1 and 0 <= to < num_stages and action.part != "weights":
-        yield Message(action, True, to % ranks)
+def _messages_of(action: Action, stage_map: StageMap) -> Iterator[Message]:
+    if action.part == "weights":  # reads what its backward's first part received, and sends nothing
+        return
+    own, stages = stage_map.rank_of(action.stage), range(stage_map.num_stages)
+    sender, receiver = action.sender, action.receiver
+    # An action receives before it runs, and sends afterwards. Neighbouring stages on one rank send no messages.
+    if sender.stage in stages and (peer := stage_map.rank_of(sender.stage)) != own:
+        yield Message(sender, False, peer)
+    if receiver in stages and (peer := stage_map.rank_of(receiver)) != own:
+        yield Message(action, True, peer)
 
 
-def _read_by(action: Action, num_stages: int, ranks: int) -> Action | None:
-    """Return the action in a neighbouring stage whose message `action` reads; None if it reads no message."""
-    stage = action.stage + (-1 if action.half == "forward" else 1)
-    # The weights of a divided backward read what its first part received.
-    reads = ranks > 1 and 0 <= stage < num_stages and action.part != "weights"
-    return action._replace(stage=stage) if reads else None
+def _is_ready(action: Action, stage_map: StageMap, ran: set[Action], arrived: set[Action]) -> bool:
+    """Return whether the value that `action` reads from a neighbouring stage is on its rank, if it reads one."""
+    sender = action.sender
+    if action.part == "weights" or sender.stage not in range(stage_map.num_stages):
+        return True
+    is_here = stage_map.rank_of(sender.stage) == stage_map.rank_of(action.stage)
+    return sender in (ran if is_here else arrived)
 
 
-def _take_next(queues: Queues, rank: int, up: bool, ran: set[Action]) -> Message | None:
+def _take_next(queues: Queues, rank: int, group: int, ran: set[Action]) -> Message | None:
     """Receive a rank's next message in a group if it has arrived, and return it; otherwise return None.
 
-    `up` chooses the group for messages to higher ranks. `ran` has the actions that have run.
+    `ran` has the actions that have run.
     """
-    own = queues[rank, up]
+    own = queues[rank, group]
     if not own or own[0].is_sent or own[0].sender not in ran:
         return None
     # The message must also be the next on the sending rank: earlier sends in the group hold it up.
-    others = queues[own[0].peer, up]
+    others = queues[own[0].peer, group]
     if others[0] != Message(own[0].sender, True, rank):
         return None
     others.popleft()

@@ -1,8 +1,8 @@
 """Runs a rank's part of a pipeline's step: its actions in order, and messages between stages.
 
-Needs:    the parts of the rank's stages, the rank's actions (actions.py), and two groups, one for messages to higher
-          ranks and one for messages to lower ranks (stage_messages.py explains why). A group has one rank from each
-          stage: the rank whose other coordinates equal those of this rank.
+Needs:    the parts of the rank's stages, the rank's actions (orders/), and a group for each kind of message
+          (stage_messages.py explains why). A group has one rank from each stage: the rank whose other coordinates
+          equal those of this rank.
 Promises: gradients and losses are added in the order of micro-batches. Ranks cannot deadlock if `refuse_waiting`
           accepts their actions.
 
@@ -11,7 +11,8 @@ A rank waits for each receive at once, and for each send later:
 - for the send of an activation after the backward that read the activation's gradient;
 - for other sends at the end of the step.
 
-Every message has a unique tag, for backends with tags. A stage's forward values are kept until its backward has run.
+Every message has a unique tag, for backends with tags. Neighbouring stages on one rank, as at the turn of a V, pass
+values without messages. A stage's forward values are kept until its backward has run.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.fx import GraphModule
 
+from bitproof.harness.case import StageMap
 from bitproof.harness.graph.staged.actions import Action
 from bitproof.harness.graph.staged.cut_graph import CutGraph, Part
 from bitproof.harness.graph.staged.placed_calls import MOST_CROSSINGS, Crossing, OnceAStep
-from bitproof.harness.graph.staged.stage_messages import goes_up
+from bitproof.harness.graph.staged.stage_messages import group_of
 
 Run = Callable[..., Any]
 Values = Mapping[str, Any]
@@ -40,7 +42,8 @@ class StagedStep:
 
     - `running`: the current action; None outside the step.
     - `reduce`: the dtype for the sums of gradients that are reduced once a step.
-    - `groups`: the groups for messages to higher and to lower ranks; empty without a pipeline.
+    - `groups`: the groups for messages, by the numbers of `group_of`; empty without a pipeline.
+    - `stage_map`: the ranks of all stages.
     - `join`: adds the gradients of parameters that two stages share. The trainer calls `join` once per step with the
       gradients by parameter name.
     """
@@ -50,6 +53,7 @@ class StagedStep:
         parts: CutGraph,
         actions: Sequence[Action],
         groups: Sequence[dist.ProcessGroup],
+        stage_map: StageMap,
         device: torch.device,
         reduce: torch.dtype = torch.float32,
     ) -> None:
@@ -59,10 +63,12 @@ class StagedStep:
         self.running: Action | None = None
         self.join: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
         self._groups = tuple(groups)
+        self._stage_map = stage_map
         self._device = device
         self._run: Callable[[GraphModule], Run] = lambda module: module
         self._sending: dict[Action, list[tuple[dist.Work, Tensor]]] = {}
         self._kept: dict[tuple[int, int], Values] = {}
+        self._passed: dict[Action, Values] = {}
 
     def __call__(self, state: Values, micro_batches: Sequence[Values]) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Run the rank's part of a step. Returns (losses of the micro-batches, the rank's gradients by parameter).
@@ -83,8 +89,8 @@ class StagedStep:
             given = {**state, **self.inputs(action, micro_batches), **known}
             found = dict(zip(part.outputs, self._run(part.module)(*(given[name] for name in part.inputs)), strict=True))
             # Sent at once, so the neighbour can start while this rank continues.
-            for index, name in enumerate(part.sent):
-                self.send(action, index, found[name])
+            if part.sent:
+                self.pass_on(action, {name: found[name] for name in part.sent})
             if action.half == "backward":
                 self._await_sent(Action("forward", action.stage, action.micro_batch))  # its gradient has arrived
             if action.half == "forward" or action.part == "input":
@@ -142,10 +148,23 @@ class StagedStep:
         """
         return self._kept.pop((action.stage, action.micro_batch), {})
 
-    def received(self, action: Action, part: Part) -> dict[str, Tensor]:
+    def pass_on(self, action: Action, values: Values) -> None:
+        """Pass an action's results to the neighbouring stage, in messages unless the stage is on this rank."""
+        if self._is_here(action.stage, action.receiver):
+            self._passed[action] = values
+            return
+        for index, value in enumerate(values.values()):
+            self.send(action, index, value)
+
+    def received(self, action: Action, part: Part) -> Values:
         """Receive the values that an action reads from the neighbouring stage, and return them by name."""
-        neighbour = action._replace(stage=action.stage + (-1 if action.half == "forward" else 1))
-        return {x.name: self.receive(neighbour, index, x) for index, x in enumerate(part.received)}
+        if part.received and self._is_here(action.stage, action.sender.stage):
+            return self.passed(action.sender)
+        return {x.name: self.receive(action.sender, index, x) for index, x in enumerate(part.received)}
+
+    def passed(self, sender: Action) -> Values:
+        """Remove and return the values, by name, that the action `sender` of this rank passed on."""
+        return self._passed.pop(sender)
 
     def receive(self, sender: Action, index: int, crossing: Crossing) -> Tensor:
         """Wait for a message that the action `sender` sends, and return its value.
@@ -154,8 +173,8 @@ class StagedStep:
         """
         # The layout is known from the trace, so no message describes it.
         value = torch.empty(crossing.shape, dtype=crossing.dtype, device=self._device)
-        source = self._rank_of(sender.stage)
-        work = dist.irecv(value, group=self._group(source, True), group_src=source, tag=tag_of(sender, index))
+        group, source = self._groups[group_of(sender, self._stage_map)], self._stage_map.rank_of(sender.stage)
+        work = dist.irecv(value, group=group, group_src=source, tag=tag_of(sender, index))
         assert work is not None, "this rank is in the group"
         work.wait()
         return value
@@ -165,10 +184,10 @@ class StagedStep:
 
         `index` is the value's number among those that the action sends.
         """
-        to = self._rank_of(action.stage + (1 if action.half == "forward" else -1))
+        group, to = self._groups[group_of(action, self._stage_map)], self._stage_map.rank_of(action.receiver)
         # `_sending` keeps the tensor until the send is awaited: its memory must not be reused before.
         value = value.contiguous()
-        work = dist.isend(value, group=self._group(to, False), group_dst=to, tag=tag_of(action, index))
+        work = dist.isend(value, group=group, group_dst=to, tag=tag_of(action, index))
         assert work is not None, "this rank is in the group"
         self._sending.setdefault(action, []).append((work, value))
 
@@ -184,12 +203,8 @@ class StagedStep:
         """Return the losses and the sums of gradients; a subclass may change them."""
         return losses, gradients
 
-    def _rank_of(self, stage: int) -> int:
-        return stage % dist.get_world_size(self._groups[0])
-
-    def _group(self, peer: int, receives: bool) -> dist.ProcessGroup:
-        own = dist.get_rank(self._groups[0])
-        return self._groups[0 if goes_up(*((peer, own) if receives else (own, peer))) else 1]
+    def _is_here(self, stage: int, other: int) -> bool:
+        return self._stage_map.rank_of(stage) == self._stage_map.rank_of(other)
 
 
 def tag_of(sender: Action, index: int) -> int:

@@ -15,6 +15,7 @@ CallId = tuple[int, int]
 """A rank, and a call's index in its log."""
 
 RECEIVES = {"recv_", "recv_any_source_"}
+_Group = tuple[tuple[int, ...], str | None]
 _ONE_WAY = {"send", *RECEIVES}
 """Point-to-point operators; their `peers` are the sender and the receiver."""
 
@@ -22,8 +23,8 @@ _ONE_WAY = {"send", *RECEIVES}
 class JoinedLogs:
     """The logs of all ranks, with the calls of each collective matched.
 
-    The n-th collectives that the ranks of a group launch in it belong together. If the group is not stated, they must
-    also have the same operator and place.
+    The n-th collectives that the ranks of a group launch in it belong together, and the n-th messages of two ranks with
+    one tag. If the group is not stated, collectives must also have the same operator and place.
     """
 
     def __init__(self, logs: Sequence[Sequence[Call]]) -> None:
@@ -31,9 +32,9 @@ class JoinedLogs:
         # By rank: the turn of each collective, which counts its group's earlier launches, and the indices of each
         # group's launches. `_rounds` is computed on the first use.
         self._turns: list[dict[int, int]] = []
-        self._at: list[dict[tuple[tuple[int, ...], bool], list[int]]] = []
+        self._at: list[dict[_Group, list[int]]] = []
         for calls in logs:
-            at: dict[tuple[tuple[int, ...], bool], list[int]] = defaultdict(list)
+            at: dict[_Group, list[int]] = defaultdict(list)
             turns: dict[int, int] = {}
             for index, call in enumerate(calls):
                 if call.collective:
@@ -140,8 +141,10 @@ class JoinedLogs:
         return rounds
 
 
-def _group(call: Call) -> tuple[tuple[int, ...], bool]:
-    """Return the key of a collective's group: its ranks, and whether it is point-to-point."""
-    # A send from 0 to 1 and a send from 1 to 0 are different groups, so the order of a message's peers is kept.
-    is_one_way = name_of(call) in _ONE_WAY
-    return call.peers if is_one_way else tuple(sorted(call.peers)), is_one_way
+def _group(call: Call) -> _Group:
+    """Return the key of a collective's group: its ranks, and the tag of a message; None if it is no message."""
+    if name_of(call) not in _ONE_WAY:
+        return tuple(sorted(call.peers)), None
+    # A send from 0 to 1 and a send from 1 to 0 are different groups, so the order of a message's peers is kept. Tags
+    # matter, too: in a V of pipeline stages, a rank reads activations and gradients in another order than was sent.
+    return call.peers, dict(call.scalars).get("tag", "")

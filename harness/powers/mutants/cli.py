@@ -32,6 +32,7 @@ DEFAULT_CASES = (
     "pipeline_shared",
     "pipeline_reductions_once",
     "pipeline_zero_bubble",
+    "pipeline_zbv",
     "experts_seq_world4",
     "blocks_batch_folded",
     "blocks_batch_pieces",

@@ -24,6 +24,13 @@ def test_a_pipeline_says_how_many_stages_and_micro_batches_there_are_and_what_ea
     assert (plain.stages, plain.micro_batches, plain.gradient_seed) == (1, 1, 1 / 8)
 
 
+@pytest.mark.parametrize("order", ["zbv", "dual_pipe_v"])
+def test_a_v_takes_as_many_micro_batches_as_stages_in_any_number(order):
+    for rows in (4, 5):
+        schedule = Schedule(order=order, stages_per_rank=2, micro_batches=rows)
+        assert Case(**PIPELINE | {"schedule": schedule, "batch": Batch(sequences=rows)}).stages == 4
+
+
 def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
     assert [stage_of_layer(layer, 5, 2) for layer in range(5)] == [0, 0, 0, 1, 1]
     assert [stage_of_layer(layer, 4, 4) for layer in range(4)] == [0, 1, 2, 3]
@@ -39,6 +46,16 @@ def test_earlier_stages_have_a_layer_more_where_layers_do_not_divide():
         ({"schedule": Schedule(micro_batches=1)}, "too few micro-batches to fill its pipeline"),
         ({"schedule": Schedule(stages_per_rank=2, order="gpipe")}, "several stages in a way that has no order"),
         ({"schedule": Schedule(stages_per_rank=2, micro_batches=3), "batch": Batch(sequences=6)}, "multiple of it as"),
+        ({"schedule": Schedule(order="zbv")}, "expected: stages_per_rank=2 and parallelism.pp > 1 with order='zbv'"),
+        ({"schedule": Schedule(order="dual_pipe_v", stages_per_rank=3, micro_batches=8)}, "asks for a V, which has"),
+        (
+            {"schedule": Schedule(order="zbv", stages_per_rank=2), "parallelism": Parallelism(world_size=4, ep=2)},
+            "found: stages_per_rank=2, parallelism.pp=1",
+        ),
+        (
+            {"schedule": Schedule(order="dual_pipe_v", stages_per_rank=2, micro_batches=2)},
+            "expected: schedule.micro_batches of at least 4, one for each stage of the pipeline",
+        ),
         (
             {
                 "schedule": Schedule(reductions_once=True),

@@ -104,7 +104,7 @@ def test_every_fault_has_a_case_of_those_that_come_with_bitproof():
 
     assert without(CASES) == set()
     assert without(DEFAULT_CASES) == set()
-    shared = ("experts_seq_world4", "joint_experts_seq_overlap", "pipeline_reductions_once")
+    shared = ("experts_seq_world4", "joint_experts_seq_overlap", "pipeline_reductions_once", "pipeline_zbv")
     others = [name for name in DEFAULT_CASES if name not in shared]
     assert "wrong-group" in without(others), "in the other cases 2 ranks share a set of experts and 4 an expert"
 

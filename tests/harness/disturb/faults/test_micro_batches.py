@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from bitproof.builtin_cases.pipelines import pipeline_interleaved, pipeline_zbv
 from bitproof.harness.case import Schedule
 from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.faults.clock import NOW
@@ -22,7 +23,7 @@ JOINS = [entry for entry in ROWS if SHARED in entry.needs]
 OF_INPUTS = {"labels-of-another-micro-batch": "labels", "tokens-of-another-micro-batch": "tokens"}
 OF_STEPS = "gathered-before-the-update"
 OF_DIVIDED = ("weights-of-another-micro-batch", "weights-after-all-inputs")
-OF_ONE_STAGE = [entry for entry in ROWS if entry not in JOINS and entry.name not in OF_INPUTS]
+OF_TURNS = ("turn-passes-the-activation-before", "turn-passes-the-gradient-before")
 SCHEDULE = Schedule(micro_batches=4)
 
 
@@ -41,7 +42,7 @@ def right():
 
 @pytest.mark.parametrize(
     "entry",
-    [x for x in ROWS if x not in JOINS and x.name not in (*OF_INPUTS, OF_STEPS, *OF_DIVIDED)],
+    [x for x in ROWS if x not in JOINS and x.name not in (*OF_INPUTS, OF_STEPS, *OF_DIVIDED, *OF_TURNS)],
     ids=lambda entry: entry.name,
 )
 def test_a_fault_changes_what_a_step_gives_and_a_right_rewrite_does_not(entry, right, monkeypatch):
@@ -81,6 +82,16 @@ def test_a_fault_in_the_order_of_a_divided_backward_changes_what_a_step_gives(na
     schedule = Schedule(micro_batches=4, order="zero_bubble")
     right, found = (given(run(joint, parts, model, schedule, 2, way)) for way in (lambda step: None, entry.runner))
     assert (found == right) is not entry.is_fault
+
+
+@pytest.mark.parametrize("name", OF_TURNS)
+def test_a_fault_at_the_turn_of_a_v_changes_what_a_step_gives_and_needs_a_v(name):
+    entry, model = CATALOGUE[name], Layers(*(layer() for _ in range(4)))
+    joint, parts = parts_of(model, 4, once=Once(weights=True))
+    for schedule in (Schedule(order="zbv", stages_per_rank=2), Schedule(order="zero_bubble", stages_per_rank=2)):
+        right, found = (given(run(joint, parts, model, schedule, 2, way)) for way in (lambda step: None, entry.runner))
+        assert (found == right) is not schedule.stage_map(2).is_v
+    assert (entry.unmet(pipeline_zbv), len(entry.unmet(pipeline_interleaved))) == ([], 1)
 
 
 @pytest.mark.parametrize("entry", JOINS, ids=lambda entry: entry.name)

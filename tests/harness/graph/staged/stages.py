@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from bitproof.harness.graph.staged.actions import actions_of
+from bitproof.harness.case import StageMap
 from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
+from bitproof.harness.graph.staged.orders import actions_of
 from bitproof.harness.graph.staged.placed_calls import NOTHING_ONCE
 from bitproof.harness.graph.staged.staged_step import StagedStep, tag_of
 from tests.harness.graph.graphs import CPU, Applied, D, batch, parameter, trace
@@ -30,8 +31,9 @@ def parts_of(model, num_stages, num_layers=None, once=NOTHING_ONCE):
 class InOneProcess(StagedStep):
     """All ranks of a pipeline: messages go through a box."""
 
-    def __init__(self, parts, actions):
-        super().__init__(parts, actions, (), CPU)
+    def __init__(self, parts, actions, stage_map=None):
+        # Without neighbours on one rank, by default: each stage has a rank.
+        super().__init__(parts, actions, (), stage_map or StageMap(512), CPU)
         self.box = {}
 
     def send(self, action, index, value):
@@ -63,7 +65,7 @@ def _can_run(action, done, last):
 def run(joint, parts, model, schedule, ranks, strike=lambda step: None):
     state = {name: x.detach().clone() for name, x in model.state_dict(keep_vars=True).items()}
     names = [*joint.parameter_names, *joint.buffer_names]
-    step = InOneProcess(parts, all_actions(schedule, ranks))
+    step = InOneProcess(parts, all_actions(schedule, ranks), schedule.stage_map(ranks))
     strike(step)
     micro_batches = [batch(seed=index) for index in range(schedule.micro_batches)]
     inputs = [dict(zip(parts.placeholders[len(names) :], [x], strict=True)) for x in micro_batches]

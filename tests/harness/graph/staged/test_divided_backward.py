@@ -11,7 +11,8 @@ import torch
 
 from bitproof.harness.case import Schedule
 from bitproof.harness.errors import PassError
-from bitproof.harness.graph.staged.actions import Action, actions_of
+from bitproof.harness.graph.staged.actions import Action
+from bitproof.harness.graph.staged.orders import actions_of
 from bitproof.harness.graph.staged.placed_calls import Once
 from bitproof.harness.graph.staged.stage_messages import refuse_waiting
 from tests.harness.graph.graphs import Applied, D, Layers, parameter
@@ -25,6 +26,7 @@ SCHEDULES = [
     (4, Schedule(micro_batches=4, order="zero_bubble")),
     (2, Schedule(micro_batches=4, order="zero_bubble", stages_per_rank=2)),
 ]
+IN_V = [(2, Schedule(micro_batches=5, order=order, stages_per_rank=2)) for order in ("zbv", "dual_pipe_v")]
 
 
 def products(part: Any) -> int:
@@ -32,7 +34,9 @@ def products(part: Any) -> int:
 
 
 @pytest.mark.parametrize("once", [Once(weights=True), Once(True, True, True)])
-@pytest.mark.parametrize(("ranks", "schedule"), [(1, Schedule(micro_batches=1, order="zero_bubble")), *SCHEDULES])
+@pytest.mark.parametrize(
+    ("ranks", "schedule"), [(1, Schedule(micro_batches=1, order="zero_bubble")), *SCHEDULES, *IN_V]
+)
 @pytest.mark.parametrize("of", [layer, narrow_layer])
 def test_a_divided_backward_has_the_bits_of_the_whole_graph(
     of: Any, ranks: int, schedule: Schedule, once: Once
@@ -72,7 +76,7 @@ def short(action: Action) -> str:
 def test_weights_keep_the_order_of_micro_batches_and_no_rank_waits_for_ever(ranks: int, schedule: Schedule) -> None:
     actions = [actions_of(schedule, ranks, rank) for rank in range(ranks)]
     plain = replace(schedule, order="1f1b")
-    refuse_waiting(actions, ranks * schedule.stages_per_rank)
+    refuse_waiting(actions, schedule.stage_map(ranks))
     for own in actions:
         for stage in {action.stage for action in own}:
             weights = [x.micro_batch for x in own if x.stage == stage and x.part == "weights"]

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from bitproof.harness.case import Schedule
-from bitproof.harness.graph.staged.actions import actions_of
+from bitproof.harness.graph.staged.actions import Action
+from bitproof.harness.graph.staged.orders import actions_of
+from bitproof.harness.graph.staged.placed_calls import Once
 from bitproof.harness.graph.staged.staged_step import tag_of
 from tests.harness.graph.graphs import Layers, batch
 from tests.harness.graph.staged.stages import InOneProcess, all_actions, bits, layer, parts_of, run
@@ -61,6 +63,25 @@ def test_the_step_says_which_action_runs_and_parts_may_be_run_by_another():
     assert [action for action, _ in seen] == list(step.actions)
     assert all(parts.by_place[action.stage, action.half].module is module for action, module in seen)
     assert step.running is None
+
+
+def test_at_the_turn_of_a_v_values_stay_on_the_rank_and_nothing_of_them_is_left():
+    schedule = Schedule(micro_batches=4, order="zbv", stages_per_rank=2)
+    model = Layers(*(layer() for _ in range(4)))
+    joint, parts = parts_of(model, 4, once=Once(weights=True))
+    sent, passed, steps = [], [], []
+
+    def watch(step):
+        send, pass_on = step.send, step.pass_on
+        step.send = lambda action, *args: (sent.append(action), send(action, *args))
+        step.pass_on = lambda action, values: (passed.append(action), pass_on(action, values))
+        steps.append(step)
+
+    run(joint, parts, model, schedule, 2, watch)
+    turn = {Action("forward", 1, index) for index in range(4)}
+    turn |= {Action("backward", 2, index, "input") for index in range(4)}
+    assert set(passed) - set(sent) == turn
+    assert not steps[0]._passed and not steps[0]._kept
 
 
 def test_no_two_messages_have_one_tag():

@@ -35,6 +35,15 @@ def test_what_is_received_was_sent_by_the_rank_and_turn_that_sent_it() -> None:
     assert sorted(joined.together((0, 1))) == [(0, 1), (1, 0)]
 
 
+def test_messages_with_tags_are_matched_by_them_in_whatever_order_they_are_received() -> None:
+    sends, receives = (
+        [meet(0, 1, operator=operator)._replace(scalars=(("tag", tag),)) for tag in ("7", "9", "7")]
+        for operator in ("send", "recv_")
+    )
+    joined = JoinedLogs([sends, [receives[1], receives[0], receives[2]]])
+    assert [joined.together((1, index))[0] for index in range(3)] == [(0, 1), (0, 0), (0, 2)]
+
+
 def test_a_launch_happens_before_what_other_ranks_compute_of_it_and_indices_do_not_count() -> None:
     long = [compute() for _ in range(50)]
     joined = JoinedLogs([[meet(0, 1), compute(0)], [*long, meet(0, 1)]])

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from bitproof.harness.case import Schedule
-from bitproof.harness.graph.staged.actions import Action, actions_of
+from bitproof.harness.graph.staged.actions import Action
+from bitproof.harness.graph.staged.orders import actions_of
 
 SCHEDULES = [
     (ranks, Schedule(order=order, micro_batches=count, stages_per_rank=several))

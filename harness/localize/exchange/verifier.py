@@ -602,9 +602,19 @@ def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collecti
         is_other = first.operator != second.operator or first.outputs != second.outputs
         if index in exchanged and (is_other or first.inputs != second.inputs):
             return None
-        if is_other and not first.view:
+        if is_other and not first.view and not _shows_unwritten_memory(first, second):
             return None if first.collective else index
     return None if len(calls) == len(again) else min(len(calls), len(again))
+
+
+def _shows_unwritten_memory(first: Call, second: Call) -> bool:
+    """Whether two runs of a call differ in an input that no call has written.
+
+    For example, FSDP's `all_gather_copy_in` fills a part of a new buffer and returns the whole. Calls that compute with
+    such memory differ, too, and are found by their own outputs.
+    """
+    triples = zip(first.inputs, second.inputs, first.producers, strict=False)
+    return any(value != again and producer is None for value, again, producer in triples)
 
 
 def describe_cause(culprit: Culprit) -> str:

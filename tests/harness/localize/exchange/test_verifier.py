@@ -17,7 +17,7 @@ from torch.nn import functional
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.verifier import Cause, wrong_input
+from bitproof.harness.localize.exchange.verifier import Cause, unrepeated, wrong_input
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -286,6 +286,17 @@ def test_a_candidate_whose_noise_comes_before_the_exchange_is_never_verified(tmp
     _, found = sides.verified(sides.blamed("mul"))
     assert found.status == "not verified" and found.reason is not None
     assert found.reason.startswith("the candidate differs from itself")
+
+
+def test_unwritten_memory_may_differ_between_two_runs_but_no_call_that_computes_with_it() -> None:
+    place = CallSite("", "forward")
+
+    def run(memory: str, computed: str) -> list[Call]:
+        fills_a_part = Call(place, "all_gather_copy_in", ("w", memory), ("w", memory), producers=(None, None))
+        return [fills_a_part, Call(place, "mm", ("w",), (computed,), producers=(0,))]
+
+    assert unrepeated(run("m", "a"), run("n", "a"), ()) is None
+    assert unrepeated(run("m", "a"), run("n", "b"), ()) == 1
 
 
 def test_a_candidate_with_noise_after_the_exchange_is_not_verified(tmp_path: Path) -> None:

@@ -170,7 +170,11 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     ):
         return draft
     if mine is not None and culprit.how not in LEADS_NOWHERE:
-        if theirs is not None and readers.may_take_outputs_of(mine, theirs):
+        if (
+            theirs is not None
+            and readers.may_take_outputs_of(mine, theirs)
+            and not readers.contradict(mine, theirs)
+        ):
             return _of_matching(readers.log, readers.rank, mine, theirs)
         return readers.of_new(mine)
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
@@ -528,6 +532,17 @@ class _Readers:
         """
         is_alike = len(self.log.log[mine].outputs) == len(self.log.reference.log[theirs].outputs)
         return is_alike and not self.is_blocked(mine)
+
+    def contradict(self, mine: int, theirs: int) -> bool:
+        """Whether the match of two calls that read different inputs is wrong by all readers: the matches of none of
+        them read an output of `theirs`.
+        """
+        call, partner = self.log.log[mine], self.log.reference.log[theirs]
+        if sorted(call.inputs) == sorted(partner.inputs):
+            return False
+        others = [self.log.matching_call(reader) for reader, _ in self.log.readers(mine)]
+        known = [set(self.log.reference.log[other].inputs) for other in others if other is not None]
+        return bool(known) and all(reads.isdisjoint(partner.outputs) for reads in known)
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
         """Return the exchanges for a call that only the candidate makes."""

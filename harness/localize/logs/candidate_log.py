@@ -55,6 +55,16 @@ class CandidateLog(IndexedLog):
         due = self.reference.log[other].outputs
         return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
 
+    def is_as_matched(self, index: int, value: str) -> bool:
+        """Whether a call's output `value` is the output of its matching call, at the same position if both calls have
+        equally many outputs.
+        """
+        other, outputs = self.matching_call(index), self.log[index].outputs
+        due = self.reference.log[other].outputs if other is not None else ()
+        if value not in outputs or len(outputs) != len(due):
+            return value in due or value not in outputs
+        return due[outputs.index(value)] == value
+
     def _find_producers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """Return the producer of each input: the call that wrote it or, if unknown, the last call with an equal output.
 

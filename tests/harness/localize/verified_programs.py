@@ -177,10 +177,11 @@ def verified(scene: Scene) -> Verified:
     planted = [scene.candidate.calls[rank][index] for rank, index in scene.planted]
     # A planted call that copies another value is as wrong as the call that reads the copy.
     planted += [
-        each
-        for rank, index in scene.planted
-        for each in scene.candidate.calls[rank]
-        if returns_only_inputs(scene.candidate.calls[rank][index]) and index in each.producers
+        scene.candidate.calls[rank][reader]
+        for (rank, reader), made_by in scene.candidate.depends.items()
+        for site in set(scene.planted).intersection(made_by)
+        if site[0] == rank and returns_only_inputs(copy := scene.candidate.calls[rank][site[1]])
+        and set(copy.outputs) & set(scene.candidate.calls[rank][reader].inputs)
     ]
     reported = culprit.call.place[:2] if culprit.candidate is None else None
     own = reported or verifier.ready[culprit.rank].log[culprit.candidate or 0].place[:2]

@@ -69,6 +69,7 @@ class Walk:
         self.found: dict[PossibleCause, int] = {}
         self.replaced = dict[tuple[int, int], int]()
         self.readers = dict[tuple[int, int], int]()
+        self._everywhere = {value for log in logs for value in log.reference.values}
         # `_done` has the results of searches by key. `_is_misplaced`: the record has a value that the reference has
         # elsewhere. `_depth` is above 0 within calls whose inputs are exchanged: see `_parallel`.
         self._done = dict[object, bool]()
@@ -335,8 +336,9 @@ class Walk:
         is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         if due is not None and here is None:
             self.replaced[rank, mine] = due
-        if is_read_wrong and computes and not is_between and reader is not None:
-            return self._reads(rank, reader)
+        if reader is not None and computes:
+            if (is_read_wrong and not is_between) or (not is_right and self._is_for_others(rank, mine, due, reader)):
+                return self._reads(rank, reader)
         if self._extra(rank, mine, weight=1):
             return True
         if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
@@ -355,12 +357,35 @@ class Walk:
             return self._add(rank, packed, None, "adds")
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
-        leads_on = any(not log.differs(index) and not log.packs(index) for index, _ in log.readers(mine))
         if reader is not None and not is_between and log.makes_right_values(mine):
             return self._reads(rank, reader)
-        if reader is not None and leads_on and not (is_between or call.view or name_of(call) in CONSTANTS):
-            return self._reads(rank, reader)
         return self._add(rank, mine, None, "adds")
+
+    def _is_for_others(self, rank: int, mine: int, due: int | None, reader: tuple[int, int]) -> bool:
+        """Whether the output of the extra call `mine` is right, and only the call `reader` should read another value.
+
+        It is right if another call computes a right value of it, or if the candidate computes it of right values with
+        which what `reader` should read has nothing in common.
+        """
+        log, call = self.logs[rank], self.logs[rank].log[mine]
+        if name_of(call) in CONSTANTS or call.draws:
+            return False
+        own = log.read_behind(mine)
+        if not own or not log.reference.values.issuperset(own):
+            return False
+        if due is not None and not self._is_before(rank, due, reader[0]):
+            return False
+        # A collective may give a wrong value to other ranks only.
+        others = [index for index, _ in log.readers(mine) if not (log.log[index].collective or log.packs(index))]
+        if not all(map(log.differs, others)):
+            return True
+        known = log.reference.log
+        pairs = zip(log.log[reader[0]].inputs, known[reader[1]].inputs, strict=False)
+        is_ordered = name_of(log.log[reader[0]]) not in COMMUTATIVE
+        wanted = {right for value, right in pairs if value in call.outputs or not is_ordered}
+        if due is not None:
+            wanted |= {*known[due].outputs, *known[due].inputs, *log.read_behind_there(due)}
+        return own.isdisjoint(wanted)
 
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
         """Whether the candidate computes an output of the reference's call `due` before its own call `reader` runs.
@@ -420,18 +445,20 @@ class Walk:
         - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
         - Otherwise the first call that joins values. None if no call does.
         """
-        # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
+        # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then:
+        # no defect of a collective gives the values of other tensors, or of other ranks.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
+        is_misplaced = self._is_misplaced or self._everywhere.issuperset(log.log[mine].outputs)
         while pending:
             if (index := pending.pop()) in seen or log.matching_call(index) is not None:
                 continue
             seen.add(index)
             call = log.log[index]
-            if call.collective and not self._is_misplaced:
+            if call.collective and not is_misplaced:
                 return index if index != mine else None
             if name_of(call) in PACKING and len(set(call.inputs)) > 1:
                 packs.append(index)
-            if log.packs(index) or call.collective or self._is_misplaced:
+            if log.packs(index) or call.collective or is_misplaced:
                 pending += log.producers(index)
         return min(packs, default=None)
 

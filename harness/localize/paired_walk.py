@@ -69,7 +69,6 @@ class Walk:
         self.found: dict[PossibleCause, int] = {}
         self.replaced = dict[tuple[int, int], int]()
         self.readers = dict[tuple[int, int], int]()
-        self._everywhere = {value for log in logs for value in log.reference.values}
         # `_done` has the results of searches by key. `_is_misplaced`: the record has a value that the reference has
         # elsewhere. `_depth` is above 0 within calls whose inputs are exchanged: see `_parallel`.
         self._done = dict[object, bool]()
@@ -336,9 +335,11 @@ class Walk:
         is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         if due is not None and here is None:
             self.replaced[rank, mine] = due
-        if reader is not None and computes:
-            if (is_read_wrong and not is_between) or (not is_right and self._is_for_others(rank, mine, due, reader)):
-                return self._reads(rank, reader)
+        reads_wrong = computes and is_read_wrong and not is_between
+        if reader is not None and (
+            reads_wrong or (computes and not is_right and self._is_for_others(rank, mine, due, reader))
+        ):
+            return self._reads(rank, reader)
         if self._extra(rank, mine, weight=1):
             return True
         if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
@@ -354,7 +355,7 @@ class Walk:
         # Nothing before the call is wrong. So it packs right values wrongly, or a call that should read it is missing,
         # or its reader reads the wrong value, or else it is the cause itself.
         if not is_between and (packed := self._packer(rank, mine)) is not None:
-            return self._add(rank, packed, None, "adds")
+            return self._add(*packed, None, "adds")
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
         if reader is not None and not is_between and log.makes_right_values(mine):
@@ -439,28 +440,71 @@ class Walk:
         log = self.logs[rank]
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
-    def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if calls that only the candidate makes, up to `mine`, join values.
+    def _packer(self, rank: int, mine: int) -> tuple[int, int] | None:
+        """Return the rank and index of the call to blame if calls that only the candidate makes, up to `mine`, join
+        values.
 
-        - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
+        - If one of these calls is a collective of the joined values: a call that joins them in a wrong order or, if
+          there is none, that collective, but None if it is `mine` itself.
         - Otherwise the first call that joins values. None if no call does.
         """
-        # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then:
-        # no defect of a collective gives the values of other tensors, or of other ranks.
+        # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
         log, pending, seen, packs = self.logs[rank], [mine], set[int](), list[int]()
-        is_misplaced = self._is_misplaced or self._everywhere.issuperset(log.log[mine].outputs)
         while pending:
             if (index := pending.pop()) in seen or log.matching_call(index) is not None:
                 continue
             seen.add(index)
             call = log.log[index]
-            if call.collective and not is_misplaced:
-                return index if index != mine else None
+            if call.collective and not self._is_misplaced:
+                return self._wrong_pack(rank, index) or ((rank, index) if index != mine else None)
             if name_of(call) in PACKING and len(set(call.inputs)) > 1:
                 packs.append(index)
-            if log.packs(index) or call.collective or is_misplaced:
+            if log.packs(index) or call.collective or self._is_misplaced:
                 pending += log.producers(index)
-        return min(packs, default=None)
+        return (rank, min(packs)) if packs else None
+
+    def _wrong_pack(self, rank: int, collective: int) -> tuple[int, int] | None:
+        """Return the call, on any rank of a bucket's collective, that joins the bucket's parts in a wrong order; else
+        None.
+        """
+        # Its own rank first: if all ranks are wrong, each of their records leads to its own call.
+        for peer, index in sorted(self.joined.together((rank, collective)), key=lambda site: site[0] != rank):
+            log = self.logs[peer]
+            for pack in log.producers(index):
+                if not all(self._is_in_order(log, pack, taken) for taken, _ in log.readers(index)):
+                    return peer, pack
+        return None
+
+    def _is_in_order(self, log: CandidateLog, pack: int, taken: int) -> bool:
+        """Whether the call `pack` joins the parts of a bucket in the order in which the call `taken` takes them out.
+
+        The reference reduces each part by itself: the results, in the order in which the candidate joins the parts, are
+        what the readers of `taken` should read. True if that is not known.
+        """
+        known, outputs, due = log.reference.log, log.log[taken].outputs, dict[int, str]()
+        for reader, position in log.readers(taken):
+            value, other = log.log[reader].inputs[position], log.matching_call(reader)
+            if other is not None and value in outputs:
+                due[outputs.index(value)] = known[other].inputs[position]
+        reduced = {call.inputs: call.outputs for call in known if call.collective}
+        for at in range(len(log.log[pack].inputs) if due else 0):
+            whole, number = self._whole(log, pack, at)
+            result, right = reduced.get((whole,)), due.get(at % len(outputs))
+            # A reduce-scatter's bucket has the first rank's part of each tensor, then the second's.
+            if result and ((right and right not in result) or number not in (None, at // len(outputs))):
+                return False
+        return True
+
+    @staticmethod
+    def _whole(log: CandidateLog, reader: int, position: int) -> tuple[str, int | None]:
+        """Return the value that a call reads or, for a view that only the candidate makes, the value that it is a part
+        of, and the number of the part; None if the value is no view.
+        """
+        value, number, producer = log.log[reader].inputs[position], None, log.producer_of_input(reader, position)
+        while producer is not None and log.log[producer].view and log.matching_call(producer) is None:
+            number = log.log[producer].outputs.index(value) if value in log.log[producer].outputs else None
+            value, producer = log.log[producer].inputs[0], log.producer_of_input(producer, 0)
+        return value, number
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
         """Whether only other ranks of the candidate run the module of the reference's call `due`, as in a pipeline."""

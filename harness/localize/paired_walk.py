@@ -342,12 +342,6 @@ class Walk:
             return self._reads(rank, reader)
         if self._extra(rank, mine, weight=1):
             return True
-        if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
-            # A copy, or a product with 1: go on to what it copies.
-            producer = log.input_producers(mine)[call.inputs.index(call.outputs[0])]
-            if producer is not None:
-                return self._explain_value(rank, producer, due, reader)
-            return reader is not None and self._reads(rank, reader)
         if here is not None and log.differs(here) and self._call(rank, here):
             return True
         if is_read_wrong and not is_between and reader is not None:
@@ -358,8 +352,6 @@ class Walk:
             return self._add(*packed, None, "adds")
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
-        if reader is not None and not is_between and log.makes_right_values(mine):
-            return self._reads(rank, reader)
         return self._add(rank, mine, None, "adds")
 
     def _is_for_others(self, rank: int, mine: int, due: int | None, reader: tuple[int, int]) -> bool:

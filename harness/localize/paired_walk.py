@@ -335,16 +335,13 @@ class Walk:
         is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         if due is not None and here is None:
             self.replaced[rank, mine] = due
-        if is_read_wrong and computes and not is_between and reader is not None:
+        reads_wrong = computes and is_read_wrong and not is_between
+        if reader is not None and (
+            reads_wrong or (computes and not is_right and self._is_for_others(rank, mine, due, reader))
+        ):
             return self._reads(rank, reader)
         if self._extra(rank, mine, weight=1):
             return True
-        if not computes and not call.view and call.outputs[:1] and call.outputs[0] in call.inputs:
-            # A copy, or a product with 1: go on to what it copies.
-            producer = log.input_producers(mine)[call.inputs.index(call.outputs[0])]
-            if producer is not None:
-                return self._explain_value(rank, producer, due, reader)
-            return reader is not None and self._reads(rank, reader)
         if here is not None and log.differs(here) and self._call(rank, here):
             return True
         if is_read_wrong and not is_between and reader is not None:
@@ -352,15 +349,36 @@ class Walk:
         # Nothing before the call is wrong. So it packs right values wrongly, or a call that should read it is missing,
         # or its reader reads the wrong value, or else it is the cause itself.
         if not is_between and (packed := self._packer(rank, mine)) is not None:
-            return self._add(rank, packed, None, "adds")
+            return self._add(*packed, None, "adds")
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
-        leads_on = any(not log.differs(index) and not log.packs(index) for index, _ in log.readers(mine))
-        if reader is not None and not is_between and log.makes_right_values(mine):
-            return self._reads(rank, reader)
-        if reader is not None and leads_on and not (is_between or call.view or name_of(call) in CONSTANTS):
-            return self._reads(rank, reader)
         return self._add(rank, mine, None, "adds")
+
+    def _is_for_others(self, rank: int, mine: int, due: int | None, reader: tuple[int, int]) -> bool:
+        """Whether the output of the extra call `mine` is right, and only the call `reader` should read another value.
+
+        It is right if another call computes a right value of it, or if the candidate computes it of right values with
+        which what `reader` should read has nothing in common.
+        """
+        log, call = self.logs[rank], self.logs[rank].log[mine]
+        if name_of(call) in CONSTANTS or call.draws:
+            return False
+        own = log.read_behind(mine)
+        if not own or not log.reference.values.issuperset(own):
+            return False
+        if due is not None and not self._is_before(rank, due, reader[0]):
+            return False
+        # A collective may give a wrong value to other ranks only.
+        others = [index for index, _ in log.readers(mine) if not (log.log[index].collective or log.packs(index))]
+        if not all(map(log.differs, others)):
+            return True
+        known = log.reference.log
+        pairs = zip(log.log[reader[0]].inputs, known[reader[1]].inputs, strict=False)
+        is_ordered = name_of(log.log[reader[0]]) not in COMMUTATIVE
+        wanted = {right for value, right in pairs if value in call.outputs or not is_ordered}
+        if due is not None:
+            wanted |= {*known[due].outputs, *known[due].inputs, *log.read_behind_there(due)}
+        return own.isdisjoint(wanted)
 
     def _is_before(self, rank: int, due: int, reader: int) -> bool:
         """Whether the candidate computes an output of the reference's call `due` before its own call `reader` runs.
@@ -414,10 +432,12 @@ class Walk:
         log = self.logs[rank]
         return log.log[mine].collective and any(log.packs(producer) for producer in log.producers(mine))
 
-    def _packer(self, rank: int, mine: int) -> int | None:
-        """Return the index of the call to blame if calls that only the candidate makes, up to `mine`, join values.
+    def _packer(self, rank: int, mine: int) -> tuple[int, int] | None:
+        """Return the rank and index of the call to blame if calls that only the candidate makes, up to `mine`, join
+        values.
 
-        - If one of these calls is a collective of the joined values: that collective, but None if it is `mine` itself.
+        - If one of these calls is a collective of the joined values: a call that joins them in a wrong order or, if
+          there is none, that collective, but None if it is `mine` itself.
         - Otherwise the first call that joins values. None if no call does.
         """
         # Only extra calls are followed. For a misplaced value collectives are passed, since the packing is wrong then.
@@ -428,12 +448,55 @@ class Walk:
             seen.add(index)
             call = log.log[index]
             if call.collective and not self._is_misplaced:
-                return index if index != mine else None
+                return self._wrong_pack(rank, index) or ((rank, index) if index != mine else None)
             if name_of(call) in PACKING and len(set(call.inputs)) > 1:
                 packs.append(index)
             if log.packs(index) or call.collective or self._is_misplaced:
                 pending += log.producers(index)
-        return min(packs, default=None)
+        return (rank, min(packs)) if packs else None
+
+    def _wrong_pack(self, rank: int, collective: int) -> tuple[int, int] | None:
+        """Return the call, on any rank of a bucket's collective, that joins the bucket's parts in a wrong order; else
+        None.
+        """
+        # Its own rank first: if all ranks are wrong, each of their records leads to its own call.
+        for peer, index in sorted(self.joined.together((rank, collective)), key=lambda site: site[0] != rank):
+            log = self.logs[peer]
+            for pack in log.producers(index):
+                if not all(self._is_in_order(log, pack, taken) for taken, _ in log.readers(index)):
+                    return peer, pack
+        return None
+
+    def _is_in_order(self, log: CandidateLog, pack: int, taken: int) -> bool:
+        """Whether the call `pack` joins the parts of a bucket in the order in which the call `taken` takes them out.
+
+        The reference reduces each part by itself: the results, in the order in which the candidate joins the parts, are
+        what the readers of `taken` should read. True if that is not known.
+        """
+        known, outputs, due = log.reference.log, log.log[taken].outputs, dict[int, str]()
+        for reader, position in log.readers(taken):
+            value, other = log.log[reader].inputs[position], log.matching_call(reader)
+            if other is not None and value in outputs:
+                due[outputs.index(value)] = known[other].inputs[position]
+        reduced = {call.inputs: call.outputs for call in known if call.collective}
+        for at in range(len(log.log[pack].inputs) if due else 0):
+            whole, number = self._whole(log, pack, at)
+            result, right = reduced.get((whole,)), due.get(at % len(outputs))
+            # A reduce-scatter's bucket has the first rank's part of each tensor, then the second's.
+            if result and ((right and right not in result) or number not in (None, at // len(outputs))):
+                return False
+        return True
+
+    @staticmethod
+    def _whole(log: CandidateLog, reader: int, position: int) -> tuple[str, int | None]:
+        """Return the value that a call reads or, for a view that only the candidate makes, the value that it is a part
+        of, and the number of the part; None if the value is no view.
+        """
+        value, number, producer = log.log[reader].inputs[position], None, log.producer_of_input(reader, position)
+        while producer is not None and log.log[producer].view and log.matching_call(producer) is None:
+            number = log.log[producer].outputs.index(value) if value in log.log[producer].outputs else None
+            value, producer = log.log[producer].inputs[0], log.producer_of_input(producer, 0)
+        return value, number
 
     def _is_elsewhere(self, rank: int, due: int) -> bool:
         """Whether only other ranks of the candidate run the module of the reference's call `due`, as in a pipeline."""

@@ -128,11 +128,12 @@ def plan_of(
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
     own = set[tuple[int, int]]()
     pairs = {rank: list(found) for rank, found in differing.items()}
-    for rank, mine, theirs in [*_sites(culprit, logs), *_same_defect(culprit, logs, arguments or WrongArguments())]:
+    leads = _sites(culprit, logs)
+    leads += _receivers(leads, logs)
+    for rank, mine, theirs in [*leads, *_same_defect(culprit, logs, arguments or WrongArguments())]:
         if (rank, mine, theirs) in taken or (mine is not None and (rank, mine) in own):
             continue
-        # `_sites` has one entry per rank, and comes first.
-        is_lead = len(taken) < len(culprit.ranks)
+        is_lead = (rank, mine, theirs) in leads
         taken.add((rank, mine, theirs))
         if mine is not None and theirs is not None and name_of(logs[rank].log[mine]) == "send":
             rank, mine, theirs = _received(logs, rank, mine, theirs)
@@ -170,7 +171,7 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     ):
         return draft
     if mine is not None and culprit.how not in LEADS_NOWHERE:
-        if theirs is not None and readers.may_take_outputs_of(mine, theirs):
+        if theirs is not None and readers.may_take_outputs_of(mine, theirs) and not readers.contradict(mine, theirs):
             return _of_matching(readers.log, readers.rank, mine, theirs)
         return readers.of_new(mine)
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
@@ -213,6 +214,21 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
             )
         found.append((rank, mine, theirs))
     return found
+
+
+def _receivers(sites: Sites, logs: Sequence[CandidateLog]) -> Sites:
+    """Return the extra collectives that bring the outputs of extra calls to other ranks, one for each of these ranks.
+
+    For example, a bucket whose parts one rank joins in a wrong order is wrong on all ranks.
+    """
+    joined, known = JoinedLogs([log.log for log in logs]), {rank for rank, _, _ in sites}
+    found = dict[int, int]()
+    for rank, mine, theirs in sites:
+        if theirs is None and mine is not None and logs[rank].packs(mine):
+            for reader, _ in logs[rank].readers(mine):
+                if logs[rank].log[reader].collective and logs[rank].matching_call(reader) is None:
+                    found |= dict(joined.together((rank, reader)))
+    return [(rank, index, None) for rank, index in found.items() if rank not in known]
 
 
 def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:
@@ -528,6 +544,17 @@ class _Readers:
         """
         is_alike = len(self.log.log[mine].outputs) == len(self.log.reference.log[theirs].outputs)
         return is_alike and not self.is_blocked(mine)
+
+    def contradict(self, mine: int, theirs: int) -> bool:
+        """Whether the match of two calls that read different inputs is wrong by all readers: the matches of none of
+        them read an output of `theirs`.
+        """
+        call, partner = self.log.log[mine], self.log.reference.log[theirs]
+        if sorted(call.inputs) == sorted(partner.inputs):
+            return False
+        others = [self.log.matching_call(reader) for reader, _ in self.log.readers(mine)]
+        known = [set(self.log.reference.log[other].inputs) for other in others if other is not None]
+        return bool(known) and all(reads.isdisjoint(partner.outputs) for reads in known)
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
         """Return the exchanges for a call that only the candidate makes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned, returns_only_inputs
@@ -52,8 +52,20 @@ class CandidateLog(IndexedLog):
             return True
         if other is None:
             return not self.reference.values.issuperset(call.outputs)
-        due = self.reference.log[other].outputs
-        return call.outputs != due and not (call.view and set(call.outputs) <= set(due))
+        due = self.reference.log[other]
+        # A `slice` that matches a `split` is a part of it.
+        is_part = call.view and call.operator != due.operator and set(call.outputs) <= set(due.outputs)
+        return call.outputs != due.outputs and not is_part
+
+    def is_as_matched(self, index: int, value: str) -> bool:
+        """Whether a call's output `value` is the output of its matching call, at the same position if both calls have
+        equally many outputs.
+        """
+        other, outputs = self.matching_call(index), self.log[index].outputs
+        due = self.reference.log[other].outputs if other is not None else ()
+        if value not in outputs or len(outputs) != len(due):
+            return value in due or value not in outputs
+        return due[outputs.index(value)] == value
 
     def _find_producers(self, index: int, call: Call) -> tuple[int | None, ...]:
         """Return the producer of each input: the call that wrote it or, if unknown, the last call with an equal output.
@@ -174,6 +186,16 @@ class CandidateLog(IndexedLog):
         """Whether all of these values are inputs or outputs of the candidate's calls."""
         return self.values.issuperset(values)
 
+    def read_behind(self, index: int) -> set[str]:
+        """Return what a call that only the candidate makes, and the calls before it that only the candidate makes, read
+        of other calls. Empty if both systems make the call.
+        """
+        return _read_behind(index, self, self.matching_call)
+
+    def read_behind_there(self, index: int) -> set[str]:
+        """Return the same for a call of the reference."""
+        return _read_behind(index, self.reference, self.matching_here)
+
     def makes_right_values(self, index: int) -> bool:
         """Whether a call's outputs are right: each is a value of the reference, or contains such values for other
         calls.
@@ -197,3 +219,17 @@ class CandidateLog(IndexedLog):
             return not call.collective
         # A clone that changes its value is wrong, and packs nothing.
         return call.view or (name_of(call) in PACKING and name_of(call) != "clone")
+
+
+def _read_behind(index: int, log: IndexedLog, match: Callable[[int], int | None]) -> set[str]:
+    pending, seen, found = [index], set[int](), set[str]()
+    while pending:
+        if (current := pending.pop()) in seen or match(current) is not None:
+            continue
+        seen.add(current)
+        for value, producer in zip(log.log[current].inputs, log.input_producers(current), strict=False):
+            if producer is None or match(producer) is not None:
+                found.add(value)
+            else:
+                pending.append(producer)
+    return found

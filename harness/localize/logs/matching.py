@@ -4,7 +4,7 @@ The origin of a call is its operator, module, direction, chunk, micro-batch and 
 
 1. Calls of one origin are matched by equal inputs and outputs, then by equal inputs, then by equal outputs.
 2. If equally many calls of an origin remain in both systems, these are matched in order.
-3. Other calls may have moved, so they are matched by the same values in any module.
+3. Other calls may have moved, so they are matched by the same outputs, then by the same inputs, in any module.
 4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
 5. Each remaining call is matched with the call of the same operator that shares the most inputs.
 6. Last, two remaining calls of the same operator are matched if matching calls read their outputs at one position.
@@ -46,10 +46,10 @@ class Matching:
         # Receives come first, as messages match by their order and never by values. The keys go from the strictest to
         # the loosest: each step matches only calls that the steps before it have left.
         self._receives()
-        for keys in (_origin, lambda c: (c.operator, c.place), lambda c: (c.operator, c.place[:2])):
+        for keys in (_origin, lambda c: (c.operator, c.place[:2])):
             self._match_groups(keys)
         # The other calls, in any module: a pass may have moved them.
-        for value in (_computation, _result, _question, _any_question, _inputs):
+        for value in (_result, _inputs):
             self._match(value)
         self._views()
         self._nearest(range(len(candidate)), range(len(reference)))
@@ -67,7 +67,7 @@ class Matching:
                     groups[origin(call), steps[index]][side].append(index)
         for own, due in groups.values():
             if own and due:
-                for key in (_computation, _question, _any_question, _result):
+                for key in (_computation, _question, _result):
                     self._match(key, own, due)
                 self._match_in_order(
                     [i for i in own if self.theirs[i] is None], [i for i in due if self.mine[i] is None]
@@ -265,10 +265,6 @@ def _computation(call: Call) -> Hashable:
 
 def _question(call: Call) -> Hashable:
     return call.operator, call.inputs, call.scalars
-
-
-def _any_question(call: Call) -> Hashable:
-    return call.operator, in_any_order(call), call.scalars
 
 
 def _inputs(call: Call) -> Hashable:

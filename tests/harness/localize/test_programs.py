@@ -18,6 +18,27 @@ def test_a_cause_is_verified_and_right_where_values_show_which_call_is_wrong(fir
     assert len(wrong) <= len(scenes) * 0.03
     assert sum(status == "verified" for status in reported.values()) >= len(scenes) * 0.9
     assert sum(each.place for each in found.values()) >= len(scenes) * 0.93
+    assert sum(each.operator for each in found.values()) >= len(scenes) * 0.9
+
+
+@pytest.mark.parametrize(
+    "seed", [14_000_774, 14_007_126, 14_008_145, 14_017_096, 14_018_959, 11_001_874, 14_001_934, 14_000_144]
+)
+def test_a_call_is_exchanged_with_the_value_that_its_readers_should_read(seed: int) -> None:
+    scene = generate(seed)
+    assert scene is not None
+    found = verified(scene)
+    assert found.is_right and found.verification is not None and found.verification.status == "verified"
+
+
+def test_a_call_that_reads_the_value_of_an_exchange_that_is_not_needed_is_no_cause() -> None:
+    scene = generate(14_012_910)
+    assert scene is not None
+    found = verified(scene).verification
+    assert found is not None and found.status == "in part"
+    assert found.reason == (
+        "it reads what add of layers.2 (backward, micro-batch 2) gives, which the reference does not have"
+    )
 
 
 def test_a_program_s_seed_gives_the_same_logs_each_time() -> None:

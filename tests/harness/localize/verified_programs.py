@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.exchange_plan import Swap
 from bitproof.harness.localize.exchange.verifier import ExchangedRun, Verifier
-from bitproof.harness.localize.logs.calls import returns_only_inputs
+from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
 from bitproof.harness.localize.logs.exchanges import OTHER_INPUTS, OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.replay import Exchanged, ValueSite
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
@@ -150,6 +150,20 @@ def recording_of(role: Role, trace: Trace) -> Recording:
     return Recording(Manifest(case={}, system=role, world_size=len(trace.calls), steps=1), rows)
 
 
+def readers_of_copies(scene: Scene) -> list[Call]:
+    """The calls that read a planted call's copy of a value: such a call is as wrong as one that reads the copy."""
+    found, pending = list[Call](), [*scene.planted]
+    while pending:
+        rank, index = site = pending.pop()
+        calls = scene.candidate.calls[rank]
+        readers = [other for other, made_by in scene.candidate.depends.items() if site in made_by and other[0] == rank]
+        readers = [other for other in readers if set(calls[index].outputs) & set(calls[other[1]].inputs)]
+        if returns_only_inputs(calls[index]) and not calls[index].collective:
+            found += [calls[other] for _, other in readers]
+            pending += readers
+    return found
+
+
 class Verified(NamedTuple):
     """The answer for a program after verification, and what of it is right by truth."""
 
@@ -175,13 +189,7 @@ def verified(scene: Scene) -> Verified:
         return Verified(None, None, False, False, False)
     culprit, verification = verifier.verify(*found)
     planted = [scene.candidate.calls[rank][index] for rank, index in scene.planted]
-    # A planted call that copies another value is as wrong as the call that reads the copy.
-    planted += [
-        each
-        for rank, index in scene.planted
-        for each in scene.candidate.calls[rank]
-        if returns_only_inputs(scene.candidate.calls[rank][index]) and index in each.producers
-    ]
+    planted += readers_of_copies(scene)
     reported = culprit.call.place[:2] if culprit.candidate is None else None
     own = reported or verifier.ready[culprit.rank].log[culprit.candidate or 0].place[:2]
     return Verified(

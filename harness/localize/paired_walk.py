@@ -284,7 +284,7 @@ class Walk:
 
     def _differing_inputs(self, rank: int, mine: int, due: int) -> Iterator[tuple[int | None, int | None, str]]:
         """Yield a triple for each input in which two calls differ: the candidate's producer, the reference's producer,
-        and the candidate's digest.
+        and the candidate's digest, or the reference's if the candidate lacks the input.
 
         `mine` is the candidate's call, and `due` the reference's. A producer is a call of the step, or None.
         """
@@ -310,6 +310,8 @@ class Walk:
             there = known[position] if position < len(known) else None
             if at is not None and (there is None or values[at] != wanted[there]):
                 yield log.producer_of_input(mine, at), given[there] if there is not None else None, values[at]
+            elif at is None and there is not None:
+                yield None, given[there], wanted[there]
 
     def _behind_extra(
         self, rank: int, mine: int, due: int | None, here: int | None, reader: tuple[int, int] | None

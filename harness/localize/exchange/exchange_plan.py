@@ -243,7 +243,7 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
     for rank, log in enumerate(logs):
         if culprit.candidate is not None and culprit.reference is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
-            alike = [i for i, call in enumerate(log.log) if not call.view and _is_of_family(call, blamed, wrong)]
+            alike = [i for i, call in enumerate(log.log) if not call.view and is_of_family(call, blamed, wrong)]
             pairs = ((i, log.matching_call(i)) for i in alike)
             there = set(log.there(blamed)) if culprit.how == "reads" else set()
             found += [
@@ -278,14 +278,17 @@ def _reads_right(log: CandidateLog, mine: int | None) -> bool:
     return mine is not None and log.reads_right_values(mine) and not any(map(log.differs, log.producers(mine)))
 
 
-def _is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
-    """Whether a call may have the blamed call's wrong argument: their operators are of the same family.
+def is_of_family(call: Call, blamed: Call, wrong: Wrong) -> bool:
+    """Whether a call may have the blamed call's wrong argument: their operators are of the same family, or they belong
+    to the same module.
 
-    If the wrong argument is an optimizer setting, the two calls must be of the same optimizer instead.
+    For example, dropout with another `p` passes it to `bernoulli_` and to `div_`. If the wrong argument is an optimizer
+    setting, the two calls must be of the same optimizer instead.
     """
     if of_setting(wrong):
         return call.place.direction == blamed.place.direction and call.part == blamed.part
-    return family_of(call.operator) == family_of(blamed.operator)
+    is_one_module = bool(wrong) and call.place.module is not None and call.place.module == blamed.place.module
+    return is_one_module or family_of(call.operator) == family_of(blamed.operator)
 
 
 def _only_if_right(

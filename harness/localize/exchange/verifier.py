@@ -33,6 +33,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     WrongArguments,
     WrongCall,
     family_of,
+    is_of_family,
     of_setting,
     plan_of,
 )
@@ -106,10 +107,10 @@ class Cause:
             return True
         if self._takes_place_of(culprit, {*culprit.call.inputs, *reads}):
             return True
+        if wrong and wrong == self.wrong and is_of_family(mine, other, wrong):
+            return True
         if family_of(mine.operator) != family_of(other.operator):
             return False
-        if wrong and wrong == self.wrong:
-            return True
         # The calls of an update have no module, so only their lines distinguish clipping from scaling.
         if "update" in directions and None not in (mine.source, other.source):
             return mine.source == other.source
@@ -207,7 +208,7 @@ class Verifier:
             causes, reason, run = self._search([culprit, *others])
             # Without a right step there is nothing to compare: a cause that is not needed could not be recognized.
             if not self._wrong(run.recording):
-                causes, reason = self._needed(causes)
+                causes, reason = self._needed(causes, run)
             reverse = None if self._wrong(run.recording) else self._reversed(causes)
         except BitproofError as error:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
@@ -335,12 +336,18 @@ class Verifier:
                 )
         return ""
 
-    def _needed(self, causes: list[Cause]) -> tuple[list[Cause], str]:
+    def _needed(self, causes: list[Cause], right: ExchangedRun) -> tuple[list[Cause], str]:
         """Return the causes that are needed, and the reason why one of these is not the first wrong call ("" if all
         are).
 
-        A cause is dropped if the step is right without its exchanges. If not, its call must read right values in that
-        run, too: in the run in which it was found, an exchange that was dropped since may have put them there.
+        `right` is the run with the exchanges of all causes.
+
+        A cause is dropped if the step is right without its exchanges, and the calls of the other causes read the same
+        values then. Otherwise their exchanges only hide it: dropout with another `p` draws a wrong mask and divides by
+        a wrong number, and the right quotient hides the wrong mask.
+
+        The call of a cause that is kept must read right values in that run, too: in the run in which it was found, an
+        exchange that was dropped since may have put them there.
         """
         refused, is_alone = "", len(causes) == 1
         for cause in [] if is_alone else [*causes]:
@@ -348,7 +355,7 @@ class Verifier:
             swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
             run = self._exchanged("candidate", swaps) if others else self._first_run()
             # One by one: of two causes that each suffice, one must stay.
-            if not self._wrong(run.recording):
+            if not self._wrong(run.recording) and _read_by_leads(others, run) == _read_by_leads(others, right):
                 causes = others
                 continue
             refused = refused or wrong_input(cause.culprit, run.ready or ready_logs(self._known, run.calls))
@@ -477,6 +484,12 @@ class Verifier:
 
     def _pairs(self, recording: Recording) -> Differing:
         return differing_digests(self.recordings["reference"], recording, self.step)
+
+
+def _read_by_leads(causes: Sequence[Cause], run: ExchangedRun) -> list[tuple[str, ...]]:
+    groups = [group for cause in causes for group in cause.groups if group.is_lead]
+    calls = [run.calls[swap.site.rank][swap.site.call] for group in groups for swap in group.candidate]
+    return [call.inputs for call in calls]
 
 
 def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:

@@ -549,15 +549,15 @@ class _Readers:
         return is_alike and not self.is_blocked(mine)
 
     def contradict(self, mine: int, theirs: int) -> bool:
-        """Whether the match of two calls that read different inputs is wrong by all readers: the matches of none of
-        them read an output of `theirs`.
+        """Whether the match of two calls with different inputs or arguments is wrong by all readers: none of their
+        matches reads an output of `theirs` there.
         """
         call, partner = self.log.log[mine], self.log.reference.log[theirs]
-        if sorted(call.inputs) == sorted(partner.inputs):
+        if sorted(call.inputs) == sorted(partner.inputs) and call.scalars == partner.scalars:
             return False
-        others = [self.log.matching_call(reader) for reader, _ in self.log.readers(mine)]
-        known = [set(self.log.reference.log[other].inputs) for other in others if other is not None]
-        return bool(known) and all(reads.isdisjoint(partner.outputs) for reads in known)
+        readers = [(self.log.matching_call(reader), at) for reader, at in self.log.readers(mine)]
+        due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
+        return bool(due) and all(set(partner.outputs).isdisjoint(wanted) for wanted in due)
 
     def of_new(self, index: int, depth: int = 0) -> _Draft:
         """Return the exchanges for a call that only the candidate makes."""

@@ -199,7 +199,8 @@ class Matching:
                     self.mine[other] = index
 
     def _repeats(self) -> None:
-        """Match calls that repeat another call: a recomputed call, or a call with the same operator and inputs.
+        """Match calls that repeat another call: a recomputed call, or a call with the same operator, inputs and
+        numbers.
 
         Such a call gets the match of the call that it repeats.
         """
@@ -207,11 +208,11 @@ class Matching:
         for side, done in enumerate((self.theirs, self.mine)):
             asked: dict[Hashable, list[int]] = defaultdict(list)
             for index, call in enumerate(self.calls[1 - side]):
-                asked[_inputs(call)].append(index)
+                asked[_inputs(call), call.scalars].append(index)
             for index, call in enumerate(self.calls[side]):
                 if done[index] is not None or not call.inputs:
                     continue
-                there = asked.get(_inputs(call), [])
+                there = asked.get((_inputs(call), call.scalars), [])
                 done[index] = next((i for i in there if _may_match(self.calls[1 - side][i], call)), None)
                 # A recomputed call with wrong inputs: its node's name has that of the first call in it.
                 if side == 0 and done[index] is None and RECOMPUTED in (call.node or ""):

@@ -22,7 +22,19 @@ def test_a_cause_is_verified_and_right_where_values_show_which_call_is_wrong(fir
 
 
 @pytest.mark.parametrize(
-    "seed", [14_000_774, 14_007_126, 14_008_145, 14_017_096, 14_018_959, 11_001_874, 14_001_934, 14_000_144]
+    "seed",
+    [
+        14_000_774,
+        14_007_126,
+        14_008_145,
+        14_017_096,
+        14_018_959,
+        11_001_874,
+        14_001_934,
+        14_000_144,
+        16_000_407,
+        16_002_285,
+    ],
 )
 def test_a_call_is_exchanged_with_the_value_that_its_readers_should_read(seed: int) -> None:
     scene = generate(seed)

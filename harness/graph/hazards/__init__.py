@@ -22,7 +22,7 @@ from bitproof.harness.graph.hazards.walk import GraphWalk
 from bitproof.harness.operators import ROWS, Launch
 from bitproof.harness.operators.crossings import Deadlock, QueueEntry
 from bitproof.harness.operators.happens_before import Race
-from bitproof.harness.step.program import LocatedCall
+from bitproof.harness.step.step_program import LocatedCall
 
 MOST_SHOWN = 3
 

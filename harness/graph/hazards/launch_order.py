@@ -27,7 +27,7 @@ from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.operators import named
 from bitproof.harness.operators.crossings import Deadlock, QueueEntry
 from bitproof.harness.step.effects import PeerMessage
-from bitproof.harness.step.program import LocatedCall
+from bitproof.harness.step.step_program import LocatedCall
 from bitproof.harness.torch_compat import OpOverloadPacket
 from bitproof.harness.torch_operators import overload_of
 

@@ -4,8 +4,8 @@
    tensors run on the host.
 2. Launches of collectives, and the waits for them, are recorded in order.
 
-`harness.step.program` finds the memory of each call, and `harness.operators.happens_before` decides from memory and
-streams which calls race.
+`harness.step.step_program` finds the memory of each call, and `harness.operators.happens_before` decides from memory
+and streams which calls race.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bitproof.harness.graph.hazards.value_devices import ON_CUDA, device_of, hol
 from bitproof.harness.operators import Sync
 from bitproof.harness.operators.happens_before import COMPUTE, HOST, Order, Race, Stream
 from bitproof.harness.step.effects import Effects
-from bitproof.harness.step.program import Call, LocatedCall, Memory, Step, flat
+from bitproof.harness.step.step_program import LocatedCall, Memory, StepCall, StepProgram, flat
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class GraphWalk:
     """
 
     def __init__(self, module: GraphModule) -> None:
-        self.step = Step(module)
+        self.step = StepProgram(module)
         graphs = [each.graph for each in module.modules() if isinstance(each, GraphModule)]
         self._names_streams = self.step.orders_streams or any(
             "stream" in custom for graph in graphs for node in graph.nodes if (custom := node.meta.get("custom"))
@@ -70,7 +70,7 @@ class GraphWalk:
         self._follow(self.step.calls)
         self.races += self._late
 
-    def _follow(self, calls: Sequence[Call]) -> None:
+    def _follow(self, calls: Sequence[StepCall]) -> None:
         for call in calls:
             if call.bodies:
                 self._follow_bodies(call)
@@ -79,7 +79,7 @@ class GraphWalk:
             elif call.node.op == "output":
                 self._finish(call)
 
-    def _finish(self, call: Call) -> None:
+    def _finish(self, call: StepCall) -> None:
         # The caller of the step reads the results, on the computing stream or on the host: so the output counts as a
         # call that reads them. Nothing may be in flight after it.
         races = self._order.call(call.at, call.uses, (), COMPUTE)
@@ -92,7 +92,7 @@ class GraphWalk:
         left = [] if call.where else self._order.unfinished(self.step.kept)
         self._add_races(call, [race for race in left if race.first not in known])
 
-    def _follow_bodies(self, call: Call) -> None:
+    def _follow_bodies(self, call: StepCall) -> None:
         if not call.chooses:
             for body in call.bodies:
                 self._follow(body)
@@ -111,7 +111,7 @@ class GraphWalk:
         self._order.end(everywhere, self._stream)
         self._choice = before
 
-    def _call(self, call: Call, effects: Effects) -> None:
+    def _call(self, call: StepCall, effects: Effects) -> None:
         row, node = effects.row, call.node
         is_ordinary = row.sync is None and row.wait is None and row.launch is None and not effects.frees
         # Most calls run while nothing is in flight: this test is much cheaper than looking for races.
@@ -149,7 +149,7 @@ class GraphWalk:
             gone = [key for key in call.uses if self.step.last_use[key] == call.time]
             self._add_races(call, self._order.free(gone, call.at))
 
-    def _launch(self, call: Call, effects: Effects, reads: Memory, writes: Memory, stream: Stream) -> None:
+    def _launch(self, call: StepCall, effects: Effects, reads: Memory, writes: Memory, stream: Stream) -> None:
         self._add_races(call, self._order.call(call.at, reads, writes, stream))
         assert effects.row.launch is not None
         results = call.memory.values() if isinstance(call.memory, Mapping) else [call.memory]
@@ -158,7 +158,7 @@ class GraphWalk:
         if operators.launches_collective(call.node):
             self.entries.append(LaunchEntry(call.at, choice=self._choice))
 
-    def _send(self, call: Call, effects: Effects, stream: Stream) -> None:
+    def _send(self, call: StepCall, effects: Effects, stream: Stream) -> None:
         assert effects.row.launch is not None
         reads = call.memory_of(each.tensor for each in effects.messages if each.is_sent)
         writes = call.memory_of(each.tensor for each in effects.messages if not each.is_sent)
@@ -172,7 +172,7 @@ class GraphWalk:
             self._order.launch(at, call.time, effects.row.launch, [fills], takes)
             self.entries.append(LaunchEntry(at, choice=self._choice))
 
-    def _wait(self, call: Call, effects: Effects, stream: Stream) -> None:
+    def _wait(self, call: StepCall, effects: Effects, stream: Stream) -> None:
         awaited = call.memory_of(effects.awaits)
         for launch in self._order.filling(awaited):
             assert isinstance(launch, LocatedCall)
@@ -182,7 +182,7 @@ class GraphWalk:
         found = self._order.wait(effects.row.wait, awaited, call.time, stream)
         self._late += [(call.time, call.at, race) for race in found]
 
-    def _add_races(self, call: Call, races: list[Race]) -> None:
+    def _add_races(self, call: StepCall, races: list[Race]) -> None:
         self.races += [(call.time, call.at, race) for race in races]
 
     # -- streams ----------------------------------------------------------------------------------------
@@ -202,7 +202,7 @@ class GraphWalk:
             found |= places
         return found
 
-    def _sync(self, call: Call, sync: Sync) -> None:
+    def _sync(self, call: StepCall, sync: Sync) -> None:
         # The arguments are the numbers of streams and events, except for KEEP, whose first argument is a tensor.
         first, *others = operators.arguments_of(call.node).values()
         match sync:

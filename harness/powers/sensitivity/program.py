@@ -22,7 +22,7 @@ from bitproof.harness.graph.groups import Partition
 from bitproof.harness.graph.observation import activation, observed
 from bitproof.harness.localize.logs.calls import CallSite
 from bitproof.harness.localize.logs.node_call_sites import place_of
-from bitproof.harness.step.program import Step, Value
+from bitproof.harness.step.step_program import StepProgram, Value
 from bitproof.harness.torch_compat import HigherOrderOperator, OpOverload
 
 PARAM, BUFFER, STATE, INPUT = "param", "buffer", "optimizer", "input"
@@ -188,7 +188,7 @@ def add_graph(
 
     Raises PassError for a collective in an unknown group.
     """
-    step = Step(module)
+    step = StepProgram(module)
     placeholders = dict(zip(sources, module.graph.find_nodes(op="placeholder"), strict=True))
     slots = {Value(node, 0): program.input(source) for source, node in placeholders.items()}
 

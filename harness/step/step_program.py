@@ -52,7 +52,7 @@ class LocatedCall(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class StepCall:
     """A call of a step, with the memory that it uses. A graph's output is a call that reads the results.
 
     - `where`: a description of the nested graph that contains the call; "" for the outermost graph.
@@ -71,7 +71,7 @@ class Call:
     effects: Effects | None
     held: Mapping[Node, ResultMemory]
     uses: Memory
-    bodies: Sequence[Sequence[Call]] = ()
+    bodies: Sequence[Sequence[StepCall]] = ()
     chooses: bool = False
 
     @property
@@ -88,7 +88,7 @@ class Call:
         return flat([self.held[x] for x in nodes])
 
 
-class Step:
+class StepProgram:
     """A graph as a list of calls. The constructor does all the work.
 
     - `calls`: the calls of the outermost graph, in order. The last is the graph's output.
@@ -122,7 +122,7 @@ class Step:
 
     def _follow(
         self, module: GraphModule, operands: Sequence[ResultMemory] | None, where: str
-    ) -> tuple[list[Call], ResultMemory]:
+    ) -> tuple[list[StepCall], ResultMemory]:
         """Return the calls of a graph, and the memory of its results.
 
         - `operands`: for a nested graph, the memory of each input; None if it is unknown, or for the outermost graph.
@@ -130,7 +130,7 @@ class Step:
         """
         given = iter(operands or ())
         held: dict[Node, ResultMemory] = {}
-        calls: list[Call] = []
+        calls: list[StepCall] = []
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 held[node] = next(given, ()) if operands is not None else self._keep(LocatedCall(node, where))
@@ -141,7 +141,7 @@ class Step:
                     self._time += 1
                     uses = flat([held[x] for x in node.all_input_nodes])
                     self.kept |= {*uses}
-                    calls.append(Call(node, where, self._time, None, held, uses))
+                    calls.append(StepCall(node, where, self._time, None, held, uses))
                 return calls, _structure(node.args[0] if node.args else None, held)
             else:
                 calls.append(call := self._call(node, held, where))
@@ -160,8 +160,8 @@ class Step:
             self._constants[key] = self._keep(LocatedCall(node, where))
         return self._constants[key]
 
-    def _call(self, node: Node, held: dict[Node, ResultMemory], where: str) -> Call:
-        bodies: Sequence[Sequence[Call]] = ()
+    def _call(self, node: Node, held: dict[Node, ResultMemory], where: str) -> StepCall:
+        bodies: Sequence[Sequence[StepCall]] = ()
         effects, chooses = None, False
         if not isinstance(node.target, OpOverload):
             if (body := body_of(node)) is not None:
@@ -184,7 +184,7 @@ class Step:
             self.orders_streams |= effects.row.sync is not None
             if effects.writes:
                 self._write(node, effects)
-        return Call(node, where, time, effects, held, uses, bodies, chooses)
+        return StepCall(node, where, time, effects, held, uses, bodies, chooses)
 
     def _write(self, node: Node, effects: Effects) -> None:
         written = dict.fromkeys(self._same.get(x, x) for x in effects.writes)
@@ -193,7 +193,9 @@ class Step:
         if effects.shares and effects.shares[0] is effects.writes[0]:
             self._same[node] = next(iter(written))
 
-    def _branch(self, node: Node, reference: Node, graph: GraphModule, held: Mapping[Node, ResultMemory]) -> list[Call]:
+    def _branch(
+        self, node: Node, reference: Node, graph: GraphModule, held: Mapping[Node, ResultMemory]
+    ) -> list[StepCall]:
         operands = operands_of(node, graph)
         given = None if operands is None else [_structure(operand, held) for operand in operands]
         return self._follow(graph, given, f" (nested graph {reference.target})")[0]

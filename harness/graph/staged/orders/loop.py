@@ -18,7 +18,7 @@ def loop(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
     example, rank 1 runs F0 I0 F1 I1 W0 F2 I2 W1 W2.
     """
     count, several = schedule.micro_batches, schedule.stages_per_rank
-    total = count * several
+    total, stages = count * several, schedule.stage_map(num_ranks).stages_of(rank)
 
     def at(turn: int, half: Half) -> Action:
         """Return the rank's forward or backward number `turn`, counted from 0."""
@@ -26,7 +26,7 @@ def loop(schedule: Schedule, num_ranks: int, rank: int) -> list[Action]:
         lap, place = divmod(turn, num_ranks * several)
         own, micro_batch = divmod(place, num_ranks) if several > 1 else (0, place)
         own = own if half == "forward" else several - 1 - own
-        return Action(half, own * num_ranks + rank, lap * num_ranks + micro_batch)
+        return Action(half, stages[own], lap * num_ranks + micro_batch)
 
     # Forwards before the first backward: one for each later rank, more if stages are interleaved.
     behind = num_ranks - 1 - rank

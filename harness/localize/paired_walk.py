@@ -154,6 +154,10 @@ class Walk:
         # From here on, the order decides which of several possible causes is found: an extra producer first, then
         # matching producers, then a wrong call on either side, a missing call, and last a reader of right values.
         if other is None:
+            # An extra copy changes nothing, so the question is about its input. A copy in place overwrites a value.
+            source = mine if name_of(log.log[mine]).endswith("_") else _behind_copies(log, mine)
+            if source != mine and log.matching_call(source) is not None:
+                return self._explain_value(rank, source, due, reader)
             return self._behind_extra(rank, mine, due, here, reader)
         if due is None:
             if (reader is None or log.differs(mine)) and self._call(rank, mine):

@@ -486,10 +486,15 @@ class Verifier:
         return differing_digests(self.recordings["reference"], recording, self.step)
 
 
-def _read_by_leads(causes: Sequence[Cause], run: ExchangedRun) -> list[tuple[str, ...]]:
+def _read_by_leads(causes: Sequence[Cause], run: ExchangedRun) -> list[list[str]]:
+    """Return the inputs of the calls at which the causes' own values are exchanged, without the exchanged inputs."""
     groups = [group for cause in causes for group in cause.groups if group.is_lead]
-    calls = [run.calls[swap.site.rank][swap.site.call] for group in groups for swap in group.candidate]
-    return [call.inputs for call in calls]
+    sites = [swap.site for group in groups for swap in group.candidate]
+    inputs = [run.calls[site.rank][site.call].inputs for site in sites]
+    return [
+        [value for position, value in enumerate(found) if site._replace(position=position, is_input=True) not in sites]
+        for site, found in zip(sites, inputs, strict=True)
+    ]
 
 
 def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:

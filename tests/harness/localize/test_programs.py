@@ -43,6 +43,14 @@ def test_a_call_is_exchanged_with_the_value_that_its_readers_should_read(seed: i
     assert found.is_right and found.verification is not None and found.verification.status == "verified"
 
 
+@pytest.mark.parametrize("seed", [18_002_166, 18_003_755])
+def test_a_bucket_in_another_order_is_found_behind_extra_copies_of_its_parts(seed: int) -> None:
+    scene = generate(seed)
+    assert scene is not None
+    found = verified(scene)
+    assert found.is_right and found.verification is not None and found.verification.status == "verified"
+
+
 def test_a_cause_whose_wrong_value_another_exchange_only_hides_is_kept() -> None:
     scene = generate(14_012_910)
     assert scene is not None

@@ -26,6 +26,15 @@ def test_a_right_value_that_is_copied_over_another_in_a_bucket_is_blamed_on_the_
     assert (culprit.how, culprit.call.operator, culprit.candidate) == ("adds", "copy_", 5)
 
 
+def test_an_input_that_a_list_lacks_leads_to_the_call_that_should_have_computed_it() -> None:
+    """A frozen parameter has no gradient, so clipping stacks a norm less."""
+    norm = call("norm h -> m")
+    reference = [call("mm x y -> g"), call("norm g -> n"), norm, call("stack m n -> s")]
+    candidate = [norm, call("stack m -> S")]
+    culprit = blamed(logged([(None, None), (0,), (None,), (2, 1)], reference), logged([(None,), (0,)], candidate), "S")
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("lacks", "mm")
+
+
 def test_where_a_view_is_missing_for_a_call_that_is_missing_that_call_is_blamed() -> None:
     """What the view is made for; a part that is missing, as a slice, is missed itself."""
     for operator, missed in (("unsqueeze", "masked_fill"), ("slice", "slice")):

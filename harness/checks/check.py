@@ -14,7 +14,6 @@ from bitproof.harness.records import Finding, Role, Verdict
 
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
-    from bitproof.harness.localize.logs.calls import Call
     from bitproof.harness.options import RunOptions
     from bitproof.harness.records import CaseResult, Recording
 
@@ -37,7 +36,7 @@ class Evidence:
     - `run(role)`: runs the role's system again, with a new time limit, and returns the new recording.
     - `log_calls(role, step)`: runs the role's system again, and returns for each rank the file with the logged operator
       calls of this step, counted from 0.
-    - `calls(role, step)`: the same, but returns for each rank the list of its calls.
+    - `calls(role, step)`: the same, but returns for each rank the list of its calls (`harness.localize.logs.calls.Call`).
     - `call("MODULE:FUNCTION", **values)`: calls a function with the case, in a process that has torch.
     - `packing`: graph nodes of the candidate without a counterpart in the reference, which merely concatenate correct
       values, for example by `cat`. None unless every call was compared.
@@ -50,7 +49,7 @@ class Evidence:
     recording: Callable[[Role], Recording]
     run: Callable[[Role], Recording]
     log_calls: Callable[[Role, int], list[Path]]
-    calls: Callable[[Role, int], list[list[Call]]]
+    calls: Callable[[Role, int], list[list[Any]]]
     call: Callable[..., dict[str, Any]]
     packing: tuple[str, ...] | None = None
 

@@ -95,10 +95,8 @@ def test_every_form_of_the_report_has_it(drifted, make_report):
     assert "EQUAL, baseline objects, candidate DRIFTED" in terminal.getvalue()
     assert f"candidate graph against {FOLDER}" in markdown.render(report)
     assert "```text\n" + "\n".join(DRIFTED) + "\n```" in markdown.render(report)
-    assert (
-        '<failure type="EQUAL" message="EQUAL, baseline objects, candidate DRIFTED, expected EQUAL">'
-        in junit.render(report)
-    )
+    message = "EQUAL, baseline objects, candidate DRIFTED, expected EQUAL; check baseline: "
+    assert f'<failure type="EQUAL" message="{message}' in junit.render(report)
 
 
 def test_json_comes_back_and_reports_with_the_field_baseline_are_read(drifted, make_report):

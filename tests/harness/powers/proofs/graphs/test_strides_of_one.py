@@ -26,10 +26,9 @@ def convolved(copies):
 
 
 def test_a_call_whose_fake_has_another_stride_for_its_one_channel_is_refused():
-    """These were PROVED equal, and had neither the same strides nor the same bits."""
+    """These were PROVED equal, and had other strides, so oneDNN chose other kernels: other bits on some CPUs."""
     one, two = (convolved(copies)(WEIGHT, ONE_CHANNEL) for copies in (False, True))
     assert one.stride() != two.stride(), "or this is mended"
-    assert not torch.equal(one, two)
     plain = ONE_CHANNEL.as_strided((2, 1, 8, 8), (64, 64, 8, 1))
     assert verdict(convolved(False), convolved(True), WEIGHT, plain) == PROVED
     with pytest.raises(RefusedError, match="where dims of one element have strides as in rows"):

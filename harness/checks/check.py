@@ -36,7 +36,7 @@ class Evidence:
     - `run(role)`: runs the role's system again, with a new time limit, and returns the new recording.
     - `log_calls(role, step)`: runs the role's system again, and returns for each rank the file with the logged operator
       calls of this step, counted from 0.
-    - `calls(role, step)`: the same, but returns for each rank the list of its calls (`harness.localize.logs.calls.Call`).
+    - `calls(role, step)`: the same, but returns for each rank the list of its calls, as `Call` of `localize.logs`.
     - `call("MODULE:FUNCTION", **values)`: calls a function with the case, in a process that has torch.
     - `packing`: graph nodes of the candidate without a counterpart in the reference, which merely concatenate correct
       values, for example by `cat`. None unless every call was compared.

@@ -36,6 +36,7 @@ def project(pytester, monkeypatch):
     return pytester
 
 
+@pytest.mark.slow
 def test_what_cases_came_to_stands_in_a_failed_tests_text(project):
     project.makepyfile(test_mine=MY_TESTS)
     done = project.runpytest_subprocess("-n", "1", "--bitproof-reports", "kept")

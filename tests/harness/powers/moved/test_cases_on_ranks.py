@@ -77,6 +77,7 @@ def moved(capsys, *words):
     return status, json.loads(printed.out)
 
 
+@pytest.mark.slow
 def test_calls_of_all_ranks_are_merged_and_exchanged_together(case, capsys):
     status, found = moved(capsys, *case, "--env", "PLANTED=1", "--", "--device", "cpu")
     assert status == 1

@@ -152,6 +152,7 @@ def test_a_difference_between_environments_ends_in_the_command_that_explains_it(
     assert "--certificate" not in capsys.readouterr().out, "one environment: no operator moved"
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_accept_takes_a_drift_that_a_certificate_explains_and_no_other_without_a_reason(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

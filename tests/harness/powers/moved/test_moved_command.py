@@ -65,6 +65,7 @@ def test_a_planted_move_is_named_and_accounts_for_the_whole_difference(program, 
     assert "account for the whole difference" in Path("cert/moved.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_difference_from_elsewhere_is_no_move_and_is_named_as_the_remainder(program, capsys):
     """A second difference, a changed setting, stays after the exchange."""
     env = ["--env", f"PYTHONPATH={Path('plant').resolve()}", "--env", "PLANTED=1", "--env", "PLANTED_SCALE=2"]

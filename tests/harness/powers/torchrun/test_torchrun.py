@@ -86,6 +86,7 @@ def reported_by_ranks(folder, script, timeout):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_every_rank_gets_every_verdict_and_an_error_does_not_reach_the_next_case(tmp_path):
     damaged = tmp_path / "baselines" / "again" / toy_folder("steady") / "damaged"
     damaged.mkdir(parents=True)
@@ -747,6 +748,7 @@ class Lazy(Toy):
 """
 
 
+@pytest.mark.slow
 def test_what_only_a_step_imports_must_be_the_same_on_all_machines_too(tmp_path):
     """It is loaded when ranks have long agreed on all else: the case is an ERROR that names it, and no EQUAL."""
     port, case = free_port(), tmp_path / "lazy.json"

@@ -482,7 +482,7 @@ class Walk:
         known, outputs, due = log.reference.log, log.log[taken].outputs, dict[int, str]()
         for reader, position in log.readers(taken):
             value, other = log.log[reader].inputs[position], log.matching_call(reader)
-            if other is not None and value in outputs:
+            if other is not None and value in outputs and position < len(known[other].inputs):
                 due[outputs.index(value)] = known[other].inputs[position]
         reduced = {call.inputs: call.outputs for call in known if call.collective}
         for at in range(len(log.log[pack].inputs) if due else 0):
@@ -499,7 +499,7 @@ class Walk:
         of, and the number of the part; None if the value is no view.
         """
         value, number, producer = log.log[reader].inputs[position], None, log.producer_of_input(reader, position)
-        while producer is not None and log.log[producer].view and log.matching_call(producer) is None:
+        while producer is not None and _shows_a_part(log.log[producer]) and log.matching_call(producer) is None:
             number = log.log[producer].outputs.index(value) if value in log.log[producer].outputs else None
             value, producer = log.log[producer].inputs[0], log.producer_of_input(producer, 0)
         return value, number
@@ -538,6 +538,10 @@ class Walk:
 def _is_for_its_reader(call: Call) -> bool:
     """Whether a call only prepares the input of its reader: it joins values, is a constant, or views a whole value."""
     return keeps_order(call) or not call.inputs or (name_of(call) in PACKING | CONSTANTS and not call.view)
+
+
+def _shows_a_part(call: Call) -> bool:
+    return call.view and bool(call.inputs)
 
 
 def _behind_copies(log: CandidateLog | ReferenceLog, index: int) -> int:

@@ -490,7 +490,9 @@ def _read_by_leads(causes: Sequence[Cause], run: ExchangedRun) -> list[list[str]
     """Return the inputs of the calls at which the causes' own values are exchanged, without the exchanged inputs."""
     groups = [group for cause in causes for group in cause.groups if group.is_lead]
     sites = [swap.site for group in groups for swap in group.candidate]
-    inputs = [run.calls[site.rank][site.call].inputs for site in sites]
+    # Data may decide how many calls a run makes.
+    calls = [(run.calls[site.rank], site.call) for site in sites]
+    inputs = [made[index].inputs if index < len(made) else () for made, index in calls]
     return [
         [value for position, value in enumerate(found) if site._replace(position=position, is_input=True) not in sites]
         for site, found in zip(sites, inputs, strict=True)

@@ -329,11 +329,13 @@ class Walk:
         Returns whether a cause is found.
         """
         # `is_right`: the extra call's outputs are right values. `is_between`: it reads the value that the reference
-        # reads in its place, so it was inserted there, and is a cause itself.
+        # reads in its place, and no other call rightly reads its output, so it was inserted there, and is a cause
+        # itself.
         log, call = self.logs[rank], self.logs[rank].log[mine]
         computes = not log.packs(mine)
         is_right = log.reference.values.issuperset(call.outputs)
         is_between = computes and due is not None and bool(set(log.reference.log[due].outputs) & set(call.inputs))
+        is_between &= not (is_right and _is_rightly_read(log, mine))
         # `is_read_wrong`: both values are here and right, and the reader takes the wrong one. Constants and random
         # numbers do not count: an equal value elsewhere is chance.
         # Without `due`, the reference reads a value from before the step.
@@ -533,6 +535,15 @@ class Walk:
         found |= is_wrong
         self._done["missing", rank, due, is_named] = found
         return found
+
+
+def _is_rightly_read(log: CandidateLog, index: int) -> bool:
+    """Whether another call reads an output of call `index`, and its matching call reads the same value there."""
+    pairs = ((log.log[reader], log.matching_call(reader), position) for reader, position in log.readers(index))
+    return any(
+        other is not None and log.reference.log[other].inputs[position : position + 1] == (call.inputs[position],)
+        for call, other, position in pairs
+    )
 
 
 def _is_for_its_reader(call: Call) -> bool:

@@ -43,8 +43,8 @@ class Call(NamedTuple):
       wait.
     - `aliases`: other tensors that the call changed, because they share memory with a tensor that it wrote.
     - `view`: whether the call returns a view, and computes nothing.
-    - `producers`: for each input, the index of the call that wrote it, None if unknown. If an input was written in
-      parts, the writers of the parts follow at the end. Empty if the log has no producers.
+    - `producers`: for each input, the index of the call that wrote it, None if no call of the step did. If an input was
+      written in parts, the writers of the parts follow at the end.
     - `scalars`: name and text of each argument that is a number, string, dtype, or list of these; defaults included.
     - `peers`: the ranks of a collective's group, or the sender and receiver of a message; empty for other calls.
     - `micro_batch`: counts from 1, if a step calls its model more than once.

@@ -24,8 +24,6 @@ class CandidateLog(IndexedLog):
         self._num_makers = Counter[str]()
         self._input_producers = list[tuple[int | None, ...]]()
         self._read_out: int | None = None
-        # Call by call: `_find_producers` looks up the last call so far with an equal output, and must find no later
-        # call.
         for index, call in enumerate(calls):
             self._input_producers.append(self._find_producers(index, call))
             for value in (*call.aliases, *call.outputs):
@@ -68,23 +66,13 @@ class CandidateLog(IndexedLog):
         return due[outputs.index(value)] == value
 
     def _find_producers(self, index: int, call: Call) -> tuple[int | None, ...]:
-        """Return the producer of each input: the call that wrote it or, if unknown, the last call with an equal output.
+        """Return the producer of each input: the call that wrote it; None for a value from before the step.
 
-        None for a right value from before the step. If the call may use a number that an earlier call read out of a
-        tensor, the earlier call is added at the end.
+        If the call may use a number that an earlier call read out of a tensor, the earlier call is added at the end.
         """
-        producers = call.producers or (None,) * len(call.inputs)
-        # If the log states producers, a right value without one needs no search: it is from before the step. A wrong
-        # value may come from a call that wrote it elsewhere.
-        right = self.reference.values if call.producers else ()
-        own = (
-            self._last.get(value) if producer is None and value not in right else producer
-            for value, producer in zip(call.inputs, producers, strict=False)
-        )
-        found = (*own, *producers[len(call.inputs) :])
         if call.operator == READS_OUT and self.differs(index):
             self._read_out = index
-        return (*found, self._read_out) if self._may_have_read(index, call) else found
+        return (*call.producers, self._read_out) if self._may_have_read(index, call) else call.producers
 
     def _may_have_read(self, index: int, call: Call) -> bool:
         """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.

@@ -155,13 +155,12 @@ class Matching:
         For example, this matches a call that reads a wrong input and thus shares no value with its match.
         """
         calls, known = self.calls
-        producers = [_find_producers(side) for side in self.calls]
         # Readers before their producers, so that a chain of such calls is matched back to its first.
         for mine in reversed(range(len(calls))):
             theirs = self.theirs[mine]
-            if theirs is None or len(producers[0][mine]) != len(producers[1][theirs]):
+            if theirs is None or len(calls[mine].producers) != len(known[theirs].producers):
                 continue
-            for own, due in zip(producers[0][mine], producers[1][theirs], strict=True):
+            for own, due in zip(calls[mine].producers, known[theirs].producers, strict=True):
                 if own is None or due is None or self.theirs[own] is not None or self.mine[due] is not None:
                     continue
                 if calls[own].operator == known[due].operator and _may_match(known[due], calls[own]):
@@ -218,18 +217,6 @@ class Matching:
                 if side == 0 and done[index] is None and RECOMPUTED in (call.node or ""):
                     first = nodes.get((call.node or "").replace(RECOMPUTED, ""))
                     done[index] = None if first is None else self.theirs[first]
-
-
-def _find_producers(calls: Sequence[Call]) -> list[tuple[int | None, ...]]:
-    """Return, for each call, the producers of its inputs.
-
-    If the log has no producers, that of an input is the last earlier call with an equal output.
-    """
-    found, last = list[tuple[int | None, ...]](), dict[str, int]()
-    for index, call in enumerate(calls):
-        found.append(call.producers or tuple(map(last.get, call.inputs)))
-        last |= dict.fromkeys(call.outputs, index)
-    return found
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:

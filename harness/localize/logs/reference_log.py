@@ -43,7 +43,7 @@ class IndexedLog:
 
         None for a value from before the step.
         """
-        raise NotImplementedError
+        return self.log[index].producers
 
     def producers(self, index: int) -> list[int]:
         """Return the indices of the calls that produced inputs of call `index`."""
@@ -94,16 +94,6 @@ class ReferenceLog(IndexedLog):
     def producer(self, value: str) -> int | None:
         """Return the index of the first call that produced a value; None if no call did."""
         return self._producers.get(value)
-
-    def input_producers(self, index: int) -> list[int | None]:
-        """Return, for each input of a call, the index of the call that produced it.
-
-        None for a value from before the step.
-        """
-        call = self.log[index]
-        # Without stated producers, the first call with an equal output counts, but only if it is before this call.
-        producers = call.producers or [self._producers.get(value) for value in call.inputs]
-        return [producer if producer is not None and producer < index else None for producer in producers]
 
 
 def in_any_order(call: Call) -> tuple[str, ...]:

@@ -124,11 +124,16 @@ class Wrong(NamedTuple):
     left_out: bool = False
 
 
-class Machine:
-    """Runs a program on all ranks in step."""
+Known = dict[str, tuple[int, list[int]]]
+"""The shape and the tokens of each value by its digest."""
 
-    def __init__(self, program: Program, wrong: Wrong | None = None, *, origins: bool = True) -> None:
-        self.program, self.wrong, self.origins = program, wrong, origins
+
+class Machine:
+    """Runs a program on all ranks in step. `known` gets every value."""
+
+    def __init__(self, program: Program, wrong: Wrong | None = None, known: Known | None = None) -> None:
+        self.program, self.wrong = program, wrong
+        self.known: Known = {} if known is None else known
         ranks = range(program.ranks)
         self.trace = Trace([[] for _ in ranks])
         self.stores: list[dict[int, list[int]]] = [{} for _ in ranks]
@@ -175,7 +180,10 @@ class Machine:
         return [store[i] for i in tensor.elements]
 
     def digest(self, rank: int, tensor: Tensor) -> str:
-        return f"{mixed(tensor.shape, *self.tokens(rank, tensor)):x}"
+        tokens = self.tokens(rank, tensor)
+        digest = f"{mixed(tensor.shape, *tokens):x}"
+        self.known.setdefault(digest, (tensor.shape, tokens))
+        return digest
 
     def origins_of(self, rank: int, tensor: Tensor) -> tuple[Site, ...]:
         made = () if tensor.made_by is None else (tensor.made_by,)
@@ -263,7 +271,7 @@ class Machine:
                 collective=bool(op.groups),
                 aliases=tuple(value for _, value in aliases),
                 view=op.kind in VIEWS,
-                producers=producers if self.origins else (),
+                producers=producers,
                 scalars=(("number", number),) if (number := HALVES.get(op.kind, str(op.scalar or ""))) else (),
                 peers=next((group for group in op.groups if rank in group), ()),
                 micro_batch=op.micro_batch,
@@ -678,7 +686,7 @@ class Noise:
 class Scene:
     """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without.
 
-    `sides` has what each side runs: its program, and what is wrong in it.
+    `sides` has what each side runs: its program, and what is wrong in it. `known` has every value of both.
     """
 
     seed: int
@@ -690,6 +698,7 @@ class Scene:
     first: tuple[str, int]
     differing: dict[int, list[tuple[str, str]]]
     way: str
+    known: Known
 
     @cached_property
     def right(self) -> Trace:
@@ -787,10 +796,10 @@ def generate(seed: int) -> Scene | None:
         candidate = replace(candidate, ops=[replace(op, place=CallSite(None, None)) for op in candidate.ops])
     planted = packed_wrong(rng, candidate) if has_detours else None
     planted = planted or wrong_of(rng, candidate)
-    origins = rng.random() < 0.8
-    reference = Machine(program, origins=origins).run()
-    without = Machine(candidate, origins=origins)
-    wrong = Machine(candidate, planted, origins=origins).run()
+    known: Known = {}
+    reference = Machine(program, None, known).run()
+    without = Machine(candidate)
+    wrong = Machine(candidate, planted, known).run()
     keys = [key for key in reference.shown if reference.shown[key] != wrong.shown[key]]
     if not keys:
         return None
@@ -800,4 +809,4 @@ def generate(seed: int) -> Scene | None:
     sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
     way = "computes" if planted.reads is None else "reads"
     sides: dict[Role, tuple[Program, Wrong | None]] = {"reference": (program, None), "candidate": (candidate, planted)}
-    return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way)
+    return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way, known)

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from bitproof.harness.localize.blame import find_culprit
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from bitproof.harness.localize import blame
+from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit, call_of
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.search import held_as
 from bitproof.harness.records import Key, Manifest, Record, Recording
+from tests.harness.localize.written_logs import with_producers
 
 FORWARD = CallSite("layers.0", "forward")
 BACKWARD = CallSite("layers.0", "backward")
@@ -17,6 +22,22 @@ def call(text: str, place: CallSite = FORWARD, *, collective: bool = False) -> C
     left, right = text.split(" -> ")
     operator, *inputs = left.split()
     return Call(place, operator, tuple(inputs), tuple(right.split()), collective=collective)
+
+
+def find_culprit(
+    reference: Sequence[Sequence[Call]],
+    candidate: Sequence[Sequence[Call]],
+    differing: Mapping[int, Iterable[Pair]],
+    first: tuple[int, Pair] | None = None,
+) -> Culprit | None:
+    """The culprit of logs that are written by hand, rank by rank."""
+    sides = [[with_producers(calls) for calls in side] for side in (reference, candidate)]
+    culprit = blame.find_culprit(sides[0], sides[1], differing, first)
+    if culprit is None:
+        return None
+    # As it was written: tests compare it with a call of theirs.
+    written = (reference if culprit.candidate is None else candidate)[culprit.rank][culprit.index]
+    return replace(culprit, call=culprit.call._replace(producers=written.producers))
 
 
 def blamed(reference: list[Call], candidate: list[Call], *differing: str) -> Culprit | None:
@@ -71,6 +92,15 @@ def test_a_call_that_reads_another_good_value_says_what_gave_it_and_what_gave_it
     candidate[3] = call("silu x -> C")._replace(producers=(None,))
     culprit = blamed(reference, candidate, "L")
     assert culprit is not None and culprit.reading.startswith("an input of the step, where the reference has")
+
+
+def test_an_extra_call_is_not_inserted_where_its_value_is_wrong_if_another_call_rightly_reads_it() -> None:
+    """The reference computes c by `sub x b`, and the candidate by two calls, of which the second reads b."""
+    reference = [call("mm x w -> b"), call("sub x b -> c"), call("silu c -> d"), call("tanh b -> e")]
+    candidate = [call("mm x w -> b"), call("sub x -> H"), call("add H x b -> c"), call("silu c -> d")]
+    culprit = blamed(reference, [*candidate, call("tanh c -> E")], "E")
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator) == ("reads", "tanh")
 
 
 def test_summands_that_are_grouped_otherwise_are_read_otherwise() -> None:

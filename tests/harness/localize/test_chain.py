@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.chain import MAX_LINKS, links_of, way_between
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
-from tests.harness.localize.test_blame import blamed, call
+from tests.harness.localize.test_blame import blamed, call, find_culprit
 
 
 def operators(reference: list[Call], candidate: list[Call], *differing: str) -> list[str]:

@@ -27,6 +27,7 @@ from bitproof.harness.localize.logs.replay import (
 )
 from bitproof.harness.localize.search import Search
 from bitproof.harness.records import Divergence, Key, Manifest, Record, Recording
+from tests.harness.localize.written_logs import with_producers
 
 FORWARD = CallSite("layers.0", "forward")
 KEY = Key(0, "loss", "loss", 0)
@@ -48,7 +49,7 @@ def test_the_chain_says_of_each_call_how_its_output_differs_from_that_of_the_sam
 
     def run_replay(role: Any, turn: int, folder: Path, replay: Replay) -> str:
         asked.append(replay.values)
-        write_archive(archive_of(folder, 0), StepTrace(logs[role], [(0, 1)]))
+        write_archive(archive_of(folder, 0), StepTrace(with_producers(logs[role]), [(0, 1)]))
         return "e" if role == "reference" else "E"
 
     def bits(_: Any, name: str) -> ComparedBits:

@@ -14,26 +14,16 @@ from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
 from bitproof.harness.localize.logs.exchanges import OTHER_INPUTS, OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.replay import Exchanged, ValueSite
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
-from tests.harness.localize.programs import VIEWS, Machine, Op, Program, Scene, Tensor, Trace, Wrong
-
-Known = dict[str, tuple[int, list[int]]]
-"""The shape and the tokens of each value by its digest."""
+from tests.harness.localize.programs import VIEWS, Known, Machine, Op, Program, Scene, Tensor, Trace, Wrong
 
 
 class ExchangingMachine(Machine):
-    """Runs a program with values of the other side; `made` has what came of each exchange, `known` every value."""
+    """Runs a program with values of the other side; `made` has what came of each exchange."""
 
-    def __init__(
-        self, program: Program, wrong: Wrong | None, known: Known, swaps: Sequence[Swap], *, origins: bool
-    ) -> None:
-        self.known, self.made, self.written = known, dict[ValueSite, Exchanged](), set[str]()
+    def __init__(self, program: Program, wrong: Wrong | None, known: Known, swaps: Sequence[Swap]) -> None:
+        self.made, self.written = dict[ValueSite, Exchanged](), set[str]()
         self.swaps = {swap.site: swap for swap in swaps}
-        super().__init__(program, wrong, origins=origins)
-
-    def digest(self, rank: int, tensor: Tensor) -> str:
-        digest = super().digest(rank, tensor)
-        self.known.setdefault(digest, (tensor.shape, self.tokens(rank, tensor)))
-        return digest
+        super().__init__(program, wrong, known)
 
     def read_by(self, number: int, op: Op, rank: int) -> list[Tensor]:
         read, index = super().read_by(number, op, rank), len(self.trace.calls[rank])
@@ -123,16 +113,9 @@ class ProgramVerifier(Verifier):
     """Verifies causes of a random program, which it runs in place of a replay."""
 
     scene: Scene = field(kw_only=True)
-    known: Known = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for role in self.scene.sides:
-            self.ran(role, [])
 
     def ran(self, role: Role, swaps: Sequence[Swap]) -> tuple[Trace, Mapping[ValueSite, Exchanged]]:
-        origins = any(call.producers for calls in self.scene.candidate.calls for call in calls)
-        machine = ExchangingMachine(*self.scene.sides[role], self.known, swaps, origins=origins)
+        machine = ExchangingMachine(*self.scene.sides[role], self.scene.known, swaps)
         trace = machine.run()
         absent = {site: Exchanged(site, False, "the call did not come again") for site in machine.swaps}
         return trace, absent | machine.made

@@ -296,6 +296,7 @@ class CallRecorder(TorchDispatchMode):
         follows = any(self.calls[producer].place.direction in ("backward", "update") for producer in read_here)
         place, node, source = self._place(name_of(function), tensors_in((args, kwargs)), follows)
         collective = getattr(function, "namespace", None) in COLLECTIVE_NAMESPACES
+        tags = [pair for pair in reading.scalars if collective and pair[0] == "tag"]
         return Call(
             place,
             _full_name(function),
@@ -305,11 +306,12 @@ class CallRecorder(TorchDispatchMode):
             source,
             collective,
             view=is_view(function),
-            scalars=reading.scalars,
+            scalars=tuple(pair for pair in reading.scalars if pair not in tags),
             peers=_peers(function, args, kwargs) if collective else (),
             micro_batch=self._place.micro_batch_of(place),
             draws=draws,
             part=self._place.part_of(place),
+            tag=dict(tags).get("tag", ""),
         )
 
     def _with_state(self, read: _Inputs, state: str) -> _Inputs:

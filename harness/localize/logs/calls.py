@@ -54,6 +54,8 @@ class Call(NamedTuple):
     - `node`, `source`: the graph's node and the user's line, None if unknown.
     - `unwritten`: positions of inputs that are uninitialized memory.
     - `outside`: positions of inputs that were written outside torch's operators, such as by NumPy.
+    - `tag`: the tag of a message, which its send and its receive share; "" for other calls. Two systems may choose
+      different tags, so it is no scalar.
     """
 
     place: CallSite
@@ -73,6 +75,7 @@ class Call(NamedTuple):
     part: str | None = None
     unwritten: tuple[int, ...] = ()
     outside: tuple[int, ...] = ()
+    tag: str = ""
 
     def __str__(self) -> str:
         module = self.place.module if self.place.module else "the step itself"

@@ -147,4 +147,4 @@ def _group(call: Call) -> _Group:
         return tuple(sorted(call.peers)), None
     # A send from 0 to 1 and a send from 1 to 0 are different groups, so the order of a message's peers is kept. Tags
     # matter, too: in a V of pipeline stages, a rank reads activations and gradients in another order than was sent.
-    return call.peers, dict(call.scalars).get("tag", "")
+    return call.peers, call.tag

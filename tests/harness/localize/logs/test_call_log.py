@@ -286,6 +286,27 @@ def test_a_collective_that_writes_its_arguments_has_what_it_wrote_as_outputs() -
         assert calls == [[name, True, outputs] for name, outputs in zip(names, seen, strict=True)]
 
 
+def messages(mesh: Mesh) -> list[Any]:
+    """What is logged of a message with a tag: operator, tag, peers, whether its numbers have the tag."""
+
+    class Message(System):
+        def step(self, x: Tensor) -> None:
+            if mesh.rank:
+                dist.recv(x, 0, tag=7)
+            else:
+                dist.send(x, 1, tag=7)
+
+    calls = [call for call in calls_of(Message(layers()), torch.ones(2)) if call.collective]
+    return [[call.operator, call.tag, *call.peers, "tag" in dict(call.scalars)] for call in calls]
+
+
+@pytest.mark.ranks
+def test_a_message_has_a_tag_that_is_no_number_to_be_compared() -> None:
+    sent, received = on_ranks(Parallelism(world_size=2, ep=1), messages)
+    assert sent == [["send", "7", 0, 1, False]]
+    assert received == [["recv_", "7", 0, 1, False]]
+
+
 def test_compiled_code_stays_compiled_while_calls_are_logged() -> None:
     ran = []
 

@@ -37,8 +37,7 @@ def test_what_is_received_was_sent_by_the_rank_and_turn_that_sent_it() -> None:
 
 def test_messages_with_tags_are_matched_by_them_in_whatever_order_they_are_received() -> None:
     sends, receives = (
-        [meet(0, 1, operator=operator)._replace(scalars=(("tag", tag),)) for tag in ("7", "9", "7")]
-        for operator in ("send", "recv_")
+        [meet(0, 1, operator=operator)._replace(tag=tag) for tag in ("7", "9", "7")] for operator in ("send", "recv_")
     )
     joined = JoinedLogs([sends, [receives[1], receives[0], receives[2]]])
     assert [joined.together((1, index))[0] for index in range(3)] == [(0, 1), (0, 0), (0, 2)]

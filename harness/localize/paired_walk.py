@@ -376,6 +376,10 @@ class Walk:
             return False
         if due is not None and not self._is_before(rank, due, reader[0]):
             return False
+        # The reference computes that value more often: the extra call stands for one of these calls.
+        right = log.reference.log[due].outputs if due is not None else ()
+        if any(_times_computed(log, value) < _times_computed(log.reference, value) for value in right):
+            return False
         # A collective may give a wrong value to other ranks only.
         others = [index for index, _ in log.readers(mine) if not (log.log[index].collective or log.packs(index))]
         if not all(map(log.differs, others)):
@@ -544,6 +548,11 @@ def _is_rightly_read(log: CandidateLog, index: int) -> bool:
         other is not None and log.reference.log[other].inputs[position : position + 1] == (call.inputs[position],)
         for call, other, position in pairs
     )
+
+
+def _times_computed(log: CandidateLog | ReferenceLog, value: str) -> int:
+    """Return the number of calls that compute a value, without those that return an input unchanged."""
+    return sum(not returns_only_inputs(log.log[index]) for index in log.all_with(value))
 
 
 def _is_for_its_reader(call: Call) -> bool:

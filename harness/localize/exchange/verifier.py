@@ -350,16 +350,31 @@ class Verifier:
         exchange that was dropped since may have put them there.
         """
         refused, is_alone = "", len(causes) == 1
+        # First those at once that made no tensor right, as each may only mend what the others have spoiled. Then one by
+        # one: of two causes that each suffice, one must stay.
+        useless = [cause for cause in causes if not cause.accounts]
+        if len(useless) > 1:
+            _, causes = self._without(useless, causes, right)
         for cause in [] if is_alone else [*causes]:
-            others = [each for each in causes if each is not cause]
-            swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
-            run = self._exchanged("candidate", swaps) if others else self._first_run()
-            # One by one: of two causes that each suffice, one must stay.
-            if not self._wrong(run.recording) and _read_by_leads(others, run) == _read_by_leads(others, right):
-                causes = others
-                continue
-            refused = refused or wrong_input(cause.culprit, run.ready or ready_logs(self._known, run.calls))
+            run, rest = self._without([cause], causes, right)
+            if cause in rest:
+                refused = refused or wrong_input(cause.culprit, run.ready or ready_logs(self._known, run.calls))
+            causes = rest
         return causes, refused
+
+    def _without(
+        self, dropped: Sequence[Cause], causes: list[Cause], right: ExchangedRun
+    ) -> tuple[ExchangedRun, list[Cause]]:
+        """Run the step without the exchanges of some causes. Returns the run, and the causes that are still needed.
+
+        These are all `causes`, unless the step is right and the calls of the other causes read the same values as in
+        the run `right`.
+        """
+        others = [each for each in causes if each not in dropped]
+        swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
+        run = self._exchanged("candidate", swaps) if others else self._first_run()
+        is_same = not self._wrong(run.recording) and _read_by_leads(others, run) == _read_by_leads(others, right)
+        return run, others if is_same else causes
 
     def _reversed(self, causes: Sequence[Cause]) -> bool | None:
         """Whether the reference, with the candidate's values, computes the candidate's records.

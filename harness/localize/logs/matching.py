@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from difflib import SequenceMatcher
 
-from bitproof.harness.localize.logs.calls import Call
+from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
 from bitproof.harness.localize.logs.joined_logs import RECEIVES
 from bitproof.harness.localize.logs.packing import PACKING, name_of
 from bitproof.harness.localize.logs.reference_log import fits, in_any_order, values_of
@@ -69,9 +69,12 @@ class Matching:
             if own and due:
                 for key in (_computation, _question, _result):
                     self._match(key, own, due)
-                self._match_in_order(
-                    [i for i in own if self.theirs[i] is None], [i for i in due if self.mine[i] is None]
-                )
+                # A call that returns its input unchanged is no wrong version of one that computes.
+                for is_copy in (False, True):
+                    self._match_in_order(
+                        [i for i in own if self.theirs[i] is None and self._copies(0, i) == is_copy],
+                        [i for i in due if self.mine[i] is None and self._copies(1, i) == is_copy],
+                    )
 
     def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
         """Match the calls `own` with the calls `due` in order, if they are equally many.
@@ -87,6 +90,10 @@ class Matching:
         for mine, theirs in pairs:
             if self._is_packed(0, mine) == self._is_packed(1, theirs):
                 self._pair(mine, theirs)
+
+    def _copies(self, side: int, index: int) -> bool:
+        call = self.calls[side][index]
+        return returns_only_inputs(call) and not call.collective
 
     def _circumstances(self, side: int, index: int) -> Hashable:
         calls = self.calls[side]

@@ -103,6 +103,17 @@ def test_an_extra_call_is_not_inserted_where_its_value_is_wrong_if_another_call_
     assert (culprit.how, culprit.call.operator) == ("reads", "tanh")
 
 
+def test_an_extra_call_stands_for_one_of_two_calls_that_compute_a_value_if_the_other_one_is_here() -> None:
+    reference = [call("exp a -> b"), call("view a -> v")._replace(view=True), call("exp v -> b")]
+    reference += [call("mul b w -> c"), call("neg x -> n")]
+    candidate = [call("my_exp x -> Q"), reference[1], call("my_exp v -> b"), call("mul Q w -> C"), reference[4]]
+    culprit = blamed(reference, candidate, "C")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("adds", 0)
+    # If the reference computes it once, the call that reads another value is wrong.
+    culprit = blamed(reference[1:], candidate, "C")
+    assert culprit is not None and (culprit.how, culprit.candidate) == ("reads", 3)
+
+
 def test_summands_that_are_grouped_otherwise_are_read_otherwise() -> None:
     near, layer = CallSite("layers.0.wo", "forward"), CallSite("layers.0", "forward")
     reference = [call("mm x w -> a", near), call("add x a -> h", layer), call("mm h w -> f", near)]

@@ -496,3 +496,22 @@ def test_a_call_is_no_cause_if_the_references_value_there_only_makes_other_tenso
     _, found = sides.verified(sides.blamed("mul"))
     assert (found.status, found.remaining, found.causes) == ("not verified", 1, [])
     assert "1 more tensors differ" in (found.reason or "")
+
+
+def test_calls_whose_exchange_mends_nothing_are_no_causes_though_each_mends_what_the_other_spoils(
+    tmp_path: Path,
+) -> None:
+    (x, w) = (each.detach() for each in weights((4, 4), (4, 4)))
+
+    def reference() -> Mapping[str, Tensor]:
+        six, other = x * 6, x + 1
+        return {"y": six.div(w) + six, "other": other}
+
+    def candidate() -> Mapping[str, Tensor]:
+        six, other = (x * 2) * 3, x + 1  # bit for bit x * 6 for these values
+        return {"y": other.div(w) + six, "other": other}
+
+    x = x.mul(8).round()
+    sides = Sides(tmp_path, reference, candidate)
+    culprit, found = sides.verified(sides.blamed("mul"))
+    assert (culprit.call.operator, found.status, found.causes) == ("div.Tensor", "verified", [])

@@ -504,12 +504,13 @@ def test_calls_whose_exchange_mends_nothing_are_no_causes_though_each_mends_what
     (x, w) = (each.detach() for each in weights((4, 4), (4, 4)))
 
     def reference() -> Mapping[str, Tensor]:
-        six, other = x * 6, x + 1
-        return {"y": six.div(w) + six, "other": other}
+        six, other = x * 6, x.neg()
+        return {"y": six.div(w).sub(six), "other": other}
 
     def candidate() -> Mapping[str, Tensor]:
-        six, other = (x * 2) * 3, x + 1  # bit for bit x * 6 for these values
-        return {"y": other.div(w) + six, "other": other}
+        twice, other = x * 2, x.neg()
+        six = twice.add(twice, alpha=2)  # bit for bit x * 6 for these values
+        return {"y": other.div(w).sub(six), "other": other}
 
     x = x.mul(8).round()
     sides = Sides(tmp_path, reference, candidate)

@@ -1,21 +1,25 @@
 """How large the project is, and how much of it a run loads: lines by room, and modules imported by an EQUAL `moe_seq`.
 
     python tests/benchmarks/bench_house.py            a minute: one run on two ranks with every import counted
-    python tests/benchmarks/bench_house.py --lines    the lines alone
+    python tests/benchmarks/bench_house.py --lines    the lines alone, and those of each package of the core
 
-Lines are those of git's files, blank ones and docstrings included. The core is what `POWERS` does not name. Modules are
-counted as their code runs, by an audit hook that Python starts in every process of the run, so an import in a forked
-rank counts, too.
+Lines are those of git's files, blank ones and docstrings included; the second figure is without blank lines, comments
+and docstrings. The core is what `POWERS` does not name. Modules are counted as their code runs, by an audit hook that
+Python starts in every process of the run, so an import in a forked rank counts, too.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import os
 import subprocess
 import sys
 import tempfile
-from collections import Counter
+import tokenize
+from collections import Counter, defaultdict
 from pathlib import Path
+from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -47,6 +51,8 @@ POWERS = {
 }
 """The beginnings of the paths of what a case's verdict, report and cause do without."""
 
+NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
 HOOK = """
 import os, sys
 
@@ -59,17 +65,44 @@ sys.addaudithook(count)
 """
 
 
-def lines_by_room() -> Counter[str]:
-    """Lines of Python by power, `core` and `tests`."""
-    found = Counter[str]()
+class Size(NamedTuple):
+    """Lines of files: all of them, and those of code."""
+
+    lines: int = 0
+    code: int = 0
+
+
+def size_of(text: str) -> Size:
+    """The lines of a file, and those without blank lines, comments and docstrings."""
+    documents = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(ast.parse(text)) if isinstance(node, documents)]
+    prose = {
+        line
+        for body in bodies
+        for each in body
+        if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) and isinstance(each.value.value, str)
+        for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    }
+    tokens = [each for each in tokenize.generate_tokens(io.StringIO(text).readline) if each.type not in NO_CODE]
+    code = {line for each in tokens for line in range(each.start[0], each.end[0] + 1)}
+    return Size(text.count("\n"), len(code - prose))
+
+
+def sizes() -> tuple[dict[str, Size], dict[str, Size]]:
+    """Lines of Python by power, `core` and `tests`, and those of the core by package."""
+    rooms, packages = defaultdict[str, Size](Size), defaultdict[str, Size](Size)
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in listed.splitlines():
-        size = (ROOT / name).read_bytes().count(b"\n")
-        if name.startswith("tests/"):
-            found["tests"] += size
-        elif name.startswith(PRODUCT):
-            found[next((power for power, starts in POWERS.items() if name.startswith(starts)), "core")] += size
-    return found
+        if not name.startswith(("tests/", *PRODUCT)):
+            continue
+        size = size_of((ROOT / name).read_text())
+        power = next((power for power, starts in POWERS.items() if name.startswith(starts)), "core")
+        room = "tests" if name.startswith("tests/") else power
+        rooms[room] = Size(*map(sum, zip(rooms[room], size, strict=True)))
+        if room == "core":
+            package = "/".join(name.split("/")[:2]) if name.count("/") > 1 else name.split("/")[0]
+            packages[package] = Size(*map(sum, zip(packages[package], size, strict=True)))
+    return rooms, packages
 
 
 def imports_of_a_run(folder: Path) -> tuple[set[str], set[str]]:
@@ -92,10 +125,12 @@ def imports_of_a_run(folder: Path) -> tuple[set[str], set[str]]:
 
 def main(words: list[str]) -> int:
     """Print both tables; 1 if a run imports more modules than the goal allows."""
-    lines = lines_by_room()
-    product = sum(size for room, size in lines.items() if room != "tests")
-    for room, size in [*lines.most_common(), ("product", product)]:
-        print(f"{room:28} {size:7,} lines")
+    rooms, packages = sizes()
+    product = Size(*map(sum, zip(*(size for room, size in rooms.items() if room != "tests"), strict=True)))
+    for table in [rooms | {"product": product}, packages if "--lines" in words else {}]:
+        for name, size in sorted(table.items(), key=lambda each: -each[1].lines):
+            print(f"{name:28} {size.lines:7,} lines, {size.code:7,} of code")
+        print()
     if "--lines" in words:
         return 0
     with tempfile.TemporaryDirectory(prefix="bitproof-house-") as folder:

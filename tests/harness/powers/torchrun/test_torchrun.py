@@ -707,6 +707,7 @@ def test_what_listens_and_does_not_answer_is_reported_and_hears_signals(tmp_path
     assert f"127.0.0.1:{port}" in err
 
 
+@pytest.mark.slow
 def test_a_machine_with_another_environment_and_an_edited_checkout_is_refused_before_anything_runs(tmp_path):
     """Twice the learning rate on one of two machines: it trained, EQUAL, where rank 0 alone said what it is made of.
 

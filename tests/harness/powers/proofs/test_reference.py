@@ -59,9 +59,7 @@ def traced_here(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return seen
 
 
-def test_a_large_reference_is_traced_meanwhile_and_the_proof_is_the_same(
-    large: Case, traced_here: list[str]
-) -> None:
+def test_a_large_reference_is_traced_meanwhile_and_the_proof_is_the_same(large: Case, traced_here: list[str]) -> None:
     case, before = large, children()
     apart = prove_case(case, follow=True, in_turn=False)
     assert traced_here == ["graph"]

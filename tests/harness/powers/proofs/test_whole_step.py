@@ -125,7 +125,9 @@ def without_writes(graph, name):
 @pytest.mark.parametrize(
     "changed",
     sweep(
-        [{"lr": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"expert_bias_lr": 0.1}], {"lr": 0.5}, {"expert_bias_lr": 0.1}
+        [{"lr": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"expert_bias_lr": 0.1}],
+        {"lr": 0.5},
+        {"expert_bias_lr": 0.1},
     ),
 )
 def test_another_update_is_not_proved(changed):

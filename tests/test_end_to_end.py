@@ -154,6 +154,7 @@ def test_one_flipped_bit_of_one_gradient_is_reported_at_its_step_rank_and_name(t
     assert result["control"] == {"reference": "EQUAL", "candidate": "EQUAL"}
 
 
+@pytest.mark.slow
 def test_early_accumulation_differs_in_gradients_before_anything_else(tmp_path, run_here):
     finished, report = run_here("--case", written(tmp_path, small(CASES["early_accumulation"])))
     assert finished.returncode == 0, finished.stdout + finished.stderr

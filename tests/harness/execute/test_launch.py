@@ -610,6 +610,7 @@ def test_a_signal_to_the_command_ends_everything(tmp_path, number, leaves_nothin
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_path, monkeypatch):
     from bitproof.builtin_cases.backends import inductor_dense
 

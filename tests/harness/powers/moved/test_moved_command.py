@@ -133,6 +133,7 @@ def test_a_call_that_moves_on_later_values_alone_is_found_by_the_program_and_exc
     assert (found["equal"], found["verified"]["with_exchange"]) == (found["calls"] - 1, "EQUAL")
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_in_the_new_environment_alone_is_shown_with_its_error(program, capsys):
     Path("model.py").write_text(
         PROGRAM.replace("return y", "assert not os.environ.get('PLANTED'), 'no such head'\n    return y")

@@ -128,7 +128,6 @@ def both(tmp_path_factory):
 
 
 @pytest.mark.ranks
-@pytest.mark.slow
 def test_a_failing_case_beside_good_ones_is_reported_as_in_turns(both):
     (turns_folder, turns, _), (folder, beside, _) = both.values()
     assert {name: result.verdict for name, result in beside.items()} == {

@@ -60,13 +60,14 @@ def sources(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("reference", [pytest.param("eager", marks=pytest.mark.slow), "eager_chunked"])
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["eager", "eager_chunked"])
 @pytest.mark.parametrize(
     ("line", "refusal"),
     [
         (ATTENTION, "ChunkError: cannot chunk layers.0.moe along seq"),
-        pytest.param(BRANCH, "ChunkError: cannot chunk layers.0.moe: it calls cond", marks=pytest.mark.slow),
-        pytest.param(NORM, "ChunkError: cannot chunk layers.0.moe along seq: batch_norm", marks=pytest.mark.slow),
+        (BRANCH, "ChunkError: cannot chunk layers.0.moe: it calls cond"),
+        (NORM, "ChunkError: cannot chunk layers.0.moe along seq: batch_norm"),
     ],
 )
 def test_a_module_that_mixes_the_sequence_along_which_it_is_cut_is_refused_in_graph_and_eager(

@@ -19,6 +19,7 @@ from bitproof.harness.cli import main
 from bitproof.harness.compare.verdict import RACES
 from tests.distributions import install
 from tests.small import small
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.ranks
 
@@ -105,9 +106,10 @@ NOT_CALLED = "layers cannot be chunked: the pattern 'layers' matches, but no cal
         ({"candidate": "eager", "chunking": LAYERS}, IDLE),
         pytest.param({"candidate": "eager", "chunking": replace(LAYERS, dim="seq")}, IDLE, marks=pytest.mark.slow),
         ({"reference": "eager", "chunking": LAYERS}, NOT_CALLED),
-        (
+        pytest.param(
             {"chunking": replace(LAYERS, modules="layers.*.attention"), "pipeline": Pipeline(overlap=True)},
             "there is no all-to-all that overlap could hide",
+            marks=pytest.mark.slow,
         ),
         (
             {"reference": "eager", "pipeline": Pipeline(backend="cuda_graph")},
@@ -152,6 +154,7 @@ def test_one_flipped_bit_of_one_gradient_is_reported_at_its_step_rank_and_name(t
     assert result["control"] == {"reference": "EQUAL", "candidate": "EQUAL"}
 
 
+@pytest.mark.slow
 def test_early_accumulation_differs_in_gradients_before_anything_else(tmp_path, run_here):
     finished, report = run_here("--case", written(tmp_path, small(CASES["early_accumulation"])))
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -167,7 +170,9 @@ def test_a_selection_of_nothing_is_a_wrong_call(tmp_path):
     assert "`bitproof list`" in finished.stderr
 
 
-@pytest.mark.parametrize("reference", ["eager", "bitproof.reference.unstaged:eager"])
+@pytest.mark.parametrize(
+    "reference", sweep(["eager", "bitproof.reference.unstaged:eager"], "bitproof.reference.unstaged:eager")
+)
 def test_a_pipeline_of_two_ranks_equals_eager_stages_and_no_stages_and_has_its_loss_on_the_last(
     reference, tmp_path, run_here
 ):
@@ -250,6 +255,7 @@ def drop_a_wait(module, context):
 """
 
 
+@pytest.mark.slow
 def test_an_extra_pass_that_drops_the_wait_for_one_copy_is_no_equal_and_the_copy_is_named(tmp_path, run_here):
     (tmp_path / "drops.py").write_text(DROPS_A_WAIT)
     memory = Memory(policy="offload", offload_gib=1.0)

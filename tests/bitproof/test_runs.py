@@ -102,6 +102,7 @@ def test_a_frame_has_a_row_a_tensor_and_says_which_differ(one_host, tmp_path):
     assert first.digest_reference != first.digest_candidate and first.shape_reference == (8, 8)
 
 
+@pytest.mark.slow
 def test_the_page_on_own_systems_begins_with_lines_that_run(tmp_path):
     for name, text in zip(("my_trainer.py", "check.py"), READ_OF_DOCS, strict=True):
         (tmp_path / name).write_text(text)

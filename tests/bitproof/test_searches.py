@@ -64,9 +64,9 @@ def test_sensitivity_is_measured_of_a_case_that_is_as_expected(tmp_path: Path) -
 
 
 def test_prove_gives_the_answer_of_a_process_of_its_own(tmp_path: Path) -> None:
-    found = bitproof.prove(replace(SMALL, reference="eager", chunking=None), report_dir=tmp_path)
+    model = replace(SMALL.model, layers=1, dense_layers=1)
+    found = bitproof.prove(replace(SMALL, reference="eager", chunking=None, model=model), report_dir=tmp_path)
     assert found.verdict == bitproof.ProofVerdict.PROVED and found.outputs
-    assert bitproof.prove(replace(SMALL, reference="a:b"), report_dir=tmp_path).verdict == "NOT TRIED"
 
 
 def test_a_keyword_of_another_function_is_refused(tmp_path: Path) -> None:

@@ -163,6 +163,7 @@ def test_a_case_traced_for_two_gpus_is_one_code_and_equal_to_eager(case_file, tm
     assert program["host waits"] == one_a_chunk, "an exchange's sizes come in one copy, not in one an element"
 
 
+@pytest.mark.slow
 def test_a_rank_reads_the_graph_that_it_kept_and_no_other_ranks_gpus_or_settings(case_file, tmp_path):
     command = [sys.executable, Path(__file__).with_name("kept.py"), case_file, tmp_path / "graphs"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300, check=False)
@@ -238,6 +239,7 @@ def test_a_graph_for_cuda_is_held_to_its_waits_and_to_few_of_the_hosts(case_file
     assert waits.endswith("the host waits 8 times for the device, at most 6 are allowed")
 
 
+@pytest.mark.slow
 def test_graphs_are_looked_at_of_every_case_whose_candidate_has_one_before_it_runs():
     """What is left out: trainers, whose graphs torch.compile captures while steps run, if any does, and eager steps."""
     left_out = [case for case in CASES.values() if case not in traced_cases()]

@@ -91,14 +91,13 @@ def test_an_expression_asks_for_cases_when_no_name_it_leaves_out_would_do(expres
 
 
 @pytest.mark.parametrize("word", ["or", "and"])
-@pytest.mark.parametrize("count", [5_000, 100_000])
-def test_an_expression_may_have_as_many_terms_as_it_likes(word, count):
-    assert names(f" {word} ".join(["moe"] * count)) == list(NAMES[:2])
+def test_an_expression_may_have_as_many_terms_as_it_likes(word):
+    assert names(f" {word} ".join(["moe"] * 20_000)) == list(NAMES[:2])
 
 
 def test_not_may_stand_as_often_as_it_likes():
-    assert names("not " * 100_000 + "moe") == list(NAMES[:2])
-    assert names("not " * 100_001 + "moe") == ["transformer_batch"]
+    assert names("not " * 20_000 + "moe") == list(NAMES[:2])
+    assert names("not " * 20_001 + "moe") == ["transformer_batch"]
 
 
 def test_parentheses_within_each_other_have_a_limit():

@@ -12,6 +12,7 @@ import pytest
 
 import bitproof
 from bitproof.harness import settings
+from bitproof.harness.case.case_file import case_text
 from bitproof.harness.checks import shipped
 from bitproof.harness.cli import main
 from bitproof.harness.cli.run import declare
@@ -25,6 +26,7 @@ from bitproof.harness.report.markdown import render as markdown
 from bitproof.harness.report.status import exit_status
 from bitproof.harness.report.terminal import print_report
 from tests.distributions import install
+from tests.harness.execute.test_launch import toy
 from tests.harness.reports import case, result
 
 EVIDENCE = SimpleNamespace(result=SimpleNamespace(verdict=Verdict.EQUAL))
@@ -49,7 +51,7 @@ CHECK = """
                 brief=f"{count} losses",
                 objection=f"{count} losses, at most {self.options.most} are allowed" * (count > self.options.most),
                 blocks=(Table("losses of rank 0", ("run", "count"), (("first", count), ("again", again))),),
-                data={"count": count, "again": again, "calls": calls[0] == calls[2] > 100},
+                data={"count": count, "again": again, "calls": calls[0] == calls[2] > 5},
             )
 """
 
@@ -68,9 +70,13 @@ def own(tmp_path: Path) -> str:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(("most", "status"), [(2, 0), (1, 1)])
-def test_a_check_of_a_file_judges_a_run_and_its_options_are_options_of_the_command(tmp_path, own, most, status, capsys):
-    size = ("--world-size", "2", "--steps", "2", "--control", "never", "--report-dir", str(tmp_path / "reports"))
-    assert main(["run", "-k", "moe_seq", *size, "--check", own, "--most-losses", str(most)]) == status
+def test_a_check_of_a_file_judges_a_run_and_its_options_are_options_of_the_command(
+    tmp_path, own, most, status, capsys, one_host
+):
+    (tmp_path / "case.json").write_text(case_text(toy()))
+    run = ["run", "--case", str(tmp_path / "case.json"), "--device", "cpu", "--steps", "2", "--control", "never"]
+    run += ["--report-dir", str(tmp_path / "reports")]
+    assert main([*run, "--check", own, "--most-losses", str(most)]) == status
     [entry] = json.loads((tmp_path / "reports/latest/report.json").read_text())["cases"]
     assert entry["checks"]["losses"]["data"] == {"count": 2, "again": 2, "calls": True}
     assert (entry["verdict"], entry["as_expected"]) == ("EQUAL", status == 0)
@@ -81,9 +87,9 @@ def test_a_check_of_a_file_judges_a_run_and_its_options_are_options_of_the_comma
 
 
 @pytest.mark.ranks
-def test_python_takes_a_class_and_its_options_as_keywords(tmp_path, own):
-    options = {"world_size": 2, "steps": 2, "control": "never", "report_dir": tmp_path / "reports"}
-    done = bitproof.run("moe_seq", checks=[own], most_losses=1, **options)
+def test_python_takes_a_class_and_its_options_as_keywords(tmp_path, own, one_host):
+    options = {"device": "cpu", "steps": 2, "control": "never", "report_dir": tmp_path / "reports"}
+    done = bitproof.run(toy(), checks=[own], most_losses=1, **options)
     assert done.verdict == "EQUAL" and not done.as_expected
     assert "check losses: 2 losses, at most 1 are allowed" in str(done)
 

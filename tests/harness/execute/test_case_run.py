@@ -190,6 +190,7 @@ def test_of_an_equal_case_every_call_is_compared_and_one_that_the_reference_neve
     assert found.sums_over_ranks == {}, "groups of a user's system are its own"
 
 
+@pytest.mark.slow
 def test_every_call_of_a_graph_with_experts_is_one_of_eager_s(tmp_path, one_host):
     """Its graph reads how many rows each rank gets by operators; eager reads them as a list, by none."""
     case = replace(

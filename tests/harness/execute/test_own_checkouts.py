@@ -7,7 +7,7 @@ other's package.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -52,16 +52,20 @@ def package(folder: Path, rate: float, *, is_namespace: bool = False) -> None:
 
 @pytest.fixture
 def judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[CaseResult]]:
-    """Runs `old/check.py` against `new/check.py`, or other files, once for each preload given."""
+    """Runs `old/check.py` against `new/check.py`, or others, once for each preload given, all on one host."""
     monkeypatch.chdir(tmp_path)
 
     def judge(
-        *preloads: list[str], files: tuple[str, str] = ("old/check.py", "new/check.py"), **options: object
+        *preloads: list[str],
+        files: tuple[str, str] = ("old/check.py", "new/check.py"),
+        folders: Sequence[str] = (),
+        **options: object,
     ) -> list[CaseResult]:
         cases = []
         for number, preload in enumerate(preloads):
             path = tmp_path / f"case{number}.json"
-            values = {"reference": f"{files[0]}:make", "candidate": f"{files[1]}:make", "steps": 1, "preload": preload}
+            old, new = (f"{folders[number]}/{file}" if folders else file for file in files)
+            values = {"reference": f"{old}:make", "candidate": f"{new}:make", "steps": 1, "preload": preload}
             path.write_text(json.dumps({"name": path.stem, "parallelism": {"world_size": 1}, **values}))
             cases.append(read_case(path))
         asked = RunOptions(device="cpu", control="never", explain_timeout=0.1, **options)  # type: ignore[arg-type]
@@ -86,6 +90,7 @@ def test_two_checkouts_of_one_package_differ_whatever_is_preloaded(tmp_path: Pat
     assert verdicts(judged(["pkg.rates"], ["pkg"], [])) == ["DIFFERENT"] * 3
 
 
+@pytest.mark.slow
 def test_namespace_packages_and_modules_that_a_preload_imports_are_each_sides_own(tmp_path: Path, judged) -> None:
     for side, rate in (("old", 0.1), ("new", 0.5)):
         trainer(tmp_path / side / "check.py")
@@ -141,19 +146,23 @@ MOVES = {
 }
 
 
-@pytest.mark.parametrize("how", MOVES)
-def test_a_system_that_moves_the_search_path_does_not_get_the_preloaded_module(tmp_path: Path, judged, how) -> None:
-    trainer(tmp_path / "here" / "old.py")
-    trainer(tmp_path / "here" / "new.py", MOVES[how])
-    package(tmp_path / "here" / "pkg", 0.1)
-    package(tmp_path / "here" / "vendored" / "pkg", 0.5)
-    (tmp_path / "here" / "early.py").write_text(AS_EVER)
-    (result,) = judged(["pkg.rates", "early"], files=("here/old.py", "here/new.py"))
-    error = error_of(result)
-    assert "the preloaded module pkg" in error and "is not the one that the system imports" in error
-    assert "leave it out of `preload`" in error
+def test_a_system_that_moves_the_search_path_does_not_get_the_preloaded_module(tmp_path: Path, judged) -> None:
+    folders = [f"here{number}" for number in range(len(MOVES))]
+    for folder, moves in zip(folders, MOVES.values(), strict=True):
+        here = tmp_path / folder
+        trainer(here / "old.py")
+        trainer(here / "new.py", moves)
+        package(here / "pkg", 0.1)
+        package(here / "vendored" / "pkg", 0.5)
+        (here / "early.py").write_text(AS_EVER)
+    results = judged(*[["pkg.rates", "early"]] * len(MOVES), files=("old.py", "new.py"), folders=folders)
+    for how, result in zip(MOVES, results, strict=True):
+        error = error_of(result)
+        assert "the preloaded module pkg" in error and "is not the one that the system imports" in error, how
+        assert "leave it out of `preload`" in error, how
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_added_behind_changes_nothing(tmp_path: Path, judged) -> None:
     trainer(tmp_path / "here" / "old.py")
     trainer(tmp_path / "here" / "new.py", f"sys.path.append(str(HERE / 'vendored'))\n{PLAIN}")

@@ -125,6 +125,7 @@ def test_a_first_difference_is_localized_on_torchruns_ranks(tmp_path: Path) -> N
     assert done.out[1] == done.err[1] == ""
 
 
+@pytest.mark.slow
 def test_shrink_is_refused_on_one_rank_and_at_once(tmp_path: Path) -> None:
     done = torchrun(tmp_path, "shrink", "moe_seq", *SMALL, "--report-dir", str(tmp_path / "reports"))
     assert done.status == 1, "torchrun's own"

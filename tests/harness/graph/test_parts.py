@@ -14,6 +14,7 @@ from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.graph.pipeline import run_pipeline
 from bitproof.harness.systems import graph as graph_system
 from tests.small import small
+from tests.sweeps import sweep
 from tests.traced import prepare_traced
 
 PARTS_OF = {"all_to_all_single": {"dispatch", "combine"}, "_grouped_mm": {"compute"}}
@@ -74,7 +75,7 @@ TRACED = [
 ]
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", sweep(QUICK, "moe_seq"))
 def test_every_pass_keeps_the_parts_of_a_layer_of_experts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check(graphs_of(small(CASES[name]), monkeypatch))
 

@@ -264,6 +264,7 @@ def test_a_print_while_bars_are_shown_passes_the_gate_too(monkeypatch):
     assert "\x1b[31m" not in stream.getvalue() and "\x1b]8" not in stream.getvalue()
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
 def test_a_browser_loads_and_runs_nothing_of_it(hostile, tmp_path):
     program = find_chromium()

@@ -20,6 +20,7 @@ import pytest
 from bitproof.harness.case.case_file import case_text
 from bitproof.harness.runtime import interrupts
 from tests.harness.execute.test_launch import ROOT, nothing_left_behind, toy
+from tests.sweeps import sweep
 
 FORMS = ["junit.xml", "report.html", "report.json", "report.md", "report.sarif"]
 
@@ -120,7 +121,7 @@ def check_what_is_left(command: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", interrupts.SIGNALS)
+@pytest.mark.parametrize("number", sweep(interrupts.SIGNALS, signal.SIGINT))
 def test_an_interrupt_while_the_program_is_imported_ends_it_with_3_and_leaves_nothing(start, tmp_path, number):
     slow = tmp_path / "slow"
     slow.mkdir()
@@ -135,14 +136,20 @@ def test_an_interrupt_while_the_program_is_imported_ends_it_with_3_and_leaves_no
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     ("command", "number"),
-    [
-        *(("run", number) for number in interrupts.SIGNALS),
-        ("record", signal.SIGTERM),
+    sweep(
+        [
+            *(("run", number) for number in interrupts.SIGNALS),
+            ("record", signal.SIGTERM),
+            ("record", signal.SIGINT),
+            ("shrink", signal.SIGINT),
+            ("bisect", signal.SIGHUP),
+            ("localize", signal.SIGQUIT),
+        ],
+        ("run", signal.SIGTERM),
         ("record", signal.SIGINT),
-        ("shrink", signal.SIGINT),
         ("bisect", signal.SIGHUP),
         ("localize", signal.SIGQUIT),
-    ],
+    ),
 )
 def test_an_interrupt_before_ranks_start_ends_with_3_a_report_and_nothing_left_behind(start, tmp_path, command, number):
     process = start(*command_line(command, tmp_path))
@@ -180,7 +187,7 @@ def test_an_interrupt_while_ranks_hang_ends_with_3_a_report_and_nothing_left_beh
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", interrupts.SIGNALS)
+@pytest.mark.parametrize("number", sweep(interrupts.SIGNALS, signal.SIGTERM))
 def test_a_signal_while_the_report_is_written_is_too_late(start, tmp_path, number):
     case_file = tmp_path / "toy.json"
     case_file.write_text(case_text(toy()))
@@ -279,7 +286,7 @@ def test_handlers_come_back():
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("number", interrupts.SIGNALS)
+@pytest.mark.parametrize("number", sweep(interrupts.SIGNALS, signal.SIGHUP, signal.SIGQUIT))
 def test_before_anything_is_loaded_the_command_ends_with_3_and_no_traceback(number: signal.Signals) -> None:
     code = (
         f"import os, bitproof.__main__ as m; m._end_when_interrupted(); os.kill(os.getpid(), {int(number)}); m.main()"

@@ -230,6 +230,7 @@ def test_it_is_the_candidate_of_a_reference_of_ones_own_alone():
 
 @pytest.mark.ranks
 @pytest.mark.usefixtures("one_host")
+@pytest.mark.slow
 def test_a_pass_that_changes_bits_is_found_with_its_call_and_by_bisection(tmp_path):
     (tmp_path / "passes.py").write_text(PASSES)
     (tmp_path / "mine.py").write_text(TRAINER)

@@ -401,7 +401,7 @@ def test_absurd_manifests_are_refused_or_not_comparable_and_never_a_traceback(tm
 # A run of toys.
 
 TOY = "tests.harness.toy_systems:steady"
-CPU = RunOptions(device="cpu", timeout=60.0)
+CPU = RunOptions(device="cpu", timeout=60.0, control="never")
 NAMES = ("same", "regressed", "newer", "elsewhere", "absent", "damaged")
 
 

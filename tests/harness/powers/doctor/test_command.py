@@ -86,7 +86,7 @@ def test_the_trial_takes_two_small_cases_through_both_systems_also_where_torch_k
 
 
 @pytest.mark.ranks
-def test_a_trial_that_hangs_is_ended(monkeypatch):
+def test_a_trial_that_hangs_is_ended(monkeypatch, one_host):
     monkeypatch.setattr(doctor, "TRIAL_SECONDS", 1.0)
     monkeypatch.setattr(doctor, "TRIAL_CASES", ("moe_seq",))
     slow = replace(CASES["moe_seq"], model=replace(CASES["moe_seq"].model, flavor="debugmodel"))

@@ -115,8 +115,9 @@ def test_a_failure_is_1_and_what_was_not_run_is_3(outcomes, status):
     assert status_of([CheckLine(name="x", outcome=outcome, found="") for outcome in outcomes]) == status
 
 
+@pytest.mark.slow
 @pytest.mark.ranks
-@pytest.mark.parametrize(("ranks", "names"), [(2, NAMES), pytest.param(1, ALONE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("ranks", "names"), [(2, NAMES), (1, ALONE)])
 def test_a_check_that_was_never_reported_has_failed(ranks, names):
     """There are no GPUs of the kind `none`, so each check raises; and where the process ends, none is told."""
     lines = list(run_checks("none", ranks, names))

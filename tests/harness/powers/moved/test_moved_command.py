@@ -54,6 +54,7 @@ def moved(capsys, *words):
     return status, json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_a_planted_move_is_named_and_accounts_for_the_whole_difference(program, capsys):
     env = ["--env", f"PYTHONPATH={Path('plant').resolve()}", "--env", "PLANTED=1", "--no-causes"]
     status, found = moved(capsys, program, *env, "--out", "cert")
@@ -132,6 +133,7 @@ def test_a_call_that_moves_on_later_values_alone_is_found_by_the_program_and_exc
     assert (found["equal"], found["verified"]["with_exchange"]) == (found["calls"] - 1, "EQUAL")
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_in_the_new_environment_alone_is_shown_with_its_error(program, capsys):
     Path("model.py").write_text(
         PROGRAM.replace("return y", "assert not os.environ.get('PLANTED'), 'no such head'\n    return y")
@@ -145,6 +147,7 @@ def test_a_program_that_fails_in_the_new_environment_alone_is_shown_with_its_err
     )
 
 
+@pytest.mark.slow
 def test_calls_are_replayed_on_another_device_or_refused_where_there_is_none(program, capsys):
     """No machine without a GPU has another device with values, but one on which every call says where it ran."""
     assert main(["moved", "record", "calls", program]) == 0

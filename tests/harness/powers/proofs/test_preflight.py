@@ -24,6 +24,7 @@ def small(name, **changes):
     return replace(case, model=model, parallelism=Parallelism(world_size=2, ep=2), **changes)
 
 
+@pytest.mark.slow
 def test_each_case_has_its_outcome_and_what_cannot_be_tried_keeps_nothing_from_the_others(tmp_path):
     pass_that_prints = tmp_path / "passes.py"
     pass_that_prints.write_text("def loud(module, context):\n    print('in a pass')\n    return module\n")

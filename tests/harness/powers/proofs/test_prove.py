@@ -99,6 +99,7 @@ def test_where_nothing_is_cast_regrouped_additions_alone_would_prove_early_accum
     assert prove_graphs(*found.graphs, rules=RULES | REGROUPING).verdict == "PROVED"
 
 
+@pytest.mark.slow
 def test_chunks_are_not_proved_against_the_whole_and_operators_on_halves_are_named():
     found = proved("chunked_vs_unchunked")
     assert found.verdict == "NOT PROVED"
@@ -116,6 +117,7 @@ def test_a_defect_of_a_users_pass_is_not_proved(tmp_path):
     assert found.verdict == "NOT PROVED"
 
 
+@pytest.mark.slow
 def test_any_prefix_of_the_column_can_be_proved():
     case = small("unchunked")
     case = replace(case, pipeline=replace(case.pipeline, until="clean_up"))

@@ -9,6 +9,7 @@ import torch
 from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.rules import RULES
 from tests.harness.powers.proofs.toy_graphs import aten, c10d, compare, randn, verdict
+from tests.sweeps import sweep
 
 W, X, Y = randn(4, 6), randn(4, 6), randn(4, 6) * 2
 ONE, OTHER = "PROVED", "NOT PROVED"
@@ -257,7 +258,7 @@ def bits_agree(one, two, dtype):
     return all(same_bits(found[0], other) for other in found[1:])
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", sweep([torch.bfloat16, torch.float16], torch.float16))
 @pytest.mark.parametrize("rule", SOUND)
 def test_a_rule_keeps_every_bit_of_every_number_of_16_bits_in_every_layout(rule, dtype):
     small = [x[:12, :4].clone() for x in all_pairs(dtype)]
@@ -266,7 +267,7 @@ def test_a_rule_keeps_every_bit_of_every_number_of_16_bits_in_every_layout(rule,
         assert bits_agree(one, two, dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("dtype", sweep([torch.bfloat16, torch.float16, torch.float32], torch.float32))
 @pytest.mark.parametrize(("one", "two"), UNSOUND)
 def test_what_is_nearly_such_a_rule_is_not_proved(one, two, dtype):
     small = [x[:12, :4].clone().to(dtype) for x in all_pairs(torch.float16)]

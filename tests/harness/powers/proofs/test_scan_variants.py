@@ -66,8 +66,15 @@ def sums(x, y):
     [
         (lambda x, y: x + y, lambda x, y: torch.add(x, y), None),
         (lopsided, lambda x, y: torch.add(x, y), "its strides are others than its fake's"),
-        (peeks, lambda x, y: torch.add(x, y), "its bits depend on whether two arguments share memory"),
-        (sums, lambda x, y: torch.add(x, 1), "its bits depend on how its arguments lie"),
+        pytest.param(
+            peeks,
+            lambda x, y: torch.add(x, y),
+            "its bits depend on whether two arguments share memory",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            sums, lambda x, y: torch.add(x, 1), "its bits depend on how its arguments lie", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_a_scan_of_every_pair_sees_strides_of_another_order_shared_memory_and_bits_that_follow_layouts(

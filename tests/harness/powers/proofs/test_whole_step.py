@@ -19,6 +19,7 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from bitproof.harness.powers.proofs.prover.prove import prove_case
 from bitproof.reference.step import Trainer
 from tests.harness.certificate.samples import check, parsed
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.traces
 
@@ -82,6 +83,7 @@ def test_a_certificate_covers_any_number_of_steps_where_the_whole_step_is_in_it(
     assert said_of(certified(found.proof)) == ({"PROVED": len(found.proof.answers)}, False)
 
 
+@pytest.mark.slow
 def test_a_forged_whole_step_is_rejected():
     """The one answers for another update; in the other neither side updates one parameter; in the third one side's
     state comes in another order."""
@@ -120,7 +122,14 @@ def without_writes(graph, name):
     return data.Graph(tuple(left(i, call) for i, call in enumerate(graph.calls)), graph.outputs)
 
 
-@pytest.mark.parametrize("changed", [{"lr": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"expert_bias_lr": 0.1}])
+@pytest.mark.parametrize(
+    "changed",
+    sweep(
+        [{"lr": 0.5}, {"betas": (0.8, 0.9)}, {"eps": 1e-3}, {"expert_bias_lr": 0.1}],
+        {"lr": 0.5},
+        {"expert_bias_lr": 0.1},
+    ),
+)
 def test_another_update_is_not_proved(changed):
     found = followed()
     other = replace(found.case, optimizer=replace(found.case.optimizer, **changed))

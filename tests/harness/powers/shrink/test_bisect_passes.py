@@ -152,7 +152,7 @@ def searched(bench: Bench, case: Case = CASE, options: RunOptions = OPTIONS) -> 
 # -- the search itself ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("num_passes", range(1, 40))
+@pytest.mark.parametrize("num_passes", [1, 2, 3, 7, 8, 9, 20])
 def test_every_pass_of_a_column_is_found_within_log2_of_them_and_two_runs(num_passes: int) -> None:
     for bad in range(num_passes + 1):
         asked: list[int] = []
@@ -161,7 +161,7 @@ def test_every_pass_of_a_column_is_found_within_log2_of_them_and_two_runs(num_pa
         assert 1 + len(asked) <= math.log2(num_passes) + 2, "the run of all passes counts"
 
 
-@pytest.mark.parametrize("num_passes", range(1, 40))
+@pytest.mark.parametrize("num_passes", [1, 2, 3, 7, 8, 9, 20])
 def test_a_guess_that_is_right_takes_three_runs_and_a_wrong_one_two_more_than_none(num_passes: int) -> None:
     for guess in range(1, num_passes + 1):
         for bad in range(num_passes + 1):

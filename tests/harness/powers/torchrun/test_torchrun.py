@@ -40,6 +40,7 @@ from bitproof.harness.processes import framing
 from bitproof.harness.runtime import interrupts
 from tests.harness.execute.test_launch import toy, toy_folder
 from tests.harness.execute.test_requests import request as a_run
+from tests.sweeps import sweep
 
 pytestmark = pytest.mark.ranks
 
@@ -664,7 +665,7 @@ def started_as(rank, folder, *arguments, port=None, root=ROOT, what=("-k", "unch
     )
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", sweep([0, 1], 1))
 def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
     port = free_port()
     with started_as(rank, tmp_path, "--timeout", "5", port=port) as alone:
@@ -681,7 +682,7 @@ def test_a_rank_that_never_comes_is_named_when_time_is_up(rank, tmp_path):
     assert not list(tmp_path.glob("bitproof-*"))
 
 
-@pytest.mark.parametrize(("rank", "number"), [(0, signal.SIGTERM), (1, signal.SIGINT)])
+@pytest.mark.parametrize(("rank", "number"), sweep([(0, signal.SIGTERM), (1, signal.SIGINT)], (0, signal.SIGTERM)))
 def test_signals_hold_while_ranks_wait_for_each_other(rank, number, tmp_path):
     with started_as(rank, tmp_path, "--timeout", "3000") as alone:
         limit = time.monotonic() + 200
@@ -694,6 +695,7 @@ def test_signals_hold_while_ranks_wait_for_each_other(rank, number, tmp_path):
     assert not list(tmp_path.glob("bitproof-*"))
 
 
+@pytest.mark.slow
 def test_what_listens_and_does_not_answer_is_reported_and_hears_signals(tmp_path):
     """As another service does, or torch's store in a process that was stopped."""
     with socket.create_server(("127.0.0.1", 0)) as deaf:
@@ -705,6 +707,7 @@ def test_what_listens_and_does_not_answer_is_reported_and_hears_signals(tmp_path
     assert f"127.0.0.1:{port}" in err
 
 
+@pytest.mark.slow
 def test_a_machine_with_another_environment_and_an_edited_checkout_is_refused_before_anything_runs(tmp_path):
     """Twice the learning rate on one of two machines: it trained, EQUAL, where rank 0 alone said what it is made of.
 

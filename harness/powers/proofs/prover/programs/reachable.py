@@ -22,6 +22,7 @@ import gc
 import hashlib
 import itertools
 import logging
+import operator
 import os
 import sys
 import sysconfig
@@ -564,6 +565,7 @@ class Around:
         added = (
             f"the variable {name}{key}"
             for name, space, before in self._variables
+            if not _is_unchanged(space, before)
             for key in dict.fromkeys([*space, *before])
             if key not in _PYTHONS and not isinstance(space.get(key), types.ModuleType)
             if space.get(key, space) is not before.get(key, before)
@@ -583,6 +585,11 @@ class Around:
             place := next(itertools.chain(changed(self._reached, now), added, written, settings, loggers), None)
         ) is not None:
             raise RefusedError(f"it changes {place}, which is no input", where="it")
+
+
+def _is_unchanged(space: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    # Most of hundreds of modules are: comparing them name by name would take most of a proof's time.
+    return [*space] == [*before] and all(map(operator.is_, space.values(), before.values()))
 
 
 def _loggers() -> dict[str, Token]:
@@ -748,6 +755,7 @@ def _is_users_module(name: str) -> bool:
     return name == "__main__" or (isinstance(file, str) and is_users_file(file))
 
 
+@functools.cache  # asked of every loaded module, several times in a proof
 def is_users_file(path: str) -> bool:
     """Return whether a file is the user's: neither of an installed package nor of bitproof."""
     # An environment may lie over others (`pip install --user`, `venv --system-site-packages`), each with a folder.

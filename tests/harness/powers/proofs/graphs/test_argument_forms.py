@@ -13,6 +13,7 @@ from bitproof.harness.powers.proofs.prover.evaluate import same_bits
 from bitproof.harness.powers.proofs.prover.graphs import argument_forms
 from tests.harness.powers.proofs.scan_variants import WAYS
 from tests.harness.powers.proofs.toy_graphs import randn
+from tests.sweeps import sweep
 
 X, Y = randn(4, 6), randn(4, 6)
 CUBE = randn(3, 4, 5)
@@ -45,14 +46,14 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("name", SAME)
+@pytest.mark.parametrize("name", sweep(SAME, "a dim from the end", "of several", "a default", "in place"))
 def test_two_forms_of_one_argument_or_call_are_proved_equal(name):
     f, g, given = SAME[name]
     found = bitproof.prove(f, g, *given)
     assert found.verdict == "PROVED" and found.evaluated == len(found.answers), found
 
 
-@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("name", sweep(OTHER, "another dim", "another alpha", "a zero of another sign", "a factor"))
 def test_their_nearest_neighbours_are_not_and_are_seen_to_differ(name):
     f, g, given = OTHER[name]
     found = bitproof.prove(f, g, *given)
@@ -127,6 +128,7 @@ def test_a_number_times_minus_one_is_its_negative_in_python():
         assert (number * -1).hex() == (-1 * number).hex() == (number * -1.0).hex() == (-number).hex()
 
 
+@pytest.mark.slow
 def test_adamw_one_by_one_and_foreach_are_one_step_and_another_rate_is_not():
     from tests.benchmarks.written_pairs import PAIRS, adamw
 

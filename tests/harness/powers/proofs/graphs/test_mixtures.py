@@ -14,6 +14,7 @@ from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from tests.harness.powers.proofs.scan import Scanned, try_call
 from tests.harness.powers.proofs.scan_variants import WAYS
 from tests.harness.powers.proofs.toy_graphs import aten, randn, verdict
+from tests.sweeps import sweep
 
 X = randn(4, 4, 4)
 SQUARE, LINE = torch.randint(0, 4, (4, 4)), torch.randint(0, 4, (4,))
@@ -123,7 +124,9 @@ def test_every_operator_whose_arguments_choose_elements_is_tried():
     assert {f"aten.{name}" for name in CHOOSING} == known.CHOOSES.keys()
 
 
-@pytest.mark.parametrize("name", CHOOSING)
+@pytest.mark.parametrize(
+    "name", sweep(CHOOSING, "gather.default", "index_fill.int_Scalar", "masked_fill.Scalar", "scatter.value")
+)
 def test_what_chooses_elements_may_lie_otherwise_than_the_elements(name):
     op, seen, taken, num_calls = op_of(name), Scanned(), 0, 0
     for lay, other in itertools.product(WAYS.values(), repeat=2):
@@ -185,7 +188,7 @@ def arguments(op, x, number):
     ]
 
 
-@pytest.mark.parametrize("name", sorted(known.TAKES_ANY_NUMBER))
+@pytest.mark.parametrize("name", sweep(sorted(known.TAKES_ANY_NUMBER), "aten.clamp.default", "aten.mul.Scalar"))
 def test_an_operator_that_may_read_a_number_of_any_kind_does_as_its_fake(name):
     """Whole: eight dtypes, four kinds of numbers, nine layouts and none."""
     op, seen = op_of(name), Scanned()
@@ -198,7 +201,7 @@ def test_an_operator_that_may_read_a_number_of_any_kind_does_as_its_fake(name):
     assert taken - seen.fakes_fail >= 50
 
 
-@pytest.mark.parametrize("name", sorted(known.TAKES_NUMBERS_AS_TENSORS))
+@pytest.mark.parametrize("name", sweep(sorted(known.TAKES_NUMBERS_AS_TENSORS), "aten.sub.Tensor"))
 def test_an_operator_that_may_read_a_tensor_without_dims_of_another_dtype_does_as_its_fake(name):
     """Whole: each pair of nine dtypes, in either place."""
     op, seen, taken = op_of(name), Scanned(), 0

@@ -10,6 +10,7 @@ from bitproof.harness.powers.proofs.prover.graphs import admitted, size_checks
 from bitproof.harness.powers.proofs.prover.graphs.export import RefusedError
 from tests.harness.powers.proofs.scan import Scanned, scan, try_call
 from tests.harness.powers.proofs.toy_graphs import aten, randn, verdict
+from tests.sweeps import sweep
 
 X, ROW = randn(4, 6), randn(6)
 
@@ -70,7 +71,14 @@ def test_an_operator_that_checks_no_shapes_and_is_seldom_used_is_not_admitted(na
 READS = "it does not give one result of the same arguments"
 
 
-@pytest.mark.parametrize("name", ["_log_softmax_backward_data", "native_layer_norm_backward", "_pdist_backward"])
+@pytest.mark.parametrize(
+    "name",
+    sweep(
+        ["_log_softmax_backward_data", "native_layer_norm_backward", "_pdist_backward"],
+        "_log_softmax_backward_data",
+        "_pdist_backward",
+    ),
+)
 def test_a_scan_sees_that_a_call_reads_beyond_its_tensors(monkeypatch, name):
     monkeypatch.setattr("tests.harness.powers.proofs.scan.sizes_misfit", lambda *_: False)
     call = FITTING.get(name, {"grad": randn(6), "self": X, "p": 0.5, "pdist": randn(6)})

@@ -60,8 +60,8 @@ def file_of(candidate: str, reference: str = "plain") -> str:
     [
         ("plain", "more", 1, "rank 1, step 0: grad a: 3 of 3 elements differ"),
         pytest.param("plain", "plain", 0, "reference and candidate agree in every bit", marks=pytest.mark.slow),
-        ("same", "same", 0, "reference and candidate agree in every bit"),
-        ("plain", "same", 1, "rank 0, step 1: grad a1: only one side has it"),
+        pytest.param("same", "same", 0, "reference and candidate agree in every bit", marks=pytest.mark.slow),
+        pytest.param("plain", "same", 1, "rank 0, step 1: grad a1: only one side has it", marks=pytest.mark.slow),
         ("plain", "named", 2, "a rank failed"),
     ],
 )

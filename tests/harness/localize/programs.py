@@ -687,6 +687,7 @@ class Scene:
     """One program, both logs, and what is wrong: `planted` are the wrong call's sites; `without` runs it without.
 
     `sides` has what each side runs: its program, and what is wrong in it. `known` has every value of both.
+    `place` is that of the wrong call, also where the candidate's calls do not say theirs.
     """
 
     seed: int
@@ -699,6 +700,7 @@ class Scene:
     differing: dict[int, list[tuple[str, str]]]
     way: str
     known: Known
+    place: CallSite
 
     @cached_property
     def right(self) -> Trace:
@@ -792,6 +794,7 @@ def generate(seed: int) -> Scene | None:
     has_detours = seed >= WITH_DETOURS
     program = Writer(rng, kinds, has_detours=has_detours).program()
     candidate = Noise(rng, program, is_widest=seed >= WIDEST, has_detours=has_detours).rewritten()
+    places = [op.place for op in candidate.ops]
     if seed >= WIDEST and rng.random() < 0.1:
         candidate = replace(candidate, ops=[replace(op, place=CallSite(None, None)) for op in candidate.ops])
     planted = packed_wrong(rng, candidate) if has_detours else None
@@ -809,4 +812,4 @@ def generate(seed: int) -> Scene | None:
     sites = tuple(wrong.sites[planted.op, rank] for rank in planted.ranks)
     way = "computes" if planted.reads is None else "reads"
     sides: dict[Role, tuple[Program, Wrong | None]] = {"reference": (program, None), "candidate": (candidate, planted)}
-    return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way, known)
+    return Scene(seed, sides, reference, wrong, without, sites, keys[0], differing, way, known, places[planted.op])

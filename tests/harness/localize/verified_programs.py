@@ -178,7 +178,7 @@ def verified(scene: Scene) -> Verified:
     return Verified(
         culprit,
         verification,
-        any(own == call.place[:2] or culprit.call.place[:2] == call.place[:2] for call in planted),
+        not {own, culprit.call.place[:2]}.isdisjoint({scene.place[:2], *(call.place[:2] for call in planted)}),
         any(culprit.call.operator == call.operator for call in planted),
         culprit.rank in {rank for rank, _ in scene.planted},
     )

@@ -39,10 +39,11 @@ from bitproof.harness.localize.exchange.exchange_plan import (
 )
 from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.exchanges import OTHER_TYPE, UNSTEADY
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import name_of
 from bitproof.harness.localize.logs.replay import (
+    OTHER_TYPE,
+    UNSTEADY,
     Exchanged,
     Replay,
     ValueExchange,

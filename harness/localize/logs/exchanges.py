@@ -20,7 +20,16 @@ from torch import Tensor
 
 from bitproof.harness.capture.digest import plain
 from bitproof.harness.errors import BitproofError, RecordingError
-from bitproof.harness.localize.logs.replay import Exchanged, ValueExchange, ValueSite, archive_of, read_value
+from bitproof.harness.localize.logs.replay import (
+    OTHER_INPUTS,
+    OTHER_TYPE,
+    UNSTEADY,
+    Exchanged,
+    ValueExchange,
+    ValueSite,
+    archive_of,
+    read_value,
+)
 from bitproof.harness.torch_compat import disable_current_modes, unsafe_preserve_version_counter
 from bitproof.harness.torch_operators import storage_key
 
@@ -181,11 +190,6 @@ class Exchanges:
         come = {(each.site.call, each.site.is_input, each.site.position) for each in self.made}
         missing = [planned.site for key, planned in self._planned.items() if key not in come]
         return [Exchanged(site, False, "the call did not come again") for site in missing]
-
-
-OTHER_INPUTS = "it reads other inputs than its matching call"
-OTHER_TYPE = "stands there, and the value is"
-UNSTEADY = "it did not repeat what it computed"
 
 
 def describe_number(number: Any) -> str:

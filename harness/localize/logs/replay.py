@@ -80,6 +80,12 @@ class ValueExchange:
     in_place: bool = False
 
 
+# Reasons why an exchange was not made, or parts of them.
+OTHER_INPUTS = "it reads other inputs than its matching call"
+OTHER_TYPE = "stands there, and the value is"
+UNSTEADY = "it did not repeat what it computed"
+
+
 class Exchanged(NamedTuple):
     """The outcome of a planned exchange: whether it was `done` and, if not, the reason in `not_done`.
 

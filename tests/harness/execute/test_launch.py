@@ -623,7 +623,8 @@ def test_without_a_compiler_a_case_that_compiles_is_unverified_and_says_why(tmp_
 
 
 def test_the_command_process_loads_no_torch(tmp_path):
-    code = "import sys, bitproof.harness.execute.launch; sys.exit('torch' in sys.modules)"
+    code = "import sys, bitproof.harness.execute.launch, bitproof.harness.localize.search"
+    code += "; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 

@@ -11,8 +11,7 @@ from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.exchange_plan import Swap
 from bitproof.harness.localize.exchange.verifier import ExchangedRun, Verifier
 from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
-from bitproof.harness.localize.logs.exchanges import OTHER_INPUTS, OTHER_TYPE, UNSTEADY
-from bitproof.harness.localize.logs.replay import Exchanged, ValueSite
+from bitproof.harness.localize.logs.replay import OTHER_INPUTS, OTHER_TYPE, UNSTEADY, Exchanged, ValueSite
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
 from tests.harness.localize.programs import VIEWS, Known, Machine, Op, Program, Scene, Tensor, Trace, Wrong
 

@@ -255,7 +255,7 @@ class Verifier:
             tried, cause, groups = self._with_cause_of(current, planned, causes, logs)
             after = self._exchanged("candidate", _swaps(tried, "candidate"))
             before, left = self._wrong(run.recording), self._wrong(after.recording)
-            trouble = self._trouble(planned, run, after, tried) or _harm(current, before, left)
+            trouble = self._trouble(planned, run, after, tried)
             # Some values have another dtype or shape: plan again, with these sites blocked.
             others = {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked
             if others or trouble:
@@ -500,17 +500,6 @@ class Verifier:
 
     def _pairs(self, recording: Recording) -> Differing:
         return differing_digests(self.recordings["reference"], recording, self.step)
-
-
-def _harm(culprit: Culprit, before: Collection[Key], after: Collection[Key]) -> str:
-    """Return the reason why a call is no cause: the reference's value there makes records wrong, and none right.
-
-    Returns "" otherwise. `before` and `after` are the wrong records without and with this value.
-    """
-    # A cause may do both: AdamW's first step does not depend on beta1, since the bias correction cancels it, but with a
-    # right `exp_avg` and a wrong correction the weights are wrong.
-    is_harm = set(before) < set(after)
-    return f"with the reference's value of {culprit.call}, {len(after) - len(before)} more tensors differ" * is_harm
 
 
 def _read_by_leads(causes: Sequence[Cause], run: ExchangedRun) -> list[list[str]]:

@@ -24,6 +24,8 @@ class CandidateLog(IndexedLog):
         self._num_makers = Counter[str]()
         self._input_producers = list[tuple[int | None, ...]]()
         self._read_out: int | None = None
+        # Call by call: `_find_producers` looks up the last call so far with an equal output, and must find no later
+        # call.
         for index, call in enumerate(calls):
             self._input_producers.append(self._find_producers(index, call))
             for value in (*call.aliases, *call.outputs):
@@ -66,13 +68,18 @@ class CandidateLog(IndexedLog):
         return due[outputs.index(value)] == value
 
     def _find_producers(self, index: int, call: Call) -> tuple[int | None, ...]:
-        """Return the producer of each input: the call that wrote it; None for a value from before the step.
+        """Return the producer of each input: the call that wrote it or, for a wrong value that no call wrote there, the
+        last call with an equal output. None for a value from before the step.
 
         If the call may use a number that an earlier call read out of a tensor, the earlier call is added at the end.
         """
+        # A wrong value may come from a call that wrote it elsewhere: in a log of several steps, from an earlier step.
+        right, inputs = self.reference.values, zip(call.inputs, call.producers, strict=False)
+        own = (self._last.get(value) if by is None and value not in right else by for value, by in inputs)
+        producers = (*own, *call.producers[len(call.inputs) :])
         if call.operator == READS_OUT and self.differs(index):
             self._read_out = index
-        return (*call.producers, self._read_out) if self._may_have_read(index, call) else call.producers
+        return (*producers, self._read_out) if self._may_have_read(index, call) else producers
 
     def _may_have_read(self, index: int, call: Call) -> bool:
         """Whether a call may use a wrong number that an earlier call, such as `item()`, read out of a tensor.

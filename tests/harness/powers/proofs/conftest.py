@@ -1,10 +1,17 @@
-"""What the proofs' tests share: of all the tests that are loaded, a proof sees those of one file."""
+"""Cases that differ in passes alone share the trace of their candidate, and a proof sees one file of tests."""
 
 from __future__ import annotations
 
 import pytest
 
 from bitproof.harness.powers.proofs.prover.programs import reachable
+from tests.harness.report.results import make_report, make_result  # noqa: F401
+from tests.traced import share_traces
+
+
+@pytest.fixture(autouse=True)
+def one_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    share_traces(monkeypatch)
 
 
 @pytest.fixture(autouse=True)

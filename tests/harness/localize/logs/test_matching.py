@@ -36,6 +36,11 @@ def test_no_call_matches_one_of_the_other_chunk_and_a_call_without_a_chunk_match
     assert matches(reference, [call("mm y w -> b")]) == [1]
 
 
+def test_a_call_that_returns_its_input_takes_no_part_in_the_order_of_those_that_compute() -> None:
+    reference = [call("div x w -> a"), call("div y v -> b")]
+    assert matches(reference, [call("div Z v -> B"), call("div q -> q")]) == [1, None]
+
+
 def test_an_extra_call_among_others_matches_none() -> None:
     reference = [call("mul x -> a"), call("mul a -> b")]
     assert matches(reference, [reference[0], call("mul a -> z"), call("mul z -> B")]) == [0, 1, None]

@@ -150,7 +150,7 @@ abroad-cases: .venv-abroad/ready
 	.venv-abroad/bin/python tests/abroad/run.py
 
 abroad-blame: .venv-abroad/ready
-	.venv-abroad/bin/python -m tests.benchmarks.bench_blame --abroad
+	.venv-abroad/bin/python -m tests.benchmarks.bench_blame --abroad --verify
 
 wild: .venv-abroad/ready .wild/common/ready .venv-torch-$(CUDA_TORCH)/ready  ## bugs that were shipped, and the releases that mend them
 	.venv-abroad/bin/python tests/wild/run.py

@@ -72,15 +72,19 @@ __all__ = [
 
 
 def import_tracing() -> None:
-    """Import the modules that torch imports at the first trace and step.
+    """Import the modules that torch imports at the first trace.
 
-    This takes 0.5 s. If it is done before forking, the forked processes need not do it.
+    This takes 0.5 s, and 1.5 s if torch has not imported Dynamo. If it is done before forking, the forked processes
+    need not do it.
     """
     import sympy.combinatorics  # noqa: F401
     import torch._inductor.sizevars
-    import torch.export._trace
+    import torch.export._trace  # noqa: F401
 
-    with torch.profiler.record_function("a step"):  # as in optimizers: the first use searches for a GPU profiler
+
+def use_profiler_once() -> None:
+    """Use the profiler as optimizers do: its first use searches for one of a GPU, which forked processes need not."""
+    with torch.profiler.record_function("a step"):
         pass
 
 

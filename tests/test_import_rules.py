@@ -313,6 +313,7 @@ def test_only_the_worker_models_the_graph_step_its_placements_and_what_tries_or_
         "bitproof.harness.powers.shrink.in_stage",
         "bitproof.harness.systems.autoplace",
         "bitproof.harness.systems.graph",
+        "bitproof.harness.systems.graph_program",
         "bitproof.harness.systems.staged_gradients",
         "bitproof.harness.systems.step_graphs",
         "bitproof.harness.powers.proofs.prover.update_graph",

@@ -12,7 +12,8 @@ from bitproof.builtin_cases import CASES
 from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.case import Case, Model, Parallelism
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.systems.graph import make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_program import make_graph_system
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.step import make_eager

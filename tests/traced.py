@@ -12,8 +12,9 @@ import torch
 from bitproof.harness.case import GRAPH, Case
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.systems import graph
-from bitproof.harness.systems.graph import GraphProgram, TracedStep, finish, trace
+from bitproof.harness.systems.graph import TracedStep, finish, trace
 from bitproof.harness.systems.graph_key import step_part
+from bitproof.harness.systems.graph_program import GraphProgram
 from tests.harness.graph.graphs import copied
 
 CPU = torch.device("cpu")

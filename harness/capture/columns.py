@@ -38,6 +38,11 @@ def column(values: Sequence[Any], field: pa.Field) -> pa.Array:
     return _numbers(values, field.type)
 
 
+def bools(values: Any) -> pa.Array:
+    """Return an Arrow array of a numpy array of bools."""
+    return pa.Array.from_buffers(pa.bool_(), len(values), [None, _bits(values)])
+
+
 def values_of(column: pa.ChunkedArray) -> list[Any]:
     """Convert an Arrow column that the function `column` made back into Python objects. Lists become tuples.
 
@@ -95,6 +100,9 @@ def _offsets(sizes: Sequence[int]) -> pa.Buffer:
 def _validity(values: Sequence[str | None]) -> pa.Buffer | None:
     if None not in values:
         return None
-    present = [value is not None for value in values]
-    # Arrow's mask has a bit per value, lowest bit first.
-    return pa.py_buffer(numpy.packbits(present, bitorder="little"))
+    return _bits([value is not None for value in values])
+
+
+def _bits(values: Sequence[bool] | Any) -> pa.Buffer:
+    # Arrow stores a bit per value, lowest bit first.
+    return pa.py_buffer(numpy.packbits(values, bitorder="little"))

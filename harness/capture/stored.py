@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from bitproof.harness.capture.columns import digests_of, values_of
+from bitproof.harness.capture.columns import bools, digests_of, values_of
 from bitproof.harness.capture.digest_table import COLUMNS, OPTIONAL, check_values
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.records import Key, Manifest, Record, Recording
@@ -319,7 +319,7 @@ def read_records(table: pa.Table) -> dict[Key, Record]:
 
 def _filtered(table: pa.Table, column: str, keeps: Callable[[Any], Any]) -> pa.Table:
     # `keeps` gets the column's values as an array, and returns an array of bools.
-    return table.filter(pa.array(keeps(numpy.array(values_of(table[column]))), pa.bool_()))
+    return table.filter(bools(keeps(numpy.array(values_of(table[column])))))
 
 
 def check_file(path: Path, limit: int) -> None:

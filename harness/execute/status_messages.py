@@ -15,7 +15,7 @@ from bitproof.harness.records import Artifact, MachineFacts, Meeting, PassReport
 if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.systems.compiled import Capture
-    from bitproof.harness.systems.graph import GraphProgram
+    from bitproof.harness.systems.graph_program import GraphProgram
 
 
 @dataclass(frozen=True, kw_only=True)

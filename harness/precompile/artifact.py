@@ -36,7 +36,8 @@ from bitproof.harness.precompile.fingerprint import Fields, digest_of, fingerpri
 from bitproof.harness.records import Artifact
 from bitproof.harness.runtime.sources import own_digest, read_sources, runs_its_text
 from bitproof.harness.systems.cached_graph import program_from_json, program_to_json
-from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash, finish, trace
+from bitproof.harness.systems.graph import TracedStep, finish, trace
+from bitproof.harness.systems.graph_program import GraphProgram, Layout, code_hash
 
 Enter = Callable[[str], None]
 

@@ -95,6 +95,11 @@ def read_cached(folder: Path, kind: str, key: str) -> Any:
         return None
 
 
+def is_kept(folder: Path, kind: str, key: str) -> bool:
+    """Whether there is a file for a value under `kind` and `key`. `read_cached` may still find it not intact."""
+    return os.path.lexists(_file(folder, kind, key))
+
+
 def keep(folder: Path, kind: str, key: str, value: Any) -> bool:
     """Keep a value that JSON can represent, under `kind` and `key`. Returns whether it was kept."""
     file = _file(folder, kind, key)

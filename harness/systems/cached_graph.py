@@ -21,8 +21,8 @@ from bitproof.harness.graph.collector import gc_paused
 from bitproof.harness.graph.graph_json import Json, graph_from_json, graph_to_json
 from bitproof.harness.graph.groups import Group
 from bitproof.harness.records import PassReport
-from bitproof.harness.systems.graph import GraphProgram, code_hash
 from bitproof.harness.systems.graph_key import GRAPH, GraphCache
+from bitproof.harness.systems.graph_program import GraphProgram, code_hash
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""The systems that run a graph: bitproof's own trainer, with gradients from a traced and rewritten step.
+"""Trace a case's training step, and run the passes on it. The systems that run such a graph:
 
     graph       the step traced by bitproof, with a symbolic dim for chunks
     joint       the step exported by ahead-of-time autograd, partitioned into forward and backward
@@ -11,20 +11,18 @@ refer to process groups by name, and the names are the same on all ranks.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
 from bitproof.harness.case import GRAPH, JOINT, Case, Chunking
-from bitproof.harness.errors import ArtifactError
 from bitproof.harness.graph.analysis.halves import is_partitioned
 from bitproof.harness.graph.backend.backends import compile_for, compile_halves
 from bitproof.harness.graph.backend.device_constants import forget_device_index
@@ -33,95 +31,25 @@ from bitproof.harness.graph.context import PassContext
 from bitproof.harness.graph.dump import GraphDump
 from bitproof.harness.graph.extra_pass import insert, load_pass
 from bitproof.harness.graph.graph_options import GraphOptions, parse_pass
-from bitproof.harness.graph.groups import Group, GroupTable
-from bitproof.harness.graph.hazards import hazard_lines
-from bitproof.harness.graph.observation import observe_activations, observed_by
+from bitproof.harness.graph.groups import GroupTable
+from bitproof.harness.graph.observation import observe_activations
 from bitproof.harness.graph.pipeline import PassRow, apply_until, build_pipeline, run_pipeline
-from bitproof.harness.graph.staged.cut_graph import CutGraph, cut
+from bitproof.harness.graph.staged.cut_graph import cut
 from bitproof.harness.graph.staged.cuts import Cuts
 from bitproof.harness.graph.staged.placed_calls import Once
 from bitproof.harness.graph.tracing.trace import JointGraph, StepGraph, trace_joint_step
 from bitproof.harness.machine.determinism import keeping_switches
-from bitproof.harness.records import Artifact, PassReport
+from bitproof.harness.records import PassReport
 from bitproof.harness.systems.graph_key import placed_case, step_part
-from bitproof.harness.torch_operators import below_autograd
+from bitproof.harness.systems.graph_program import GraphProgram, Layout, code_hash, group_table, groups_of
 from bitproof.reference.data import Step as StepInputs
-from bitproof.reference.parallel.mesh import EXPERT, GROUP_NAMES, TENSOR, Mesh, ensure_group
-from bitproof.reference.step import Trainer, WrapGradients, build_sharded_model, mean_loss
+from bitproof.reference.parallel.mesh import EXPERT, TENSOR, Mesh
+from bitproof.reference.step import build_sharded_model, mean_loss
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.entry import Entry
 
 log = logging.getLogger(__name__)
-
-
-class Layout(NamedTuple):
-    """The name, dtype and local shape of a parameter or buffer; equal on all ranks."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @staticmethod
-    def of(name: str, tensor: Tensor) -> Layout:
-        return Layout(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-
-
-@dataclass(frozen=True)
-class GraphProgram:
-    """A training step as a graph that any rank can run.
-
-    - `module`: the graph.
-    - `run`: the function that runs it: the graph itself, or code that a backend has compiled.
-    - `code_hash`: hash of the graph's code; equal on all ranks.
-    - `groups`: process groups by name. All ranks must create them in this order before they run the graph.
-    - `passes`: reports of the passes that have run.
-    - `parts`: for a case with micro-batches, the graph of one micro-batch, cut into pipeline stages.
-    - `is_kept`: whether the graph is from the cache (harness/systems/cached_graph.py).
-    - `layout`: parameters and buffers for which the step was traced; empty if unknown.
-    - `artifact`: the file of the precompiled step; None if the step is not precompiled.
-    """
-
-    module: GraphModule
-    run: Callable[..., Any]
-    parameter_names: list[str]
-    buffer_names: list[str]
-    code_hash: str
-    groups: Mapping[str, Group]
-    trace_seconds: float
-    passes: list[PassReport]
-    parts: CutGraph | None = None
-    is_kept: bool = False
-    layout: tuple[Layout, ...] = ()
-    artifact: Artifact | None = None
-
-    @property
-    def chunked(self) -> dict[str, int] | None:
-        """Return module -> number of its calls per step, for each module that the chunk pass rewrote.
-
-        None if that pass did not run.
-        """
-        chunk = next((entry for entry in self.passes if entry.name == "chunk"), None)
-        return (
-            None if chunk is None else {name: n for own in chunk.by_stage for name, n in own.get("calls", {}).items()}
-        )
-
-    def hazards(self, case: Case) -> list[str]:
-        """Return a line for each pair of calls that use memory in no fixed order, and for each possible deadlock."""
-        # Computed once: ranks that are forked afterwards inherit the result. In `__dict__`, as the class is frozen.
-        if "_hazards" not in self.__dict__:
-            _, groups = graph_of_program(case, self)
-            self.__dict__["_hazards"] = hazard_lines(self.module, groups.partitions())
-        found: list[str] = self.__dict__["_hazards"]
-        return found
-
-    def set_hazards(self, found: list[str]) -> None:
-        """Set the result of `hazards`, for a graph that was read from the cache, which also has its hazards."""
-        self.__dict__["_hazards"] = found
-
-    @property
-    def generated_hash(self) -> str | None:
-        return next((entry.facts["generated_hash"] for entry in self.passes if entry.name == "backend"), None)
 
 
 @dataclass(frozen=True)
@@ -324,12 +252,6 @@ def mutate_program(program: GraphProgram, entry: Entry, case: Case) -> GraphProg
     return replace(program, module=module, run=module, code_hash=code_hash(module), passes=passes, parts=parts)
 
 
-def code_hash(module: GraphModule) -> str:
-    """Return the SHA-256 of the Python code of a graph module, including the graph modules inside it."""
-    codes = [f"{name}\0{m.code}" for name, m in module.named_modules() if isinstance(m, GraphModule)]
-    return hashlib.sha256("\0".join(codes).encode()).hexdigest()
-
-
 def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Callable[..., Any], PassReport]:
     assert case.pipeline.backend in ("inductor", "regional_inductor")
     num_nodes, sizes = len(module.graph.nodes), {name: len(g.partition[0]) for name, g in groups.groups.items()}
@@ -340,78 +262,10 @@ def _compiled(module: GraphModule, case: Case, groups: GroupTable) -> tuple[Call
     return compiled, PassReport("backend", seconds, num_nodes, num_nodes, facts=compiled.facts)
 
 
-def make_graph_system(
-    case: Case, mesh: Mesh, device: torch.device, program: GraphProgram, wrap: WrapGradients
-) -> Trainer:
-    """Make a trainer whose gradients are computed by `program`.
-
-    `wrap` wraps this computation, so that a fault can change it. All ranks must call this function together, because it
-    creates process groups.
-    """
-    # In this order on all ranks, as making a group is itself a collective.
-    for name, group in program.groups.items():
-        ensure_group(name, group.partition, high_priority=group.high_priority)
-    trainer = Trainer(case, mesh, device)
-    trainer.graph = program.run
-    is_plain = program.run is program.module  # compiled code may call operators that need autograd's dispatch
-    trainer.chunked = program.chunked
-    if program.chunked is not None and case.schedule is not None:
-        # A rank runs the graph of a micro-batch several times, and only the modules of its own stages.
-        own = {name for name, _ in trainer.model.named_modules()}
-        trainer.chunked = {name: calls * case.micro_batches for name, calls in program.chunked.items() if name in own}
-    buffers = dict(trainer.model.named_buffers())
-    if program.parts is not None:
-        from bitproof.harness.systems.staged_gradients import staged_gradients
-
-        trainer.gradients = wrap(
-            staged_gradients(trainer, program.parts, program.parameter_names, program.buffer_names)
-        )
-        return trainer
-    _check_layout(program, {**trainer.parameters, **buffers})
-    state: list[Tensor] = [trainer.parameters[name] for name in program.parameter_names]
-    state += [buffers[name] for name in program.buffer_names]
-
-    # A log of calls replaces `trainer.graph`, so it is looked up at each call.
-    run: Callable[..., Any] = lambda *given: trainer.graph(*given)  # noqa: E731
-    if case.pipeline.captures:
-        from bitproof.harness.graph.backend.cuda_graphs import StaticStep
-
-        run = StaticStep(run, program.module, len(state))
-
-    def gradients(inputs: StepInputs) -> tuple[Tensor, dict[str, Tensor]]:
-        # The graph itself computes the gradients, so autograd has nothing to record.
-        with torch.no_grad(), below_autograd() if is_plain else contextlib.nullcontext():
-            loss, *values = run(*state, *inputs)
-        return loss, dict(zip(program.parameter_names, values, strict=True))
-
-    trainer.gradients = wrap(gradients)
-    trainer.activations_shown_to = observed_by
-    return trainer
-
-
-def _check_layout(program: GraphProgram, own: Mapping[str, Tensor]) -> None:
-    # Any other program was traced for this very case, so its state has the same form.
-    for layout in program.layout if program.artifact else ():
-        found = Layout.of(layout.name, own[layout.name]) if layout.name in own else None
-        if found != layout:
-            raise ArtifactError(
-                "the precompiled step was made for state of another form than this rank's",
-                expected=f"{layout.name}: {layout.dtype} {list(layout.shape)}",
-                found=f"{found.dtype} {list(found.shape)}" if found else "no tensor of that name",
-                fix="precompile the case again",
-            )
-
-
 def graph_of_program(case: Case, program: GraphProgram) -> tuple[StepGraph, GroupTable]:
     """Return a pair: a program's graph, and the process groups that its calls may use.
 
     The groups are the mesh's, and those that passes have added.
     """
     graph = StepGraph(program.module, program.parameter_names, program.buffer_names, len(StepInputs._fields))
-    return graph, GroupTable({**group_table(Mesh(0, case.parallelism)).groups, **program.groups})
-
-
-def group_table(mesh: Mesh) -> GroupTable:
-    return GroupTable(
-        {name: Group(mesh.object_of(name), tuple(map(tuple, mesh.partition(name)))) for name in GROUP_NAMES}
-    )
+    return graph, groups_of(case, program)

@@ -17,7 +17,7 @@ from bitproof.harness.capture.environment import environment_of_keys
 from bitproof.harness.case import PRECOMPILED, TRACED, AdamW, Batch, Case, Chunking, Memory, Pipeline, with_plan
 from bitproof.harness.machine.determinism import read_switches
 from bitproof.harness.machine.gpus import read_gpu_for_keys
-from bitproof.harness.runtime.disk_cache import keep, read_cached
+from bitproof.harness.runtime.disk_cache import is_kept, keep, read_cached
 from bitproof.harness.runtime.sources import Installation, Later
 
 if TYPE_CHECKING:
@@ -80,6 +80,10 @@ class GraphCache:
         own = {"rank": rank, "gpu": read_gpu_for_keys(device), "switches": read_switches()}
         own["environment"] = environment_of_keys()
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
+
+    def has_graph(self) -> bool:
+        """Whether a graph was kept. If its code has changed since, it is not read all the same."""
+        return is_kept(self.folder, GRAPH, self.key)
 
     def has_no_mixing(self) -> bool:
         return self.read(NO_MIXING) is True

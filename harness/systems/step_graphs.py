@@ -14,8 +14,9 @@ from bitproof.harness.graph.backend.device_constants import forget_device_index
 from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.groups import GroupTable
 from bitproof.harness.graph.tracing.trace import StepGraph, trace_fixed_step
-from bitproof.harness.systems.graph import graph_of_program, group_table, prepare
+from bitproof.harness.systems.graph import graph_of_program, prepare
 from bitproof.harness.systems.graph_key import placed_case
+from bitproof.harness.systems.graph_program import group_table
 from bitproof.reference.chunking import chunk_modules
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.data import TextStream, text_source

@@ -42,7 +42,8 @@ from bitproof.harness.capture.recorder import Recorder
 from bitproof.harness.case import Case, Kind, Parallelism
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
-from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_program import GraphProgram, make_graph_system
 from bitproof.harness.torch_distributed import register_group, unregister_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.collectives import all_gather, all_to_all, reduce_scatter

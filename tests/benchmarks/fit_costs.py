@@ -35,7 +35,8 @@ from bitproof.harness.machine.describe import describe_machine
 from bitproof.harness.machine.determinism import set_determinism
 from bitproof.harness.processes.process import keep_to_one_core
 from bitproof.harness.step.storages import Storages
-from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_program import GraphProgram, make_graph_system
 from bitproof.reference.data import Step as StepInputs
 from bitproof.reference.parallel.mesh import GROUP_NAMES, Mesh
 from bitproof.reference.step import Trainer

@@ -29,8 +29,9 @@ from bitproof.builtin_cases import CASES, bucketing
 from bitproof.harness.case import TRACED, Case
 from bitproof.harness.case.select import select
 from bitproof.harness.machine.determinism import set_determinism
-from bitproof.harness.systems.graph import make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
 from bitproof.harness.systems.graph_key import placed_case
+from bitproof.harness.systems.graph_program import make_graph_system
 from bitproof.harness.torch_distributed import unregister_group
 from bitproof.reference.parallel import mesh as meshes
 from bitproof.reference.parallel.device_order_group import DeviceOrderGroup

@@ -38,6 +38,7 @@ def main() -> int:
     from bitproof.harness.runtime.sources import Installation, read_sources
     from bitproof.harness.systems import graph
     from bitproof.harness.systems.graph_key import graph_cache_of
+    from bitproof.harness.systems.graph_program import code_hash
     from tests.cuda_lane import operators
 
     torch.set_num_threads(1)
@@ -65,7 +66,7 @@ def main() -> int:
             wait.replace_all_uses_with(wait.args[0])
             program.module.graph.erase_node(wait)
             program.module.recompile()
-            return replace(program, code_hash=graph.code_hash(program.module))
+            return replace(program, code_hash=code_hash(program.module))
 
         with (
             operators.current_device(index) as cuda,

@@ -26,6 +26,8 @@ from bitproof.harness.user_code.user_frames import user_code
 if TYPE_CHECKING:
     import torch
 
+    from bitproof.harness.execute.requests import RunRequest
+    from bitproof.harness.systems.graph_key import GraphCache
     from bitproof.reference.parallel.mesh import Mesh
 
     Observe = Callable[[Kind, str, torch.Tensor], None]
@@ -105,7 +107,7 @@ def make_system(job: Job, mesh: Mesh, program: Any, injector: Injection, looks_f
     """
     name, case = job.run.system, job.run.case
     if name in PREPARED:
-        from bitproof.harness.systems.graph import make_graph_system
+        from bitproof.harness.systems.graph_program import make_graph_system
 
         graph_system = make_graph_system(case, mesh, mesh.device, program, injector.wrap)
         injector.strike_runner(graph_system.graph)
@@ -147,13 +149,13 @@ def _own_folders(job: Job) -> tuple[Path, ...]:
     return (job.run.out, logs.parent if logs.name == "logs" else job.run.logs)
 
 
-def checks_mixing(job: Job, rank: int) -> bool:
-    """Whether this rank must check that chunked modules compute each row independently of the others.
+def checks_mixing(request: RunRequest, graph_cache: GraphCache | None) -> bool:
+    """Whether rank 0 of a run must check that chunked modules compute each row independently of the others.
 
-    True on rank 0 in the first run of `eager_chunked`, unless an earlier run of the same code passed this check.
+    True in the first run of `eager_chunked`, unless an earlier run of the same code passed this check.
     """
-    is_asked_for = job.run.system == "eager_chunked" and rank == 0 and job.run.is_first
-    return is_asked_for and not (job.graph_cache and job.graph_cache.has_no_mixing())
+    is_asked_for = request.system == "eager_chunked" and request.is_first
+    return is_asked_for and not (graph_cache and graph_cache.has_no_mixing())
 
 
 def _mixing_check(case: Case) -> Any:

@@ -22,6 +22,7 @@ from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.kernels import make_kernels
 from bitproof.harness.execute.host.models import check_model
 from bitproof.harness.execute.host.programs import needs_program, options_of_rank, read_precompiled, with_fault
+from bitproof.harness.execute.host.rank_system import checks_mixing
 from bitproof.harness.execute.host.ranks import Ranks
 from bitproof.harness.execute.host.stage import Send, Stage, StagePlace
 from bitproof.harness.execute.preloaded import preload_watched
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from bitproof.harness.case import Case
     from bitproof.harness.disturb.kinds import Fault
     from bitproof.harness.graph.graph_options import GraphOptions
-    from bitproof.harness.systems.graph import GraphProgram, TracedStep
+    from bitproof.harness.systems.graph import TracedStep
+    from bitproof.harness.systems.graph_program import GraphProgram
 
 
 class Runner:
@@ -74,6 +76,7 @@ class Runner:
             if request.case.preload:
                 return self._run_preloaded(request, rank_slots)
             graph_cache = graph_cache_of_run(request, self._fingerprint)
+            import_for(request, graph_cache)
             return run_ranks(request, rank_slots, self._send, self._hangup, graph_cache=graph_cache)
         # After any error but a wrong option, the stage may be dead or stuck, so the next run gets a new stage.
         stage = self._stage or self._begin(request)
@@ -130,6 +133,7 @@ class Runner:
 
     def _begin(self, request: RunRequest) -> Stage:
         tracer = Tracer(self._fingerprint)
+        import_for(request, graph_cache_of_run(request, self._fingerprint))
         self._stage = Stage(tracer.answer, log=request.trace_log, end=tracer.end)
         self._staged_request = request
         return self._stage
@@ -151,6 +155,18 @@ class Runner:
         preloads_other = last.case.preload != request.case.preload
         if is_other_system or preloads_other or step_part(last.case) != step_part(request.case):
             self._close_stage()
+
+
+def import_for(request: RunRequest, graph_cache: GraphCache | None) -> None:
+    """Import the modules for a trace, and for the check for mixing, if this run makes them. The processes forked from
+    this one, of this run and later ones, then need not import them. Takes up to 1 s.
+    """
+    if needs_program(request.system) and not (graph_cache and graph_cache.has_graph()):
+        from bitproof.harness.torch_compat import import_tracing
+
+        import_tracing()
+    if checks_mixing(request, graph_cache):
+        import bitproof.harness.graph.analysis.mixing  # noqa: F401
 
 
 def _is_staged(request: RunRequest) -> bool:
@@ -413,7 +429,7 @@ def run_ranks(
 
 
 def _find_races(program: object, case: Case) -> None:
-    from bitproof.harness.systems.graph import GraphProgram
+    from bitproof.harness.systems.graph_program import GraphProgram
 
     if isinstance(program, GraphProgram):
         # The result is stored in the program, so no rank repeats the search.

@@ -80,7 +80,7 @@ def run_rank(
     steps = RankSteps(job, rank, device, injector, send)
     with steps.at_work():
         with phase("make system"):
-            looks_for_mixing = checks_mixing(job, rank)
+            looks_for_mixing = rank == 0 and checks_mixing(job.run, job.graph_cache)
             system = make_system(job, mesh, program, injector, looks_for_mixing)
             check_preloaded()
         switches[AFTER_FACTORY] = read_switches()
@@ -213,20 +213,19 @@ def refuse_other_facts(facts: Facts, store: Store, mesh: Mesh, when: str = "at t
 
 
 def preload() -> None:
-    """Import the modules that every rank and every trace need, once, before any process is forked."""
+    """Import the modules that every rank needs, once, before any process is forked."""
     # The default text for training.
     import pydoc_data.topics  # noqa: F401
 
     import bitproof.harness.execute.host.activity_monitor
-    import bitproof.harness.graph.analysis.mixing
     import bitproof.harness.systems.user_system
     import bitproof.reference.step  # noqa: F401
     from bitproof.harness.systems import default_group
-    from bitproof.harness.torch_compat import import_tracing
+    from bitproof.harness.torch_compat import use_profiler_once
 
     # Before user code can import the replaced functions by name.
     default_group.install()
-    import_tracing()
+    use_profiler_once()
 
 
 def _forget_peak(device: torch.device) -> None:

@@ -100,7 +100,7 @@ def _program(name: str, case: Case, mesh: Mesh) -> Any:
 
 def _inner_system(name: str, case: Case, mesh: Mesh, program: Any) -> Any:
     if name == GRAPH:
-        from bitproof.harness.systems.graph import make_graph_system
+        from bitproof.harness.systems.graph_program import make_graph_system
 
         # The last argument would let a fault change gradients; here nothing does.
         return make_graph_system(case, mesh, mesh.device, program, lambda gradients: gradients)

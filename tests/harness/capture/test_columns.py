@@ -3,10 +3,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy
 import pyarrow as pa
 import pytest
 
-from bitproof.harness.capture.columns import column, values_of
+from bitproof.harness.capture.columns import bools, column, values_of
 from tests.harness.execute.test_launch import ROOT
 
 VALUES = {
@@ -49,6 +50,11 @@ def test_what_is_none_is_null_and_what_is_empty_is_not():
     assert made.null_count == 2
 
 
+@pytest.mark.parametrize("values", [[], [True], [False] * 7 + [True] * 10])
+def test_bools_come_back(values):
+    assert bools(numpy.array(values, dtype=bool)).to_pylist() == values
+
+
 def test_a_number_that_does_not_fit_is_refused():
     with pytest.raises(OverflowError):
         column([2**31], pa.field("x", pa.int32()))
@@ -68,6 +74,7 @@ files.warm_up()
 files.write_part(folder / "part.parquet", rows)
 files.write_recording(folder / "whole", Manifest(case={"name": "toy"}, system="eager", world_size=2, steps=2), rows)
 assert len(files.read_recording(folder / "whole").records) == 2
+assert len(files.read_recording(folder / "whole").losses()) == 1
 assert "| a" in table_of(["a"], [["b"]])
 sys.exit("pandas" in sys.modules)
 """

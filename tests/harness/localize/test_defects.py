@@ -17,7 +17,8 @@ from bitproof.harness.localize.blame import find_culprit
 from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call, calls_from_text, calls_to_text
-from bitproof.harness.systems.graph import GraphProgram, make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_program import GraphProgram, make_graph_system
 from bitproof.reference.parallel.mesh import Mesh
 from bitproof.reference.step import Trainer, make_eager
 from tests.harness.localize.defects import BAD_RANK, DEFECTS, EXPERTS, Defect

@@ -23,7 +23,8 @@ from bitproof.harness.precompile.artifact import precompile, read_program
 from bitproof.harness.records import PassReport
 from bitproof.harness.runtime.sources import Sources
 from bitproof.harness.systems import graph as graph_system
-from bitproof.harness.systems.graph import GraphProgram, Layout, TracedStep, code_hash
+from bitproof.harness.systems.graph import TracedStep
+from bitproof.harness.systems.graph_program import GraphProgram, Layout, code_hash
 from tests.small import small
 
 CPU = torch.device("cpu")

@@ -19,8 +19,9 @@ from bitproof.harness.localize.logs.node_call_sites import place_of
 from bitproof.harness.runtime import sources
 from bitproof.harness.runtime.sources import Installation, read_sources
 from bitproof.harness.systems.cached_graph import keep_program, read_program
-from bitproof.harness.systems.graph import GraphProgram, prepare
+from bitproof.harness.systems.graph import prepare
 from bitproof.harness.systems.graph_key import GraphCache, graph_cache_of, traced_part
+from bitproof.harness.systems.graph_program import GraphProgram
 from tests.small import small
 
 CASE = small(chunking.moe_seq)

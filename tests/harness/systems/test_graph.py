@@ -25,7 +25,8 @@ from bitproof.harness.graph.graph_options import GraphOptions
 from bitproof.harness.graph.origin import origin_of
 from bitproof.harness.options import RunOptions
 from bitproof.harness.systems import graph as graph_step
-from bitproof.harness.systems.graph import GraphProgram, code_hash, make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_program import GraphProgram, code_hash, make_graph_system
 from bitproof.reference.layers import attention
 from bitproof.reference.models import model_config
 from bitproof.reference.parallel.mesh import Mesh

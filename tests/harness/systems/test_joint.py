@@ -17,7 +17,8 @@ from bitproof.harness.disturb.faults.catalogue import CATALOGUE
 from bitproof.harness.disturb.mutate import mutate
 from bitproof.harness.errors import UsageError
 from bitproof.harness.graph.passes.partition import partition
-from bitproof.harness.systems.graph import GraphProgram, prepare, trace
+from bitproof.harness.systems.graph import prepare, trace
+from bitproof.harness.systems.graph_program import GraphProgram
 from tests.harness.graph.graphs import context_of
 from tests.harness.systems.test_graph import assert_eagers_bits
 from tests.small import small

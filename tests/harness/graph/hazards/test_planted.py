@@ -20,7 +20,7 @@ from bitproof.harness.graph import operators
 from bitproof.harness.graph.hazards import find_hazards, find_queue_entries, hazard_lines
 from bitproof.harness.graph.offload_operators import OFFLOAD, RELOAD, WAIT_OFFLOAD, WAIT_RELOAD
 from bitproof.harness.operators.crossings import find_deadlocks
-from bitproof.harness.systems.graph import GraphProgram
+from bitproof.harness.systems.graph_program import GraphProgram
 from tests.harness.graph.graphs import Sketch
 
 importlib.import_module("torch._functorch._activation_offloading.offload_ops")

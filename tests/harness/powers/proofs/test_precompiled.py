@@ -13,7 +13,7 @@ from bitproof.harness.powers.proofs.prover.precompiled import precompiled_step
 from bitproof.harness.powers.proofs.prover.prove import prove_case
 from bitproof.harness.precompile.artifact import precompile, read_program, write_program
 from bitproof.harness.precompile.fingerprint import fingerprint_of
-from bitproof.harness.systems.graph import code_hash
+from bitproof.harness.systems.graph_program import code_hash
 
 CPU = torch.device("cpu")
 

@@ -34,7 +34,7 @@ def followed():
 
 def groups():
     """The table of groups of a case's own."""
-    from bitproof.harness.systems.graph import group_table
+    from bitproof.harness.systems.graph_program import group_table
     from bitproof.reference.parallel.mesh import Mesh
 
     return group_table(Mesh(0, followed().case.parallelism))

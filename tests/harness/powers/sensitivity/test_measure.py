@@ -24,7 +24,8 @@ from bitproof.harness.powers.sensitivity.measure import Steps, refuse_hidden_sta
 from bitproof.harness.powers.sensitivity.perturb import is_safe
 from bitproof.harness.powers.sensitivity.program import BUFFER
 from bitproof.harness.records import Key, Manifest, Record, Recording
-from bitproof.harness.systems.graph import make_graph_system, prepare
+from bitproof.harness.systems.graph import prepare
+from bitproof.harness.systems.graph_program import make_graph_system
 from bitproof.harness.systems.step_graphs import group_table
 from bitproof.reference.parallel.mesh import Mesh
 from tests.harness.powers.sensitivity.toy import COUNTED, THREE, counted, program_of

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bitproof.harness.case import COMPILED
 from bitproof.harness.errors import MachineError, RankError, UsageError
 from bitproof.harness.execute.host.job import Job
 from bitproof.harness.execute.host.kernels import make_kernels
@@ -76,7 +77,6 @@ class Runner:
             if request.case.preload:
                 return self._run_preloaded(request, rank_slots)
             graph_cache = graph_cache_of_run(request, self._fingerprint)
-            import_for(request, graph_cache)
             return run_ranks(request, rank_slots, self._send, self._hangup, graph_cache=graph_cache)
         # After any error but a wrong option, the stage may be dead or stuck, so the next run gets a new stage.
         stage = self._stage or self._begin(request)
@@ -133,7 +133,11 @@ class Runner:
 
     def _begin(self, request: RunRequest) -> Stage:
         tracer = Tracer(self._fingerprint)
-        import_for(request, graph_cache_of_run(request, self._fingerprint))
+        graph_cache = graph_cache_of_run(request, self._fingerprint)
+        if graph_cache is None or not graph_cache.has_graph():
+            from bitproof.harness.torch_compat import import_tracing
+
+            import_tracing()  # in this process, so that the stages of later cases inherit it
         self._stage = Stage(tracer.answer, log=request.trace_log, end=tracer.end)
         self._staged_request = request
         return self._stage
@@ -155,18 +159,6 @@ class Runner:
         preloads_other = last.case.preload != request.case.preload
         if is_other_system or preloads_other or step_part(last.case) != step_part(request.case):
             self._close_stage()
-
-
-def import_for(request: RunRequest, graph_cache: GraphCache | None) -> None:
-    """Import the modules for a trace, and for the check for mixing, if this run makes them. The processes forked from
-    this one, of this run and later ones, then need not import them. Takes up to 1 s.
-    """
-    if needs_program(request.system) and not (graph_cache and graph_cache.has_graph()):
-        from bitproof.harness.torch_compat import import_tracing
-
-        import_tracing()
-    if checks_mixing(request, graph_cache):
-        import bitproof.harness.graph.analysis.mixing  # noqa: F401
 
 
 def _is_staged(request: RunRequest) -> bool:
@@ -398,6 +390,20 @@ def _edits_the_graph(fault: Fault | None) -> bool:
     return fault is not None and fault.row is not None and fault.row.edit is not None
 
 
+def _import_for_ranks(run: RunRequest, program: GraphProgram | None, graph_cache: GraphCache | None) -> None:
+    """Import the modules that this run's ranks would each import. Ranks that are forked later inherit them, too."""
+    if run.system == COMPILED or (needs_program(run.system) and program is None):
+        from bitproof.harness.torch_compat import import_tracing
+
+        import_tracing()
+    if run.system == COMPILED:
+        import bitproof.harness.systems.compiled
+    if checks_mixing(run, graph_cache):
+        import bitproof.harness.graph.analysis.mixing
+    if run.replay is not None:
+        import bitproof.harness.localize.logs.call_log  # noqa: F401
+
+
 def run_ranks(
     request: RunRequest,
     rank_slots: RankSlots,
@@ -423,6 +429,7 @@ def run_ranks(
     # Making the program has used a part of the run's time.
     run = replace(request, timeout=max(0.0, request.timeout - prepare_seconds))
     job = Job(run=run, rank_slots=rank_slots, program=program, graph_cache=graph_cache)
+    _import_for_ranks(run, program, graph_cache)
     send(Event(event="start"))
     end = Ranks(job, request.log_of, send).run(hangup)
     return replace(end, prepare_seconds=prepare_seconds)

@@ -7,7 +7,8 @@ the step are equal. With the candidate's, the reference computes the candidate's
    then equal the reference's, nothing else is wrong.
 2. Otherwise the next call to blame is searched in the log of that run, and exchanged as well. It belongs to the same
    cause, such as a backward call, or is another cause. At most `MAX_ROUNDS` runs.
-3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped.
+3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped. If one of
+   them made no tensor equal, the step also runs with each cause alone, since one may suffice.
 4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
    these values explain the whole difference.
 
@@ -350,18 +351,30 @@ class Verifier:
         The call of a cause that is kept must read right values in that run, too: in the run in which it was found, an
         exchange that was dropped since may have put them there.
         """
-        refused, is_alone = "", len(causes) == 1
-        # First those at once that made no tensor right, as each may only mend what the others have spoiled. Then one by
-        # one: of two causes that each suffice, one must stay.
-        useless = [cause for cause in causes if not cause.accounts]
+        if len(causes) == 1:
+            return causes, ""
+        # An exchange that made no tensor right may have spoiled a right value, which a later exchange mends.
+        useless, refused = [cause for cause in causes if not cause.accounts], ""
+        if useless and (single := self._sufficient(causes)):
+            return [single], ""
         if len(useless) > 1:
             _, causes = self._without(useless, causes, right)
-        for cause in [] if is_alone else [*causes]:
+        # One by one: of two causes that each suffice, one must stay.
+        for cause in [*causes]:
             run, rest = self._without([cause], causes, right)
             if cause in rest:
                 refused = refused or wrong_input(cause.culprit, run.ready or ready_logs(self._known, run.calls))
             causes = rest
         return causes, refused
+
+    def _sufficient(self, causes: Sequence[Cause]) -> Cause | None:
+        """Return the cause whose exchanges alone make the step right, if its call reads right values in that run."""
+        for cause in causes:
+            run = self._run_with([cause])
+            if not self._wrong(run.recording) and not wrong_input(cause.culprit, ready_logs(self._known, run.calls)):
+                cause.accounts = len(self._wrong(self.recordings["candidate"]))
+                return cause
+        return None
 
     def _without(
         self, dropped: Sequence[Cause], causes: list[Cause], right: ExchangedRun
@@ -372,10 +385,14 @@ class Verifier:
         the run `right`.
         """
         others = [each for each in causes if each not in dropped]
-        swaps = [swap._replace(found="") for swap in _swaps(others, "candidate")]  # what stands there follows
-        run = self._exchanged("candidate", swaps) if others else self._first_run()
+        run = self._run_with(others)
         is_same = not self._wrong(run.recording) and _read_by_leads(others, run) == _read_by_leads(others, right)
         return run, others if is_same else causes
+
+    def _run_with(self, causes: Sequence[Cause]) -> ExchangedRun:
+        """Run the candidate's step with the exchanges of some of the causes that were found."""
+        swaps = [swap._replace(found="") for swap in _swaps(causes, "candidate")]  # what stands there follows
+        return self._exchanged("candidate", swaps) if causes else self._first_run()
 
     def _reversed(self, causes: Sequence[Cause]) -> bool | None:
         """Whether the reference, with the candidate's values, computes the candidate's records.

@@ -7,7 +7,7 @@ The origin of a call is its operator, module, direction, chunk, micro-batch and 
 3. Other calls may have moved, so they are matched by the same outputs, then by the same inputs, in any module.
 4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
 5. Each remaining call is matched with the call of the same operator that shares the most inputs.
-6. Last, two remaining calls of the same operator are matched if matching calls read their outputs at one position.
+6. Last, two remaining calls of the same operator are matched if matching calls read their outputs.
 
 Example, within one module:
 
@@ -157,21 +157,29 @@ class Matching:
                 self._pair(index, best)
 
     def _by_readers(self) -> None:
-        """Match remaining calls of the same operator if matching calls read their outputs at the same position.
+        """Match remaining calls of the same operator if matching calls read their outputs, and no other such call's.
 
         For example, this matches a call that reads a wrong input and thus shares no value with its match.
         """
         calls, known = self.calls
         # Readers before their producers, so that a chain of such calls is matched back to its first.
         for mine in reversed(range(len(calls))):
-            theirs = self.theirs[mine]
-            if theirs is None or len(calls[mine].producers) != len(known[theirs].producers):
+            if (theirs := self.theirs[mine]) is None:
                 continue
-            for own, due in zip(calls[mine].producers, known[theirs].producers, strict=True):
-                if own is None or due is None or self.theirs[own] is not None or self.mine[due] is not None:
-                    continue
-                if calls[own].operator == known[due].operator and _may_match(known[due], calls[own]):
-                    self._pair(own, due)
+            due = self._left_before(1, theirs)
+            for operator, own in self._left_before(0, mine).items():
+                # Equally many: then they are read in the same order.
+                for first, second in zip(own, due[operator], strict=False) if len(own) == len(due[operator]) else ():
+                    if _may_match(known[second], calls[first]):
+                        self._pair(first, second)
+
+    def _left_before(self, side: int, index: int) -> dict[str, list[int]]:
+        """Return the unmatched producers of a call's inputs, by operator, in the order in which the call reads them."""
+        done, found = (self.theirs, self.mine)[side], defaultdict[str, list[int]](list)
+        for producer in dict.fromkeys(self.calls[side][index].producers):
+            if producer is not None and done[producer] is None:
+                found[self.calls[side][producer].operator].append(producer)
+        return found
 
     def _pair(self, mine: int, theirs: int) -> None:
         self.theirs[mine], self.mine[theirs] = theirs, mine

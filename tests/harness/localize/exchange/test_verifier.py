@@ -367,6 +367,20 @@ def test_a_backward_call_that_exists_for_a_wrong_argument_alone_is_of_one_cause(
     assert "mul.Scalar of the step itself (backward) on rank 0" in found.calls
 
 
+def test_a_cause_that_suffices_alone_needs_none_that_only_mends_what_an_exchange_has_spoiled(tmp_path: Path) -> None:
+    """The candidate computes `2 * x` as `8 * x / 4`, to the bit, and multiplies `x` in its place by the weight."""
+
+    def steps(*, is_candidate: bool) -> Mapping[str, Tensor]:
+        w, x = (each.detach() for each in weights((4, 4), (5, 4)))
+        twice = x.mul(8).div(4) if is_candidate else x.mul(2)
+        y = (x if is_candidate else twice) @ w
+        return {"y": y, "more": twice.sin() @ w}
+
+    sides = Sides(tmp_path, lambda: steps(is_candidate=False), lambda: steps(is_candidate=True))
+    culprit, found = sides.verified()
+    assert (culprit.call.operator, found.status, found.accounts, found.causes) == ("mm", "verified", 1, [])
+
+
 def update(beta1: float = 0.9, eps: float = 1e-8, scale: float = 1.0) -> Mapping[str, Tensor]:
     """A layer's gradient, which may be scaled, and AdamW's update with it."""
     w, x = weights((16, 16), (8, 16))

@@ -101,3 +101,18 @@ def test_a_call_that_reads_a_wrong_input_matches_by_the_call_that_reads_its_outp
         call("sum b B -> L", nowhere, 0, 2),
     ]
     assert matches(reference, candidate) == [0, 1, 2, 3]
+
+
+def test_a_call_with_a_wrong_input_matches_though_its_reader_reads_more_than_its_match() -> None:
+    reference = [call("gather a -> b"), call("mm x w -> y"), call("div b y -> c", FORWARD, 0, 1)]
+    candidate = [
+        call("gather W -> B"),
+        call("mm x w -> y"),
+        call("sin B -> D", FORWARD, 0),
+        call("div D B y -> C", FORWARD, 2, 0, 1),
+    ]
+    nowhere = CallSite(None, None)
+    placed = [each._replace(place=nowhere) for each in candidate]
+    assert matches(reference, placed) == [0, 1, None, 2]
+    twice = [*placed[:3], call("gather V -> E", nowhere), call("div B E y -> C", nowhere, 0, 3, 1)]
+    assert matches(reference, twice) == [None, 1, None, None, 2], "which of two is not known"

@@ -62,10 +62,6 @@ class JoinedLogs:
                 found.append((peer, group[turn]))
         return found or [site]
 
-    def launch_index(self, site: CallId) -> int:
-        """Return the number of earlier collectives that the rank of the collective `site` launched in its group."""
-        return self._turns[site[0]][site[1]]
-
     def when(self, site: CallId) -> tuple[int, int, int]:
         """Return a sort key, smaller for earlier calls: (number of collectives before the call, rank, index)."""
         if self._rounds is None:

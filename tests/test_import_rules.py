@@ -416,6 +416,24 @@ def test_importing_loads_neither_torch_nor_pandas(module):
     assert answer.stdout.strip() == "[]"
 
 
+@pytest.mark.ranks
+def test_what_reads_a_kept_graph_loads_neither_the_tracer_nor_a_pass():
+    def loaded(module):
+        code = f"""
+import sys
+from bitproof.harness.execute.host.worker import preload
+preload()
+import {module}
+print(*(name for name in sys.modules if name.startswith("bitproof.harness.graph.")))
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+        makers = "bitproof.harness.graph.passes", "bitproof.harness.graph.tracing.trace"
+        return [name for name in done.stdout.split() if any(within(name, maker) for maker in makers)]
+
+    assert loaded("bitproof.harness.systems.cached_graph") == []
+    assert "bitproof.harness.graph.passes.chunk" in loaded("bitproof.harness.systems.graph")
+
+
 def test_the_rules_see_imports():
     assert "bitproof.harness.graph.passes.chunk" in imports_of("bitproof.harness.graph.pipeline")
     assert "bitproof.reference.step" in imports_of("bitproof.harness.systems.graph")

@@ -82,7 +82,7 @@ class GraphCache:
         return replace(self, key=json.dumps({"of": self.key, **own}, sort_keys=True))
 
     def has_graph(self) -> bool:
-        """Whether a graph was kept. If its code has changed since, it is not read all the same."""
+        """Whether there is a file of a kept graph. It is not read if, for example, a loaded module has changed."""
         return is_kept(self.folder, GRAPH, self.key)
 
     def has_no_mixing(self) -> bool:

@@ -134,7 +134,7 @@ class Runner:
     def _begin(self, request: RunRequest) -> Stage:
         tracer = Tracer(self._fingerprint)
         graph_cache = graph_cache_of_run(request, self._fingerprint)
-        if graph_cache is None or not graph_cache.has_graph():
+        if request.precompiled is None and not (graph_cache and graph_cache.has_graph()):
             from bitproof.harness.torch_compat import import_tracing
 
             import_tracing()  # in this process, so that the stages of later cases inherit it

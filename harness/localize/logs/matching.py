@@ -157,9 +157,10 @@ class Matching:
                 self._pair(index, best)
 
     def _by_readers(self) -> None:
-        """Match remaining calls of the same operator if matching calls read their outputs, and no other such call's.
+        """Match remaining calls of the same operator if matching calls read their outputs.
 
-        For example, this matches a call that reads a wrong input and thus shares no value with its match.
+        For example, this matches a call that reads a wrong input and thus shares no value with its match. The two
+        readers must read equally many remaining calls of the operator, which match in the order in which they are read.
         """
         calls, known = self.calls
         # Readers before their producers, so that a chain of such calls is matched back to its first.
@@ -168,8 +169,8 @@ class Matching:
                 continue
             due = self._left_before(1, theirs)
             for operator, own in self._left_before(0, mine).items():
-                # Equally many: then they are read in the same order.
-                for first, second in zip(own, due[operator], strict=False) if len(own) == len(due[operator]) else ():
+                pairs = zip(own, due[operator], strict=True) if len(own) == len(due[operator]) else ()
+                for first, second in pairs:
                     if _may_match(known[second], calls[first]):
                         self._pair(first, second)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from bitproof.builtin_cases.chunking import unchunked
-from bitproof.harness.case import Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Schedule
+from bitproof.harness.case import Batch, Case, Chunking, Memory, Model, Parallelism, Pipeline, Precision, Schedule
 
 FAMILY = "pipelines"
 
@@ -88,6 +88,10 @@ pipeline_tied_unstaged = replace(pipeline_tied, name="pipeline_tied_unstaged", r
 # Two layers in different stages share their attention's parameters. The graph pipeline traces them once.
 pipeline_shared = replace(
     pipeline_1f1b, name="pipeline_shared", schedule=Schedule(shared=("layers.1.attention", "layers.2.attention"))
+)
+# In bfloat16 a float32 sum of a few gradients is nearly always exact, so only float32 shows the order of its summands.
+pipeline_shared_float32 = replace(
+    pipeline_shared, name="pipeline_shared_float32", precision=Precision(compute="float32")
 )
 pipeline_shared_unstaged = replace(
     pipeline_interleaved_chunked,
@@ -209,6 +213,7 @@ _OURS = (
     pipeline_tied,
     pipeline_tied_unstaged,
     pipeline_shared,
+    pipeline_shared_float32,
     pipeline_shared_unstaged,
     pipeline_gathers_once,
     pipeline_reductions_once,

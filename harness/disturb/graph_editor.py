@@ -283,9 +283,18 @@ class GraphEditor:
 
     def sites(self, node: Node, *operators: str) -> list[Site]:
         """Return the sites that a report may blame: those of `node`, and of calls of `operators` inserted there."""
-        # Inserted calls have no known origin, so blame may also name them at the origin of the node's first input.
-        places = [node, *(read for read in node.all_input_nodes[:1] if read.op == "call_function")]
-        return [self.site(node), *(self.site(place, name) for place in places for name in operators)]
+        # Inserted calls have no known origin, so blame may also name them at the origin of one of the node's inputs.
+        # One of them may be of the node's own operator.
+        found, pending = [node], [*node.all_input_nodes]
+        while pending:
+            read = pending.pop(0)
+            if read.meta.get(META_KEY) is UNKNOWN:
+                pending += read.all_input_nodes
+            elif read.op == "call_function" and read not in found:
+                found.append(read)
+        own = self.site(node)
+        names = (own.operator, *operators) if operators else ()
+        return [own, *(self.site(place, name) for place in found for name in names)]
 
     def readers(self, node: Node) -> list[Site]:
         return [self.site(user) for user in node.users if user.op == "call_function"]

@@ -170,6 +170,9 @@ class Walk:
             # A view by another operator, as a `slice` for half of a `split`, takes another part of the same value.
             if not log.log[mine].view or log.log[mine].operator == log.reference.log[due].operator:
                 return False
+            # The right part is here as well, so the view is right, and its reader takes the wrong one of two.
+            if reader is not None and log.has(log.reference.log[due].outputs):
+                return self._reads(rank, reader)
             self.replaced[rank, mine] = due
             return self._add_cause(PossibleCause(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
@@ -234,6 +237,8 @@ class Walk:
             theirs = dict(self.known.together((rank, due)))
             for peer, index in self.joined.together((rank, mine)):
                 if peer != rank and peer in theirs:
+                    if self._is_another_message(peer, index, theirs[peer]):
+                        return self._reads(rank, (mine, due))
                     found |= self._inputs(peer, index, theirs[peer])
         found |= self._inputs(rank, mine, due)
         if not found and is_abandoned(call):
@@ -244,6 +249,19 @@ class Walk:
             found = self._add(rank, mine, due, "computes", 0) if is_same else self._reads(rank, (mine, due))
         self._done[rank, mine] = found
         return found
+
+    def _is_another_message(self, rank: int, mine: int, due: int) -> bool:
+        """Whether the send `mine` is right, but not the send `due` that should reach this receiver: it took another's.
+
+        A send is right if its match has the same inputs, and comes before and after the same sends to this receiver.
+        """
+        log, call = self.logs[rank], self.logs[rank].log[mine]
+        other = log.matching_call(mine)
+        if name_of(call) != "send" or other in (None, due) or call.inputs != log.reference.log[other].inputs:
+            return False
+        sends = [i for i, each in enumerate(log.log) if (each.operator, each.peers) == (call.operator, call.peers)]
+        matches = [(i, there) for i in sends if (there := log.matching_call(i)) is not None]
+        return all((i < mine) == (there < other) for i, there in matches if i != mine)
 
     def _inputs(self, rank: int, mine: int, due: int) -> bool:
         """Search for a cause among the producers of the inputs in which the matching calls `mine` and `due` differ.
@@ -381,7 +399,9 @@ class Walk:
         if any(_times_computed(log, value) < _times_computed(log.reference, value) for value in right):
             return False
         # A collective may give a wrong value to other ranks only.
-        others = [index for index, _ in log.readers(mine) if not (log.log[index].collective or log.packs(index))]
+        # A call with a match may give the right output of a wrong input: the backward of a loss needs the shape alone.
+        others = [index for index, _ in log.readers(mine) if log.matching_call(index) is None]
+        others = [index for index in others if not (log.log[index].collective or log.packs(index))]
         if not all(map(log.differs, others)):
             return True
         known = log.reference.log

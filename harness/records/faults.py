@@ -58,6 +58,17 @@ class FaultOutcome:
     seconds: float = 0.0
     cpu_seconds: float = 0.0
 
+    @property
+    def is_verified(self) -> bool | None:
+        """Whether the blamed call is verified by exchange; None if no call is blamed, or none was to be verified."""
+        found = self.call.verification if self.call else None
+        return None if found is None else found.status == "verified"
+
+    @property
+    def is_blamed_wrong(self) -> bool:
+        """Whether module, direction, operator or rank of the blamed call are wrong."""
+        return False in (self.place_right, self.operator_right, self.rank_right)
+
 
 class Share(NamedTuple):
     """The part of a whole that is counted, such as 3 of 4 faults, and the name of what is counted."""
@@ -79,6 +90,8 @@ class Score:
     - `places`, `operators`, `ranks`: pairs of numbers. The first number counts the faults whose blamed call has the
       right module and direction (`places`), operator, or rank. The second counts the faults for which this can be
       decided.
+    - `verified`: the number of blamed calls that an exchange of values verified, and of those that were to be verified.
+    - `verified_wrong`: the number of verified calls whose module, direction, operator or rank are wrong.
     - `unjudged`: the number of outcomes that could not be judged.
     - `ended_early`: whether the run stopped before the last fault.
     """
@@ -92,16 +105,21 @@ class Score:
     places: tuple[Count, Count] = (0, 0)
     operators: tuple[Count, Count] = (0, 0)
     ranks: tuple[Count, Count] = (0, 0)
+    verified: tuple[Count, Count] = (0, 0)
+    verified_wrong: Count = 0
     unjudged: Count = 0
     ended_early: bool = False
     seconds: float = 0.0
 
     def __str__(self) -> str:
+        verified = ""
+        if self.verified[1]:
+            verified = f"verified {share_in_words(*self.verified)}, verified but wrong {self.verified_wrong}, "
         return (
             f"{self.killed} of {self.faults} faults killed, {self.flagged} of {self.equivalents} equivalents flagged, "
             f"module and direction right in {share_in_words(*self.places)}, "
             f"operator in {share_in_words(*self.operators)}, "
-            f"rank in {share_in_words(*self.ranks)}, {self.seconds:.0f} s"
+            f"rank in {share_in_words(*self.ranks)}, {verified}{self.seconds:.0f} s"
         )
 
     @property
@@ -123,6 +141,8 @@ class Score:
             Share("places", *self.places),
             Share("operators", *self.operators),
             Share("ranks", *self.ranks),
+            Share("verified", *self.verified),
+            Share("verified but wrong", self.verified_wrong, self.verified[0]),
         )
         return next((share for share in shares if share.part > share.whole), None)
 
@@ -146,6 +166,8 @@ class Score:
             places=share("place_right"),
             operators=share("operator_right"),
             ranks=share("rank_right"),
+            verified=share("is_verified"),
+            verified_wrong=sum(bool(outcome.is_verified and outcome.is_blamed_wrong) for outcome in faults),
             unjudged=sum(outcome.status == "unjudged" for outcome in outcomes),
             ended_early=ended_early,
             seconds=sum(outcome.seconds for outcome in outcomes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bitproof.harness.disturb.entry import BLOCKS, CHUNKED, FOLDED, POSITIONS, SDPA, Need, Site, row
+from bitproof.harness.disturb.entry import ANY, BLOCKS, CHUNKED, FOLDED, POSITIONS, SDPA, Need, Site, row
 
 if TYPE_CHECKING:
     from bitproof.harness.disturb.graph_editor import GraphEditor
@@ -100,7 +100,9 @@ def chunk_1_masked_by_chunk_0s_documents(g: GraphEditor) -> list[Site]:
     node = g.require(found, "offsets that are split")
     x, dim, start, _ = node.args
     node.args = (x, dim, 0, start)
-    return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *g.readers(node)]
+    # Attention reads the offsets within its mask.
+    masks = [*g.readers(node), Site(ANY, "forward", 1, "flex_attention")]
+    return [*g.sites(node, "split"), *g.chunk_root(node, "split", "slice"), *masks]
 
 
 @row("ours: sequences are joined, and their mask is forgotten", needs=(FOLDED,))

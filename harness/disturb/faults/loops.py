@@ -385,8 +385,8 @@ def part_merged_twice(loop: Loop) -> None:
     runner=True,
     needs=(STAGES,),
     kinds=("loss", "grad"),
-    # The loss is the first call that reads what does not go together: values of one micro-batch, targets of another.
-    sites=(Site("layer4.0", "forward", None, "add"), Site("", "forward", None, "mse_loss")),
+    # The hook's own calls are of the layer that is about to run.
+    sites=(Site("layer4", "forward", None, "sub"), Site("layer4", "forward", None, "add")),
 )
 def stage_reads_the_micro_batch_before(loop: Loop) -> None:
     """a stage computes with the previous micro-batch's activation."""

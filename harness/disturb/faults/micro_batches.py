@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from bitproof.harness.disturb.entry import ANY, BFLOAT16, MICRO_BATCHES, PIPELINED, Need, Site, row, steps
+from bitproof.harness.disturb.entry import ANY, BFLOAT16, FLOAT32, MICRO_BATCHES, PIPELINED, Need, Site, row, steps
 from bitproof.harness.disturb.faults.clock import NOW
 
 OF_OTHERS = "ours: messages and kept values are found by an index"
@@ -34,9 +34,8 @@ Step = Any
 
 _IN = (PIPELINED,)
 _IN_BOTH = (PIPELINED, SHARED)
-_LOSS = (Site("", "forward", None, "nll_loss_forward"),)
-"""The call of the loss: the first whose inputs do not match. They are values of one micro-batch and labels of
-another."""
+_READS = (Site(ANY, "forward", None, "_to_copy"),)
+"""The first call of a stage's norm: it reads the activation that the stage receives."""
 _ADDS = (Site(ANY, "backward", None, "add"),)
 _ADDS_IN_PLACE = (Site(ANY, "backward", None, "add_"),)  # eager adds in place; the candidate leaves these calls out
 
@@ -66,7 +65,7 @@ def _replace_input(step: Step, place: int) -> None:
     step.inputs = inputs
 
 
-@row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
+@row(OF_OTHERS, runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "recv_"),))
 def activation_of_another_micro_batch(step: Step) -> None:
     """a stage receives the activations of the first two micro-batches in exchanged order."""
     _replace_receive(step, "forward", lambda own, sender, *args: own(_exchange_first_two(sender), *args))
@@ -78,7 +77,7 @@ def gradient_of_another_micro_batch(step: Step) -> None:
     _replace_receive(step, "backward", lambda own, sender, *args: own(_exchange_first_two(sender), *args))
 
 
-@row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_LOSS)
+@row("ours: a buffer for messages that is used again too early", runner=True, needs=_IN, sites=_READS)
 def activation_of_the_micro_batch_before(step: Step) -> None:
     """from the second micro-batch on, a stage reads the previous micro-batch's activation."""
     last: list[Any] = []
@@ -91,7 +90,7 @@ def activation_of_the_micro_batch_before(step: Step) -> None:
     _replace_receive(step, "forward", receive)
 
 
-@row(OF_OTHERS, runner=True, needs=(PIPELINED, IN_V), sites=(Site(ANY, "forward", None, "_to_copy"),))
+@row(OF_OTHERS, runner=True, needs=(PIPELINED, IN_V), sites=_READS)
 def turn_passes_the_activation_before(step: Step) -> None:
     """at the turn of a V, the later stage reads the previous micro-batch's activation."""
     _replace_passed(step, "forward")
@@ -132,7 +131,7 @@ def kept_values_of_the_micro_batch_before(step: Step) -> None:
     step.taken = taken
 
 
-@row(OF_OTHERS, runner=True, needs=_IN, sites=_LOSS)
+@row(OF_OTHERS, runner=True, needs=_IN, sites=(Site(ANY, "forward", None, "send"),))
 def messages_out_of_order(step: Step) -> None:
     """a stage sends the second micro-batch's activation first."""
     own, held = step.send, list[Any]()
@@ -200,13 +199,13 @@ def gradient_halved_on_the_way(step: Step) -> None:
     _replace_sent(step, "backward", lambda value: value / 2)
 
 
-@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=(Site("", "forward", None, "nll_loss_forward"),))
 def labels_of_another_micro_batch(step: Step) -> None:
     """the losses of the first two micro-batches are computed with each other's labels."""
     _replace_input(step, -2)
 
 
-@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=_LOSS)
+@row(OF_OTHERS, runner=True, needs=(MICRO_BATCHES,), sites=(Site(ANY, "forward", None, "embedding"),))
 def tokens_of_another_micro_batch(step: Step) -> None:
     """the first stage embeds the tokens of the first two micro-batches in exchanged order."""
     _replace_input(step, -3)
@@ -240,7 +239,13 @@ def _added_at_the_end(step: Step, total: Callable[[list[Any]], Any]) -> None:
     )
 
 
-@row(SUMS, runner=True, needs=(MICRO_BATCHES,), kinds=("loss", "grad"), sites=_ADDS)
+@row(
+    SUMS,
+    runner=True,
+    needs=(MICRO_BATCHES,),
+    kinds=("loss", "grad"),
+    sites=(*_ADDS, Site(ANY, "update", None, "add")),  # the second adds the losses
+)
 def micro_batches_from_the_last(step: Step) -> None:
     """every stage takes the micro-batches from the last to the first."""
     count = 1 + max(action.micro_batch for action in step.actions)
@@ -410,7 +415,7 @@ def shared_gradients_averaged(step: Step) -> None:
     step.join = join
 
 
-@row(SUMS, runner=True, needs=_IN_BOTH, kinds=("grad",), sites=_sites_of_join("send", "add"))
+@row(SUMS, runner=True, needs=_IN_BOTH, sees=(FLOAT32,), kinds=("grad",), sites=_sites_of_join("send", "add"))
 def shared_gradients_joined_a_micro_batch(step: Step) -> None:
     """gradients of a shared parameter are added over stages for each micro-batch, and then over micro-batches."""
     own, finish, of = step.join, step.finish, dict[int, list[Any]]()

@@ -41,7 +41,7 @@ def tensor_gradient_not_summed(g: GraphEditor) -> list[Site]:
 def _scattered_not_summed(g: GraphEditor, at: str, direction: str) -> list[Site]:
     node = g.find("reduce_scatter_tensor", at, direction=direction, where=lambda node: node.args[-1] == "tp")
     wait = g.wait_of(node)
-    sites = [*g.sites(node), *g.sites(wait), *g.sites(node, "slice"), *g.readers(wait)]
+    sites = [*g.sites(node), *g.sites(wait), *g.sites(node, "slice", "clone"), *g.readers(wait)]
     # args[2:4] are the size and the group of the reduce-scatter.
     g.instead(wait, g.kernel("own_rows"), node.args[0], *node.args[2:4])
     g.graph.erase_node(node)

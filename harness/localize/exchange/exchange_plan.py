@@ -669,7 +669,7 @@ class _Readers:
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
             call, other = self.log.log[reader], self.log.matching_call(reader)
             sides = zip(call.inputs, self.log.input_producers(reader), strict=False)
-            inputs = [value for value, producer in sides if producer not in self.passed]
+            inputs = [v for v, producer in sides if producer not in self.passed and not self._is_of_new(producer)]
             right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
             # `right` are the values that the matching call reads; for a new call, all values of the reference.
             if not set(inputs) <= set(right):
@@ -681,6 +681,12 @@ class _Readers:
         if not plan.candidate and not plan.problems:
             plan.problems.append(f"no call that the reference has reads what {self.log.log[index]} gives")
         return plan
+
+    def _is_of_new(self, index: int | None) -> bool:
+        """Whether a value is computed by new calls, from right values alone. `index` is the call that gives it."""
+        if index is None or self.log.matching_call(index) is not None:
+            return False
+        return self.log.reference.values.issuperset(self.log.read_behind(index))
 
     def _same_defect_there(self, index: int) -> list[int]:
         """Return the indices of calls with the same defect at the same place, such as for other tensors of a list.

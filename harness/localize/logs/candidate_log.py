@@ -53,9 +53,10 @@ class CandidateLog(IndexedLog):
         if other is None:
             return not self.reference.values.issuperset(call.outputs)
         due = self.reference.log[other]
-        # A `slice` that matches a `split` is a part of it.
-        is_part = call.view and call.operator != due.operator and set(call.outputs) <= set(due.outputs)
-        return call.outputs != due.outputs and not is_part
+        if call.view and call.operator != due.operator:
+            # A `slice` that matches a `split` is a part of it.
+            return not (set(call.outputs) <= set(due.outputs) or set(call.outputs) >= set(due.outputs))
+        return call.outputs != due.outputs
 
     def is_as_matched(self, index: int, value: str) -> bool:
         """Whether a call's output `value` is the output of its matching call, at the same position if both calls have

@@ -88,8 +88,17 @@ class Matching:
             blocks = SequenceMatcher(a=sides[0], b=sides[1], autojunk=False).get_matching_blocks()
             pairs = [(own[a + i], due[b + i]) for a, b, size in blocks for i in range(size)]
         for mine, theirs in pairs:
-            if self._is_packed(0, mine) == self._is_packed(1, theirs):
+            if self._is_packed(0, mine) == self._is_packed(1, theirs) and self._joins(0, mine) == self._joins(
+                1, theirs
+            ):
                 self._pair(mine, theirs)
+
+    def _joins(self, side: int, index: int) -> int | None:
+        """Return the number of values that a call joins; None for a call that computes. The bucket of ten parameters is
+        no wrong version of a sequence's two chunks.
+        """
+        call = self.calls[side][index]
+        return len(call.inputs) if name_of(call) in PACKING and not call.view else None
 
     def _copies(self, side: int, index: int) -> bool:
         call = self.calls[side][index]
@@ -237,15 +246,18 @@ class Matching:
 
 def _steps(calls: Sequence[Call]) -> list[int]:
     """Return, for each call, the number of complete steps before it. A step begins at the first forward after an
-    update.
+    update, unless that is of the same or a later micro-batch than the forward before.
 
     So a call without a match in its step cannot match a call of the next step, such as a counter's next increase.
     """
-    found, step, is_updating = list[int](), 0, False
+    # A stage sends a gradient after a backward, as an update does, and goes on to the next micro-batch.
+    found, step, is_updating, latest = list[int](), 0, False, 0
     for call in calls:
         if call.place.direction is not None:
-            step += is_updating and call.place.direction == "forward"
+            is_forward = call.place.direction == "forward"
+            step += is_updating and is_forward and not 0 < latest <= (call.micro_batch or 0)
             is_updating = call.place.direction == "update"
+            latest = (call.micro_batch or 0) if is_forward else latest
         found.append(step)
     return found
 

@@ -30,6 +30,7 @@ DEFAULT_CASES = (
     "tp_chunked_sp",
     "pipeline_1f1b",
     "pipeline_shared",
+    "pipeline_shared_float32",
     "pipeline_reductions_once",
     "pipeline_zero_bubble",
     "pipeline_zbv",
@@ -51,7 +52,7 @@ DEFAULT_CASES = (
 """The cases used if none is selected. Each fault goes into the first case that should detect it."""
 
 
-_OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout")
+_OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout", "verify")
 _USUAL = {"steps": 2, "timeout": 120.0}
 _SAYS = {"steps": "Take N steps in each run.", "timeout": "Time limit of a fault."}
 
@@ -105,7 +106,7 @@ def faults_command(
     chosen = [part for name in fault or () for part in ("--fault", name)]
     selection = ["-k", expression] if expression else names or case_words(case_files)
     call = shlex.join(["bitproof", "faults", *selection, *chosen, *to_argv(changes, options, usual=_USUAL)])
-    options = replace(options, kept_graphs=None, control="never", verify=False)
+    options = replace(options, kept_graphs=None, control="never")
     into = None if page is None else Page(page, call)
     everywhere = expression is not None or bool(names)
     replay = [*to_argv(changes, options), *case_words(case_files, names)]

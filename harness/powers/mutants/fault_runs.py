@@ -5,11 +5,13 @@
 2. For each fault, run the candidate's first step with the fault, log every call, and compare the step with the
    reference. If the step does not differ, run all steps.
 3. If a later step is the first that differs, repeat this step, and log every call.
-4. Compare the blamed call with the calls that the fault changed.
+4. Search for the cause, and verify it by exchanging values, as for any difference of a case.
+5. Compare the blamed call with the calls that the fault changed.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -27,18 +29,12 @@ from bitproof.harness.errors import BitproofError, RankError, UsageError
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer
 from bitproof.harness.execute.session import Client
-from bitproof.harness.localize.blame import find_culprit
-from bitproof.harness.localize.culprit import call_of
-from bitproof.harness.localize.differing import differing_digests
-from bitproof.harness.localize.logs.calls import Call
-from bitproof.harness.localize.logs.reference_log import ReferenceLog
-from bitproof.harness.localize.logs.replay import Replay, archive_of, read_log, read_records
-from bitproof.harness.localize.search import held_as
+from bitproof.harness.localize.logs.replay import SPARE_BYTES, Replay, archive_of, archives_of, read_records
+from bitproof.harness.localize.search import Search, held_as
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions
 from bitproof.harness.processes.process import cpu_of_descendants
 from bitproof.harness.records import (
-    BlamedCall,
     CaseResult,
     Comparison,
     Divergence,
@@ -46,7 +42,6 @@ from bitproof.harness.records import (
     FaultStatus,
     Key,
     Recording,
-    Role,
     Verdict,
 )
 
@@ -77,7 +72,7 @@ class FaultRuns:
         self._reference: Recording | None = None
         self._clean: Recording | None = None
         self._is_clean_when_logged: bool | None = None
-        self._logs: dict[int, list[ReferenceLog]] = {}
+        self._references: dict[int, Path] = {}
         self.cpu_seconds = 0.0
         """CPU seconds so far, on all cores, including this process."""
 
@@ -174,16 +169,16 @@ class FaultRuns:
         """
         if not self._is_clean_when_logged_too():
             return None
-        run, folder = self._run_with(entry), self._folder / "first-step"
+        run, folder = self._run_with(entry), archives_of(self._folder, "candidate")
         try:
-            answer = run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
+            answer = run.record("candidate", "replay1", out=folder, replay=self._logged(0))
             # An error here is judged by the run of all steps, which then follows.
             comparison, candidate = self._first_step(folder)
         except BitproofError:
             return None
         if comparison.verdict != Verdict.DIFFERENT:
             return None
-        return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), self._calls(folder))
+        return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), is_logged=True)
 
     def _is_clean_when_logged_too(self) -> bool:
         if self._is_clean_when_logged is None:
@@ -210,12 +205,13 @@ class FaultRuns:
         comparison: Comparison,
         candidate: Recording,
         sites: list[Site],
-        calls: list[list[Call]] | None = None,
+        *,
+        is_logged: bool = False,
     ) -> FaultOutcome:
         """Return a copy of `blank`, the outcome of a fault before any run, with the findings of `comparison`.
 
         - `sites`: the calls that the fault changed.
-        - `calls`: the logged calls of the first differing step, by rank. If None, that step is run again to log them.
+        - `is_logged`: whether the candidate's first differing step is logged. If not, that step is run again.
         """
         first = comparison.first_divergence
         seen = comparison.verdict == Verdict.DIFFERENT
@@ -235,44 +231,51 @@ class FaultRuns:
             hidden = entry.hidden(self.case)
             reason = f"this case cannot see it: it needs {'; '.join(hidden)}" if hidden and entry.is_fault else None
             return replace(outcome, reason=reason)
-        call, problem = self._blamed(entry, first, candidate, calls)
         key = Key(first.step, first.kind, first.name, first.rank)
         assert self._reference is not None
         outcome = replace(
             outcome,
             first=f"step {first.step}, rank {first.rank}, {first.kind} {first.name}",
             holds=held_as(self._reference, candidate, key),
-            call=call,
-            reason=problem,
         )
+        try:
+            outcome = replace(outcome, call=self._explained(entry, first, candidate, is_logged=is_logged).call)
+        except BitproofError as error:
+            outcome = replace(outcome, reason=f"the replay that looks for the cause failed: {_shortened(error)}")
         return _with_blame_checked(outcome, entry, first, sites) if entry.is_fault else outcome
 
-    def _blamed(
-        self, entry: Entry, first: Divergence, candidate: Recording, calls: list[list[Call]] | None
-    ) -> tuple[BlamedCall | None, str | None]:
+    def _explained(self, entry: Entry, first: Divergence, candidate: Recording, *, is_logged: bool) -> Divergence:
+        """Return the difference `first` of a run with a fault, with the call to blame."""
         assert self._reference is not None
-        try:
-            # The reference has no fault, so a single log of each step serves all faults.
-            if first.step not in self._logs:
-                logged = self._logged(self._clean_run(), "reference", first.step)
-                self._logs[first.step] = [ReferenceLog(log) for log in logged]
-            # The run of the first step has logged its calls already.
-            calls = calls or self._logged(self._run_with(entry), "candidate", first.step)
-        except BitproofError as error:
-            return None, f"the replay that looks for the cause failed: {_shortened(error)}"
-        differing = differing_digests(self._reference, candidate, first.step)
-        key = Key(first.step, first.kind, first.name, first.rank)
-        pair = self._reference.records[key].digest, candidate.records[key].digest
-        culprit = find_culprit(self._logs[first.step], calls, differing, (first.rank, pair))
-        return (call_of(culprit) if culprit else None), None
+        run = self._run_with(entry)
+        run.begin_explaining()
+        # The reference has no fault, so a single log of each step serves all faults.
+        if first.step not in self._references:
+            folder = self._client.work / f"{self.case.name}-reference-{first.step}"
+            self._clean_run().record("reference", "replay1", out=folder, replay=self._logged(first.step))
+            self._references[first.step] = folder
+        known = archives_of(self._folder, "reference")
+        shutil.copytree(self._references[first.step], known, copy_function=os.link)
+        if not is_logged:
+            archives = archives_of(self._folder, "candidate")
+            # The first step's log is of a step that does not differ.
+            shutil.rmtree(archives, ignore_errors=True)
+            run.record("candidate", "replay1", out=archives, replay=self._logged(first.step))
+        search = Search(
+            {"reference": self._reference, "candidate": candidate},
+            self._folder,
+            self.case.parallelism.world_size,
+            run.replay,
+            run.compare_bits,
+            is_logged=True,
+            shows_bits=False,
+            verifies=self._options.verify,
+        )
+        return search.explain(first)
 
-    def _logged(self, run: CaseRun, role: Role, step: int) -> list[list[Call]]:
-        folder = self._folder / f"{role}-{step}"
-        run.record(role, "replay1", out=folder, replay=Replay(step=step, log=True))
-        return self._calls(folder)
-
-    def _calls(self, folder: Path) -> list[list[Call]]:
-        return [read_log(archive_of(folder, rank)) for rank in range(self.case.parallelism.world_size)]
+    def _logged(self, step: int) -> Replay:
+        """Return the request for a run that logs the calls of `step`, with outputs to exchange."""
+        return Replay(step=step, log=True, spare=SPARE_BYTES if self._options.verify else 0)
 
     def _clean_run(self) -> CaseRun:
         return CaseRun(self.case, self._placement, self._client, self._options, self._on_event)

@@ -17,18 +17,29 @@ from bitproof.harness.validate import parse, read
 
 MAX_BYTES = 64 * 2**20
 TOTAL = "all"
-HEADERS = ("family", "faults", "killed", "equivalents", "flagged", "module and direction", "operator", "rank", "s")
+HEADERS = (
+    "family",
+    "faults",
+    "killed",
+    "equivalents",
+    "flagged",
+    "module and direction",
+    "operator",
+    "rank",
+    "verified",
+    "s",
+)
 
 
 def line_of(outcome: FaultOutcome) -> str:
     verdict = outcome.verdict.value if outcome.verdict else "-"
     words = [f"{outcome.fault} in {outcome.case}: {outcome.status}, {verdict} in {outcome.seconds:.1f} s"]
     if outcome.call is not None:
-        words.append(f"blamed {blamed(outcome)}")
+        words.append(f"blamed {blamed(outcome)}" + (", verified" if outcome.is_verified else ""))
     if outcome.holds:
         words.append(f"it holds {outcome.holds}")
     # None stands for a part that was not judged, so only False counts.
-    if False in (outcome.place_right, outcome.operator_right, outcome.rank_right):
+    if outcome.is_blamed_wrong:
         words.append(f"expected {' or '.join(dict.fromkeys(outcome.expected))}")
     if outcome.reason and outcome.status != "killed":
         words.append(outcome.reason.splitlines()[0])
@@ -53,7 +64,7 @@ def by_family(outcomes: Sequence[FaultOutcome]) -> list[tuple[str, ...]]:
 
 
 def _row(name: str, score: Score) -> tuple[str, ...]:
-    shares = (score.places, score.operators, score.ranks)
+    shares = (score.places, score.operators, score.ranks, score.verified)
     return (
         name,
         str(score.faults),
@@ -90,9 +101,7 @@ def _unexpected(outcomes: Sequence[FaultOutcome]) -> dict[str, list[FaultOutcome
         "not judged": [x for x in outcomes if x.status == "unjudged"],
         "struck nothing": [x for x in outcomes if x.status == "not struck"],
         "blamed elsewhere": [
-            x
-            for x in outcomes
-            if x.status == "killed" and False in (x.place_right, x.operator_right, x.rank_right, x.kind_right)
+            x for x in outcomes if x.status == "killed" and (x.is_blamed_wrong or x.kind_right is False)
         ],
     }
 

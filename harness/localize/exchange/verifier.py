@@ -558,7 +558,9 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     mine = log.log[culprit.candidate]
     if text := _wrong_number(culprit, log):
         return text
-    if culprit.how == "adds" and log.makes_right_values(culprit.candidate):
+    # A view in place of another takes another part of the same tensor, which may be right elsewhere.
+    takes_another_part = mine.view and culprit.instead_of is not None
+    if culprit.how == "adds" and not takes_another_part and log.makes_right_values(culprit.candidate):
         return f"what {mine} gives is right: the reference has it, too"
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
     if mine.collective and (text := _wrong_peer(culprit, logs)):

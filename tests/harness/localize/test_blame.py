@@ -995,3 +995,46 @@ def test_a_slice_of_the_wrong_half_is_blamed_at_the_place_of_the_split_that_it_r
     culprit = blamed(reference, candidate, "D")
     assert culprit is not None and (culprit.how, culprit.candidate, culprit.call.place) == ("adds", 0, FORWARD)
     assert culprit.instead_of == "split"
+
+
+def test_a_call_that_reads_the_other_chunk_s_part_is_blamed_and_a_view_that_takes_it_for_both_is_too() -> None:
+    chunk_1 = FORWARD._replace(chunk=1)
+
+    def calls(read: str, total: str) -> list[Call]:
+        parts = [call(f"slice x -> {part}")._replace(view=True) for part in "pq"]
+        return [*parts, call("neg p -> n"), call("silu q -> r", chunk_1), call(f"add {read} r -> {total}", chunk_1)]
+
+    split = call("split x -> p q")._replace(view=True)
+    reference = [split, *calls("q", "s")[2:]]
+    culprit = blamed(reference, calls("p", "S"), "S")
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("reads", 4, 3)
+    assert blamed(reference, calls("q", "s"), "s") is None
+    both = [call("slice x -> p")._replace(view=True), call("neg p -> n"), call("silu p -> R", chunk_1)]
+    culprit = blamed(reference, [*both, call("add p R -> S", chunk_1)], "S")
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("adds", "slice")
+
+
+def test_a_call_that_needs_a_wrong_input_s_shape_alone_does_not_make_it_right() -> None:
+    """The gradient of a loss has the shape of the log-probabilities, and none of their values."""
+    reference = [call("log_softmax x -> a"), call("nll a y -> l"), call("nll_backward a y -> g", BACKWARD)]
+    rounded = [call("log_softmax x -> a"), call("_to_copy a -> A"), call("nll A y -> L")]
+    culprit = blamed(reference, [*rounded, call("nll_backward A y -> g", BACKWARD)], "L")
+    assert culprit is not None and (culprit.how, culprit.call.operator) == ("adds", "_to_copy")
+
+
+def test_a_stage_that_takes_another_message_is_blamed_if_the_messages_were_sent_in_their_order() -> None:
+    def logs(tags: tuple[str, str], values: str, made: str) -> list[list[Call]]:
+        sent = [
+            call(f"send {x} -> {x}", collective=True)._replace(peers=(1, 0), outputs=(), tag=tag)
+            for x, tag in zip("ab", "01", strict=True)
+        ]
+        got = [
+            call(f"recv_ e -> {x}", collective=True)._replace(peers=(1, 0), tag=tag)
+            for x, tag in zip(values, tags, strict=True)
+        ]
+        scaled = [call(f"mul {x} k{i} -> {y}") for i, (x, y) in enumerate(zip(values, made, strict=True))]
+        return [[got[0], scaled[0], got[1], scaled[1]], [call("neg x -> a"), call("neg y -> b"), *sent]]
+
+    culprit = find_culprit(logs(("0", "1"), "ab", "pq"), logs(("1", "0"), "ba", "PQ"), {0: [("p", "P")]})
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator, culprit.rank, culprit.candidate) == ("reads", "recv_", 0, 0)

@@ -481,16 +481,40 @@ def rounded(rounds: bool) -> Mapping[str, Tensor]:
     return {"sum": (grads[0] + grads[1]).cos(), "w": w.detach() - grads[1]}
 
 
+def multiplied(halves: bool) -> Mapping[str, Tensor]:
+    """A product, which may be the sum of two products over halves of the inner dim."""
+    (x, w) = (each.detach().sin() for each in weights((5, 64), (64, 4)))
+    made = x[:, :32] @ w[:32] + x[:, 32:] @ w[32:] if halves else x @ w
+    return {"y": made.sin(), "z": made.cos()}
+
+
+def half(second: bool) -> Mapping[str, Tensor]:
+    """Both halves of a tensor, of which the second may be the first again."""
+    (x,) = (each.detach() for each in weights((4, 4)))
+    parts = [x[:2], x[:2] if second else x[2:]] if second else [*x.split(2)]
+    return {"first": parts[0].sin(), "second": parts[1].cos()}
+
+
 @pytest.mark.parametrize(
     ("step", "right", "wrong"),
     [
+        (multiplied, False, True),
+        (half, False, True),
         (halved_in_place, 0.5, None),
         (divided, 2.0, None),
         (drawn, 0, 1),
         (decayed, (0.9, 0.9), (0.9, 0.8)),
         (rounded, False, True),
     ],
-    ids=["shown by a record alone", "two inputs of a call", "another state", "of equal inputs", "in place, twice"],
+    ids=[
+        "in two halves",
+        "one half twice",
+        "shown by a record alone",
+        "two inputs of a call",
+        "another state",
+        "of equal inputs",
+        "in place, twice",
+    ],
 )
 def test_one_defect_is_one_verified_cause(tmp_path: Path, step: Any, right: Any, wrong: Any) -> None:
     _, found = Sides(tmp_path, partial(step, right), partial(step, wrong)).verified()

@@ -116,3 +116,28 @@ def test_a_call_with_a_wrong_input_matches_though_its_reader_reads_more_than_its
     assert matches(reference, placed) == [0, 1, None, 2]
     twice = [*placed[:3], call("gather V -> E", nowhere), call("div B E y -> C", nowhere, 0, 3, 1)]
     assert matches(reference, twice) == [None, 1, None, None, 2], "which of two is not known"
+
+
+def test_a_bucket_of_three_tensors_is_no_wrong_version_of_a_sequence_s_two_chunks() -> None:
+    reference = [call("cat a b -> c")]
+    assert matches(reference, [call("cat p q r -> P")]) == [None]
+    assert matches(reference, [call("cat A B -> C")]) == [0]
+    assert matches(reference, [call("cat a B e -> C")]) == [0], "a part is too many"
+
+
+def test_a_stage_that_sends_a_gradient_begins_no_new_step() -> None:
+    """The second micro-batch reads the first one's activation, and its call still matches that of its micro-batch."""
+    backward, update = CallSite("layers.0", "backward"), CallSite(None, "update")
+
+    def stage(read: str, made: str, sends: CallSite) -> list[Call]:
+        batches = [
+            [call(f"mm {x} w -> {y}", FORWARD), call(f"mul {y} g{turn} -> s{turn}{y}", backward)]
+            for turn, (x, y) in enumerate([("a", "p"), (read, made)], 1)
+        ]
+        numbered = [[each._replace(micro_batch=i) for each in calls] for i, calls in enumerate(batches, 1)]
+        last = [each._replace(micro_batch=3) for each in (call("mm c w -> r"), call("mul r g3 -> s3", backward))]
+        return [*numbered[0], call("send s1p -> s1p", sends), *numbered[1], *last]
+
+    reference, candidate = stage("b", "q", update), stage("a", "p", backward)
+    found = matches(reference, candidate)
+    assert [found[0], found[3]] == [0, 3]

@@ -126,18 +126,15 @@ def test_a_bucket_of_three_tensors_is_no_wrong_version_of_a_sequence_s_two_chunk
 
 
 def test_a_stage_that_sends_a_gradient_begins_no_new_step() -> None:
-    """The second micro-batch reads the first one's activation, and its call still matches that of its micro-batch."""
+    """From the second micro-batch on, the candidate reads the activation of the one before."""
     backward, update = CallSite("layers.0", "backward"), CallSite(None, "update")
 
-    def stage(read: str, made: str, sends: CallSite) -> list[Call]:
-        batches = [
-            [call(f"mm {x} w -> {y}", FORWARD), call(f"mul {y} g{turn} -> s{turn}{y}", backward)]
-            for turn, (x, y) in enumerate([("a", "p"), (read, made)], 1)
-        ]
-        numbered = [[each._replace(micro_batch=i) for each in calls] for i, calls in enumerate(batches, 1)]
-        last = [each._replace(micro_batch=3) for each in (call("mm c w -> r"), call("mul r g3 -> s3", backward))]
-        return [*numbered[0], call("send s1p -> s1p", sends), *numbered[1], *last]
+    def stage(sends: CallSite, *values: str) -> list[Call]:
+        found = list[Call]()
+        for number, value in enumerate(values, 1):
+            calls = [call(f"mm {value} w -> {value}w"), call(f"mul {value}w g{number} -> s{number}{value}", backward)]
+            calls += [call(f"send s{number}{value} -> s{number}{value}", sends)]
+            found += [each._replace(micro_batch=number) for each in calls]
+        return found
 
-    reference, candidate = stage("b", "q", update), stage("a", "p", backward)
-    found = matches(reference, candidate)
-    assert [found[0], found[3]] == [0, 3]
+    assert matches(stage(update, "a", "b", "c"), stage(backward, "a", "a", "b"))[::3] == [0, 3, 6]

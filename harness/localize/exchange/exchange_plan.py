@@ -666,7 +666,7 @@ class _Readers:
         """
         # With a wrong other input, an exchange of the output would hide a second defect.
         plan = _Draft()
-        self.passed.update((index, *self._same_defect_there(index)))
+        self.passed.add(index)
         for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
             call, other = self.log.log[reader], self.log.matching_call(reader)
             sides = zip(call.inputs, self.log.input_producers(reader), strict=False)
@@ -688,16 +688,6 @@ class _Readers:
         if index is None or self.log.matching_call(index) is not None:
             return False
         return self.log.reference.values.issuperset(self.log.read_behind(index))
-
-    def _same_defect_there(self, index: int) -> list[int]:
-        """Return the indices of calls with the same defect at the same place, such as for other tensors of a list.
-
-        A call for the other chunk is included.
-        """
-        blamed, right = self.log.log[index], self.log.reference.values
-        kind = blamed.operator, blamed.place[:2]
-        alike = [i for i, call in enumerate(self.log.log) if (call.operator, call.place[:2]) == kind]
-        return [i for i in alike if self.log.reads_right_values(i) and right.isdisjoint(self.log.log[i].outputs)]
 
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
         """Return the exchanges for a call that only the reference makes."""

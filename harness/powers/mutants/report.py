@@ -16,6 +16,9 @@ from bitproof.harness.report.markdown_text import inline, rows_of
 from bitproof.harness.validate import parse, read
 
 MAX_BYTES = 64 * 2**20
+MAX_EXPECTED = 4
+"""The maximum number of places shown where a fault could be found."""
+
 TOTAL = "all"
 HEADERS = (
     "family",
@@ -40,7 +43,9 @@ def line_of(outcome: FaultOutcome) -> str:
         words.append(f"it holds {outcome.holds}")
     # None stands for a part that was not judged, so only False counts.
     if outcome.is_blamed_wrong:
-        words.append(f"expected {' or '.join(dict.fromkeys(outcome.expected))}")
+        known = [*dict.fromkeys(outcome.expected)]
+        more = f" or {len(known) - MAX_EXPECTED} others" if len(known) > MAX_EXPECTED else ""
+        words.append(f"expected {' or '.join(known[:MAX_EXPECTED])}{more}")
     if outcome.reason and outcome.status != "killed":
         words.append(outcome.reason.splitlines()[0])
     return "; ".join(words)

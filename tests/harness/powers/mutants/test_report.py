@@ -19,7 +19,7 @@ from bitproof.harness.powers.mutants.report import (
     summary_lines,
     table_into,
 )
-from bitproof.harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict
+from bitproof.harness.records import BlamedCall, FaultOutcome, FaultsFound, Score, Verdict, Verification
 
 KILLED = FaultOutcome(
     fault="relu-for-silu",
@@ -63,6 +63,26 @@ def test_a_line_says_what_was_blamed_and_what_was_expected_where_that_is_another
     )
     assert line_of(ELSEWHERE).endswith("; expected relu of layers.1.moe (forward, chunk 1)")
     assert line_of(LOST) == "lost in moe_seq: not struck, - in 1.5 s; it needs 3 ranks or more"
+
+
+def test_verified_causes_are_counted_and_those_among_them_that_are_wrong():
+    def with_status(outcome: FaultOutcome, status: str) -> FaultOutcome:
+        found = Verification(status=status, tensors=9, differing=4, remaining=0, reverse=True)
+        return replace(outcome, call=replace(outcome.call, verification=found))
+
+    right, wrong = with_status(KILLED, "verified"), with_status(ELSEWHERE, "verified")
+    score = Score.of([right, wrong, with_status(KILLED, "in part"), KILLED, SURVIVED])
+    assert (score.verified, score.verified_wrong) == ((2, 3), 1), "one was not to be verified, one has no cause"
+    assert "verified 2 of 3 (67%), verified but wrong 1, " in str(score)
+    assert "verified" not in str(Score.of([KILLED]))
+    assert line_of(right) == f"{line_of(KILLED)}, verified"
+    impossible = replace(score, verified_wrong=3).first_impossible_share
+    assert impossible is not None and impossible.name == "verified but wrong"
+
+
+def test_of_many_expected_places_the_first_are_shown():
+    places = tuple(f"mm of layers.{i} (forward)" for i in range(6))
+    assert line_of(replace(ELSEWHERE, expected=places)).endswith("layers.3 (forward) or 2 others")
 
 
 def test_families_have_a_row_each_and_all_of_them_one():

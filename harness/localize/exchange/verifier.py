@@ -41,7 +41,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
 from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
-from bitproof.harness.localize.logs.packing import name_of
+from bitproof.harness.localize.logs.packing import keeps_order, name_of
 from bitproof.harness.localize.logs.replay import (
     OTHER_TYPE,
     UNSTEADY,
@@ -575,6 +575,9 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         maker = producer_of(log.log, log.input_producers, culprit.candidate, position)
         if maker is None or (log.log[maker].view and not log.producers(maker)):
             continue  # it was there before the step
+        if culprit.how == "reads":  # a view of the whole computes nothing, so what it is a view of counts
+            while keeps_order(log.log[producer]) and (behind := log.input_producers(producer)[0]) is not None:
+                producer, value = behind, log.log[producer].inputs[0]
         own = log.read_behind(producer) if culprit.how == "reads" else set()
         if own and log.reference.values.issuperset(own):
             continue  # the value of an extra call that computes it of right values: this call should read another one

@@ -197,11 +197,12 @@ class CandidateLog(IndexedLog):
         calls.
 
         For example, an extra `all_reduce` sums a bucket, and right gradients are taken out of the sum. False for
-        constants and in-place calls.
+        constants, whichever call computes them, and in-place calls.
         """
         # Constants are no evidence, since zeros are everywhere; and an in-place call also overwrites a value.
         call, name = self.log[index], name_of(self.log[index])
-        if name in CONSTANTS or name.endswith("_") or not call.outputs:
+        constants = {x for other in (call, *self.reference.log) if name_of(other) in CONSTANTS for x in other.outputs}
+        if constants.issuperset(call.outputs) or name.endswith("_"):
             return False
         missing = set(call.outputs) - self.reference.values
         readers = [i for i, position in self.readers(index) if self.log[i].inputs[position] in missing]

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from bitproof.harness.case import Case
 from bitproof.harness.changes import Changes
 from bitproof.harness.cli.app import Expression
 from bitproof.harness.cli.arguments import CaseFiles, CaseNames, ReportDir, case_words, chosen_cases
@@ -51,6 +52,11 @@ DEFAULT_CASES = (
 )
 """The cases used if none is selected. Each fault goes into the first case that should detect it."""
 
+
+WORLD_SIZE = 4
+"""The ranks on which a case of `DEFAULT_CASES` runs that has more, if it has neither tensor ranks nor stages. Each group
+of such a case then has two ranks or more, and a run takes half the time.
+"""
 
 _OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout", "verify")
 _USUAL = {"steps": 2, "timeout": 120.0}
@@ -103,6 +109,8 @@ def faults_command(
         print("\n".join(list_faults(entries)))
         return
     cases = chosen_cases(expression, case_files, changes, DEFAULT_CASES, names)
+    if not (expression or names or case_files or changes.world_size):
+        cases = [on_fewer_ranks(case) for case in cases]
     chosen = [part for name in fault or () for part in ("--fault", name)]
     selection = ["-k", expression] if expression else names or case_words(case_files)
     call = shlex.join(["bitproof", "faults", *selection, *chosen, *to_argv(changes, options, usual=_USUAL)])
@@ -112,3 +120,10 @@ def faults_command(
     replay = [*to_argv(changes, options), *case_words(case_files, names)]
     status = faults(cases, entries, options, report_dir, everywhere=everywhere, replay=replay, page=into, resume=resume)
     raise typer.Exit(status)
+
+
+def on_fewer_ranks(case: Case) -> Case:
+    """Return the case on `WORLD_SIZE` ranks if it has a multiple of them, and neither tensor ranks nor stages."""
+    mesh = case.parallelism
+    is_plain = mesh.tp == mesh.pp == 1 and mesh.world_size % WORLD_SIZE == 0
+    return replace(case, parallelism=replace(mesh, world_size=WORLD_SIZE)) if is_plain else case

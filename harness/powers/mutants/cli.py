@@ -54,8 +54,9 @@ DEFAULT_CASES = (
 
 
 WORLD_SIZE = 4
-"""The ranks on which a case of `DEFAULT_CASES` runs that has more, if it has neither tensor ranks nor stages. Each group
-of such a case then has two ranks or more, and a run takes half the time.
+"""The ranks on which a case of `DEFAULT_CASES` runs if it has more, and neither tensor ranks nor stages.
+
+Each of its groups then has two ranks or more, and a run takes half the time.
 """
 
 _OPTIONS = ("candidate", "reference", "steps", "world_size", "observe", "device", "collectives", "timeout", "verify")

@@ -130,6 +130,7 @@ def plan_of(
     pairs = {rank: list(found) for rank, found in differing.items()}
     leads = _sites(culprit, logs)
     leads += _receivers(leads, logs)
+    leads += _in_its_place(leads, logs, pairs) if culprit.how == "misplaces" else []
     for rank, mine, theirs in [*leads, *_same_defect(culprit, logs, arguments or WrongArguments())]:
         if (rank, mine, theirs) in taken or (mine is not None and (rank, mine) in own):
             continue
@@ -229,6 +230,21 @@ def _receivers(sites: Sites, logs: Sequence[CandidateLog]) -> Sites:
                 if logs[rank].log[reader].collective and logs[rank].matching_call(reader) is None:
                     found |= dict(joined.together((rank, reader)))
     return [(rank, index, None) for rank, index in found.items() if rank not in known]
+
+
+def _in_its_place(sites: Sites, logs: Sequence[CandidateLog], differing: Mapping[int, Sequence[Pair]]) -> Sites:
+    """Return the calls whose outputs were exchanged with those of the misplaced calls `sites`.
+
+    For example, a tensor has the value of another tensor, which has a third one's, and that has the first one's.
+    """
+    found = Sites()
+    for rank, _, theirs in sites:
+        known, held = logs[rank].reference, dict(differing.get(rank, ()))
+        # Each record leads to the call that computes its value in the reference, up to the first one again.
+        while theirs is not None and (value := held.pop(next(iter(known.log[theirs].outputs), ""), None)) is not None:
+            if (theirs := known.producer(value)) is not None:
+                found.append((rank, logs[rank].matching_here(theirs), theirs))
+    return found
 
 
 def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: WrongArguments) -> Sites:

@@ -495,9 +495,19 @@ def half(second: bool) -> Mapping[str, Tensor]:
     return {"first": parts[0].sin(), "second": parts[1].cos()}
 
 
+def three(turned: bool) -> Mapping[str, Tensor]:
+    """Three gradients, which may stand in each other's places, and what an update computes of each."""
+    (x, w) = (each.detach().sin() for each in weights((4, 4), (4, 4)))
+    made = [x @ w, x - w, x * w]
+    grads = [*made[1:], made[0]] if turned else made
+    found = {f"grad {i}": grad for i, grad in enumerate(grads)}
+    return found | {f"param {i}": w.sub(grad, alpha=i + 1) for i, grad in enumerate(grads)}
+
+
 @pytest.mark.parametrize(
     ("step", "right", "wrong"),
     [
+        (three, False, True),
         (multiplied, False, True),
         (half, False, True),
         (halved_in_place, 0.5, None),
@@ -507,6 +517,7 @@ def half(second: bool) -> Mapping[str, Tensor]:
         (rounded, False, True),
     ],
     ids=[
+        "in each other's places",
         "in two halves",
         "one half twice",
         "shown by a record alone",

@@ -7,8 +7,8 @@
     python -m tests.figures NAME FILE... -- COMMAND...
 
 runs a command that leaves reports, and prints its figure from these: of a junit.xml (pytest and `bitproof run` write
-one) the tests or cases that passed; of a report.json of `bitproof faults` the faults that were killed or, for the figure
-`faults.causes`, the causes that were verified. Files that the command did not write do not count.
+one) the tests or cases that passed; of a report.json of `bitproof faults` the faults that were killed or, for the
+figure `faults.causes`, the causes that were verified. Files that the command did not write do not count.
 """
 
 from __future__ import annotations

@@ -251,7 +251,8 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
     """Return the other calls with the blamed call's defect, on any rank and in any direction.
 
     - If both systems make the blamed call: the calls with the same wrong argument. If the blamed call reads the wrong
-      one of several right values ("reads"), also the calls at the same place that read right values.
+      one of several right values ("reads"), also the calls at the same place that read right values. If it computes
+      another output of the same inputs and arguments, as a wrong kernel does, also the calls of its operator that do.
     - If only one system makes the blamed call: other calls that only this system makes, with the same operator and
       arguments, and the backward calls of these.
     """
@@ -262,10 +263,16 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
             alike = [i for i, call in enumerate(log.log) if not call.view and is_of_family(call, blamed, wrong)]
             pairs = ((i, log.matching_call(i)) for i in alike)
             there = set(log.there(blamed)) if culprit.how == "reads" else set()
+            is_kernel = culprit.how == "computes" and not wrong
             found += [
                 (rank, i, other)
                 for i, other in pairs
-                if other is not None and (arguments.has(log, i, other, wrong) or (i in there and _reads_right(log, i)))
+                if other is not None
+                and (
+                    arguments.has(log, i, other, wrong)
+                    or (i in there and _reads_right(log, i))
+                    or (is_kernel and log.log[i].operator == blamed.operator and _computes_otherwise(log, i, other))
+                )
             ]
         elif culprit.candidate is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
@@ -277,6 +284,12 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
             # If the candidate has the missing call's output from another call, nothing needs an exchange.
             found += [(rank, None, i) for i in alike if log.lacks(i) and log.matching_here(i) is None]
     return found
+
+
+def _computes_otherwise(log: CandidateLog, mine: int, theirs: int) -> bool:
+    call, partner = log.log[mine], log.reference.log[theirs]
+    is_same = (call.inputs, call.scalars) == (partner.inputs, partner.scalars)
+    return is_same and call.outputs != partner.outputs
 
 
 def _is_same_or_backward(call: Call, blamed: Call) -> bool:

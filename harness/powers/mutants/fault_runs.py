@@ -29,7 +29,7 @@ from bitproof.harness.errors import BitproofError, RankError, UsageError
 from bitproof.harness.execute.case_run import CaseRun
 from bitproof.harness.execute.requests import RunAnswer
 from bitproof.harness.execute.session import Client
-from bitproof.harness.localize.logs.replay import SPARE_BYTES, Replay, archive_of, archives_of, read_records
+from bitproof.harness.localize.logs.replay import SPARE_BYTES, Replay, archives_of
 from bitproof.harness.localize.search import Search, held_as
 from bitproof.harness.machine.devices import Placement
 from bitproof.harness.options import OnEvent, RunOptions
@@ -70,7 +70,6 @@ class FaultRuns:
         self._options = replace(options, control="never", inject=None)
         self._on_event = on_event
         self._reference: Recording | None = None
-        self._clean: Recording | None = None
         self._is_clean_when_logged: bool | None = None
         self._references: dict[int, Path] = {}
         self.cpu_seconds = 0.0
@@ -86,7 +85,7 @@ class FaultRuns:
         result = run.result()
         self.case = run.case  # includes solved placements, as in the recordings
         if shows_faults(result):
-            self._reference, self._clean = run.recording("reference"), run.recording("candidate")
+            self._reference = run.recording("reference")
         return result
 
     def outcome(self, entry: Entry) -> FaultOutcome:
@@ -169,34 +168,38 @@ class FaultRuns:
         """
         if not self._is_clean_when_logged_too():
             return None
-        run, folder = self._run_with(entry), archives_of(self._folder, "candidate")
         try:
-            answer = run.record("candidate", "replay1", out=folder, replay=self._logged(0))
-            # An error here is judged by the run of all steps, which then follows.
-            comparison, candidate = self._first_step(folder)
+            answer, candidate = self._logged_first_step(replace(self._options, inject=entry.name), entry.name)
         except BitproofError:
+            # An error here is judged by the run of all steps, which then follows.
             return None
+        comparison = self._compared_first_step(candidate)
         if comparison.verdict != Verdict.DIFFERENT:
             return None
         return self._judged(blank, entry, comparison, candidate, _sites(entry, answer), is_logged=True)
 
     def _is_clean_when_logged_too(self) -> bool:
         if self._is_clean_when_logged is None:
-            run, folder = self._clean_run(), self._folder / "clean"
             try:
-                run.record("candidate", "replay1", out=folder, replay=Replay(step=0, log=True))
-                self._is_clean_when_logged = self._first_step(folder)[0].verdict == Verdict.EQUAL
+                _, candidate = self._logged_first_step(self._options, "logged")
+                self._is_clean_when_logged = self._compared_first_step(candidate).verdict == Verdict.EQUAL
             except BitproofError:
                 self._is_clean_when_logged = False
         return self._is_clean_when_logged
 
-    def _first_step(self, folder: Path) -> tuple[Comparison, Recording]:
-        assert self._reference is not None and self._clean is not None, "begin comes first"
-        # The facts of the clean recording hold for this step as well; only the records come from the logged step.
-        candidate = self._clean.first_steps(1)
-        ranks = range(self.case.parallelism.world_size)
-        candidate.records = {key: row for rank in ranks for key, row in read_records(archive_of(folder, rank)).items()}
-        return compare(self._reference.first_steps(1), candidate, replace(self.case, steps=1)), candidate
+    def _logged_first_step(self, options: RunOptions, arm: str) -> tuple[RunAnswer, Recording]:
+        """Run the candidate's first step, and log its calls where a search expects them."""
+        run = CaseRun(replace(self.case, steps=1), self._placement, self._client, options, self._on_event)
+        run.watches[arm] = self._logged(0)
+        answer = run.record("candidate", arm, out=self._folder / "first-step")
+        archives = archives_of(self._folder, "candidate")
+        shutil.rmtree(archives, ignore_errors=True)
+        shutil.move(archives_of(run.archives, "candidate"), archives)
+        return answer, read_recording(self._folder / "first-step")
+
+    def _compared_first_step(self, candidate: Recording) -> Comparison:
+        assert self._reference is not None, "begin comes first"
+        return compare(self._reference.first_steps(1), candidate, replace(self.case, steps=1))
 
     def _judged(
         self,

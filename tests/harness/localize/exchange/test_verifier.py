@@ -495,6 +495,22 @@ def half(second: bool) -> Mapping[str, Tensor]:
     return {"first": parts[0].sin(), "second": parts[1].cos()}
 
 
+FACTOR = [2.0]
+"""What the kernel of `scaled` multiplies by: no log shows it."""
+
+
+@torch.library.custom_op("bitproof_tests::scaled", mutates_args=())
+def scaled(x: Tensor) -> Tensor:
+    return x * FACTOR[0]
+
+
+def of_a_kernel(factor: float) -> Mapping[str, Tensor]:
+    """Ten products, each of which a kernel scales."""
+    (x, w) = (each.detach().sin() for each in weights((4, 4), (4, 4)))
+    FACTOR[0] = factor
+    return {f"y{i}": scaled(x @ w + i).cos() for i in range(10)}
+
+
 def three(turned: bool) -> Mapping[str, Tensor]:
     """Three gradients, which may stand in each other's places, and what an update computes of each."""
     (x, w) = (each.detach().sin() for each in weights((4, 4), (4, 4)))
@@ -507,6 +523,7 @@ def three(turned: bool) -> Mapping[str, Tensor]:
 @pytest.mark.parametrize(
     ("step", "right", "wrong"),
     [
+        (of_a_kernel, 2.0, 3.0),
         (three, False, True),
         (multiplied, False, True),
         (half, False, True),
@@ -517,6 +534,7 @@ def three(turned: bool) -> Mapping[str, Tensor]:
         (rounded, False, True),
     ],
     ids=[
+        "of one kernel, ten times",
         "in each other's places",
         "in two halves",
         "one half twice",

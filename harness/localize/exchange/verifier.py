@@ -549,6 +549,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     - The call reads a wrong value, so an earlier call is wrong.
     - Only the reference makes the call, and it reads a value that the candidate does not have.
     - Only the candidate makes the call, but its output is a value that the reference also has.
+    - The call's output is in another tensor's place, but it reads what calls compute that only the candidate makes,
+      such as a bucket: these may have exchanged the values.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -570,11 +572,14 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     for position, (value, producer) in enumerate(
         zip(mine.inputs, log.input_producers(culprit.candidate), strict=False)
     ):
-        if producer is None or theirs[position : position + 1] == (value,):
+        is_as_due = theirs[position : position + 1] == (value,) and culprit.how != "misplaces"
+        if producer is None or is_as_due:
             continue
         maker = producer_of(log.log, log.input_producers, culprit.candidate, position)
         if maker is None or (log.log[maker].view and not log.producers(maker)):
             continue  # it was there before the step
+        if culprit.how == "misplaces" and log.matching_call(maker) is None:
+            return f"it reads what {log.log[maker]} gives, which the reference does not compute"
         if culprit.how == "reads":  # a view of the whole computes nothing, so what it is a view of counts
             while keeps_order(log.log[producer]) and (behind := log.input_producers(producer)[0]) is not None:
                 producer, value = behind, log.log[producer].inputs[0]

@@ -246,6 +246,23 @@ def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> Non
     assert wrong_input(replace(blamed, call=reference[0][0]), right) == ""
 
 
+def test_values_that_a_bucket_may_have_exchanged_are_no_misplaced_output() -> None:
+    place = CallSite("", "backward")
+
+    def call(operator: str, given: str, made: str, *producers: int | None) -> Call:
+        return Call(place, operator, tuple(given), tuple(made), producers=producers)
+
+    known = [call("reduce", "a", "r", None), call("reduce", "b", "s", None)]
+    known += [call("add", "rk", "p", 0, None), call("add", "sk", "q", 1, None)]
+    bucket = [call("cat", "ba", "P", None, None), call("gather", "P", "Q", 0)]
+    bucket += [call("split", "Q", "sr", 1)._replace(view=True), call("add", "sk", "q", 2, None)]
+    for calls, text in ((known, ""), ([*bucket, call("add", "rk", "p", 2, None)], "it reads what gather of ")):
+        log = CandidateLog(calls, ReferenceLog(known))
+        index = next(i for i, each in enumerate(calls) if each.outputs == ("q",))
+        blamed = Culprit(how="misplaces", call=calls[index], ranks=(0,), candidate=index, reference=3)
+        assert wrong_input(blamed, [log]).startswith(text) and bool(text) == bool(wrong_input(blamed, [log]))
+
+
 def test_a_candidate_that_raises_with_exchanged_values_leaves_the_cause_unverified(tmp_path: Path) -> None:
     sides = Sides(tmp_path, step, lambda: step(scale=0.25))
     run = sides.run_replay

@@ -637,7 +637,7 @@ class _Readers:
                 plan.reference[1:] = [later._replace(found="") for later in plan.reference[1:]]
         # If all readers of an output need the same value, the output itself is exchanged; else each reader's own input.
         for output, values in due.items():
-            # Views of one part are one value to the log, whoever reads it.
+            # In the log, views of one part have one producer, so each reader is exchanged by itself.
             if output is None or len(values) > 1 or (output in read_right and call.view):
                 plan.candidate += [swap for read, swap in at_readers if read == output]
                 continue

@@ -7,8 +7,8 @@
     python -m tests.figures NAME FILE... -- COMMAND...
 
 runs a command that leaves reports, and prints its figure from these: of a junit.xml (pytest and `bitproof run` write
-one) the tests or cases that passed; of a report.json of `bitproof faults` the faults that were killed or, for the
-figure `faults.causes`, the causes that were verified. Files that the command did not write do not count.
+one) the tests or cases that passed, of a report.json of `bitproof faults` the faults that were killed. Files that the
+command did not write do not count.
 """
 
 from __future__ import annotations
@@ -105,16 +105,10 @@ def printed_figures(lines: Iterable[str], name: str) -> list[float]:
     return found
 
 
-def num_passed(path: Path, name: str = "") -> int:
-    """How many tests or cases of a junit.xml passed, or how many faults of a report.json were killed.
-
-    For the figure `faults.causes`, how many causes were verified; 0 if one of these is wrong.
-    """
+def num_passed(path: Path) -> int:
+    """How many tests or cases of a junit.xml passed, or how many faults of a report.json were killed."""
     if path.suffix == ".json":
-        score = json.loads(path.read_text())["faults"]
-        if name != "faults.causes":
-            return int(score["killed"])
-        return 0 if score["verified_wrong"] else int(score["verified"][0])
+        return int(json.loads(path.read_text())["faults"]["killed"])
     cases = ElementTree.parse(path).getroot().iter("testcase")
     return sum(not any(each.find(tag) is not None for tag in ("failure", "error", "skipped")) for each in cases)
 
@@ -140,7 +134,7 @@ def main(words: list[str]) -> int:
     if len(written) < len(files):
         print(f"{name}: {len(files) - len(written)} of {len(files)} reports were not written: {', '.join(files)}")
         return status or 1
-    missed = figure(name, sum(num_passed(path, name) for path in written))
+    missed = figure(name, sum(map(num_passed, written)))
     return status or missed
 
 

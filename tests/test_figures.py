@@ -304,14 +304,6 @@ def test_only_tests_that_passed_count(tmp_path, what, passed):
     assert num_passed(file) == passed
 
 
-@pytest.mark.parametrize("wrong, counted", [(0, 5), (1, 0)])
-def test_causes_count_where_none_that_is_verified_is_wrong(tmp_path, wrong, counted):
-    file = tmp_path / "report.json"
-    score = {"killed": 9, "verified": [5, 6], "verified_wrong": wrong}
-    file.write_text(json.dumps({"faults": score}))
-    assert (num_passed(file), num_passed(file, "faults.causes")) == (9, counted)
-
-
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "script, status, said",

@@ -11,7 +11,7 @@ from typing import Any
 
 from bitproof.harness.errors import RecordingError
 from bitproof.harness.files.plain_files import read_plain
-from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score, share_in_words
+from bitproof.harness.records import SCHEMA, FaultOutcome, FaultsFound, Score, Verdict, share_in_words
 from bitproof.harness.report.markdown_text import inline, rows_of
 from bitproof.harness.validate import parse, read
 
@@ -46,7 +46,8 @@ def line_of(outcome: FaultOutcome) -> str:
         known = [*dict.fromkeys(outcome.expected)]
         more = f" or {len(known) - MAX_EXPECTED} others" if len(known) > MAX_EXPECTED else ""
         words.append(f"expected {' or '.join(known[:MAX_EXPECTED])}{more}")
-    if outcome.reason and outcome.status != "killed":
+    # The reason of a kill is shown where a search for its cause has failed.
+    if outcome.reason and (outcome.status != "killed" or (outcome.verdict == Verdict.DIFFERENT and not outcome.call)):
         words.append(outcome.reason.splitlines()[0])
     return "; ".join(words)
 

@@ -62,6 +62,8 @@ def test_a_line_says_what_was_blamed_and_what_was_expected_where_that_is_another
         "relu-for-silu in moe_seq: killed, DIFFERENT in 1.5 s; blamed relu of layers.1.moe (forward, chunk 1) on rank 0"
     )
     assert line_of(ELSEWHERE).endswith("; expected relu of layers.1.moe (forward, chunk 1)")
+    failed = replace(KILLED, call=None, reason="the replay that looks for the cause failed: no space\nleft")
+    assert line_of(failed).endswith("in 1.5 s; the replay that looks for the cause failed: no space")
     assert line_of(LOST) == "lost in moe_seq: not struck, - in 1.5 s; it needs 3 ranks or more"
 
 

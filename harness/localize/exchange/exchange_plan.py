@@ -2,7 +2,8 @@
 
 1. Both systems make the blamed call: its outputs are exchanged between them, on every rank on which it is blamed.
 2. Only the candidate makes it, as an extra call: its readers get the values that their matching calls read. In the
-   reference, these matching calls get the candidate's value. If a reader is extra too, its own readers are used.
+   reference, these matching calls get the candidate's value. If a reader is extra too, its own readers are used. The
+   reader of a `send` is the receiving rank's `recv_`.
 3. Only the reference makes it: as in 2, with the systems' roles changed.
 4. It reads a wrong value from before the step: all calls that read this value get the reference's value. So a wrong
    parameter is a single cause, although forward, backward and the optimizer read it.
@@ -15,6 +16,12 @@ Example for 2, where the candidate has an extra `mul`:
     reference    mm x w -> a                  sum a -> l
     candidate    mm x w -> a    mul a -> B    sum B -> L        B becomes a; in the reference, sum reads B
 
+If the candidate recomputes a value for backward, several of its calls match one call of the reference. If only the
+recomputed call is wrong, the reverse exchange is at the readers of the recomputed value, and not for the whole step:
+
+    reference    rsqrt v -> r    mul x r -> y (forward)                       mul g r -> h (backward)
+    candidate    rsqrt v -> r    mul x r -> y (forward)    rsqrt V -> R       mul g R -> H (backward)
+
 In all functions, `mine` is the index of a call, or the site of a value, in the candidate's log. `theirs` is the
 matching index or site in the reference's log.
 """
@@ -24,6 +31,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from bitproof.harness.compare.differing_settings import DifferingSetting
@@ -126,7 +134,7 @@ def plan_of(
     # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
     # the receiving call. `right` has, by site, the values that these exchanges insert.
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
-    own = set[tuple[int, int]]()
+    own, messages = set[tuple[int, int]](), _Messages(logs)
     pairs = {rank: list(found) for rank, found in differing.items()}
     leads = _sites(culprit, logs)
     leads += _receivers(leads, logs)
@@ -137,11 +145,12 @@ def plan_of(
         is_lead = (rank, mine, theirs) in leads
         taken.add((rank, mine, theirs))
         if mine is not None and theirs is not None and name_of(logs[rank].log[mine]) == "send":
-            rank, mine, theirs = _received(logs, rank, mine, theirs)
+            rank, mine, theirs = messages.receive_of(rank, mine) or (rank, mine, theirs)
         log = logs[rank]
         own |= {(rank, mine)} if mine is not None else set()
         # The blamed call is exchanged in any case. A further call is exchanged only if its inputs are right then.
-        draft = _checked(_drafted(culprit, _Readers(log, rank, pairs.get(rank, []), blocked), mine, theirs))
+        readers = _Readers(log, rank, pairs.get(rank, []), blocked, messages)
+        draft = _checked(readers.of_this_repeat(_drafted(culprit, readers, mine, theirs)))
         # A call that reads the wrong one of several right values never reads its matching call's inputs, so its
         # exchange has no condition.
         if not is_lead and not (culprit.how == "reads" and _reads_right(log, mine)):
@@ -178,18 +187,30 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
 
 
-def _received(logs: Sequence[CandidateLog], rank: int, mine: int, theirs: int) -> tuple[int, int, int]:
-    """Return the call that receives the message of a send, as (rank, index in the candidate's log, in the reference's).
+class _Messages:
+    """Finds the calls that receive the candidate's messages."""
 
-    `rank`, `mine` and `theirs` identify the send in the same way. They are returned if no receiving call is found.
-    """
-    sides = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
-    found = [
-        {peer: index for peer, index in side.together((rank, at)) if peer != rank}
-        for side, at in zip(sides, (mine, theirs), strict=True)
-    ]
-    peer = next((peer for peer in found[0] if peer in found[1]), None)
-    return (rank, mine, theirs) if peer is None else (peer, found[0][peer], found[1][peer])
+    def __init__(self, logs: Sequence[CandidateLog]) -> None:
+        self._logs = logs
+
+    @cached_property
+    def _joined(self) -> JoinedLogs:
+        return JoinedLogs([log.log for log in self._logs])
+
+    def receive_of(self, rank: int, send: int) -> tuple[int, int, int] | None:
+        """Return the call that receives the message of a send, as (rank, index in the candidate's log, in the
+        reference's); None if there is none, or the reference makes no such call.
+
+        `send` is the index of the sending call in the candidate's log of `rank`.
+        """
+        for peer, index in self._joined.together((rank, send)):
+            if peer != rank and (theirs := self._logs[peer].matching_call(index)) is not None:
+                return peer, index, theirs
+        return None
+
+    def log_of(self, rank: int) -> CandidateLog:
+        """Return a rank's log."""
+        return self._logs[rank]
 
 
 Sites = list[tuple[int, int | None, int | None]]
@@ -544,9 +565,14 @@ class _Readers:
     """
 
     def __init__(
-        self, log: CandidateLog, rank: int, pairs: Sequence[Pair], blocked: Collection[ValueSite] = ()
+        self,
+        log: CandidateLog,
+        rank: int,
+        pairs: Sequence[Pair],
+        blocked: Collection[ValueSite] = (),
+        messages: _Messages | None = None,
     ) -> None:
-        self.log, self.rank, self.pairs = log, rank, pairs
+        self.log, self.rank, self.pairs, self.messages = log, rank, pairs, messages
         self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}
         self.blocked_inputs = {site for site in blocked if site.is_input}
         self.passed = set[int]()
@@ -593,6 +619,9 @@ class _Readers:
         call, plan = self.log.log[index], _Draft()
         if self._is_planned("candidate", index, depth):
             return plan
+        if self.messages is not None and name_of(call) == "send":
+            received = self.messages.receive_of(self.rank, index)
+            return _of_matching(self.messages.log_of(received[0]), *received) if received is not None else plan
         if self.is_blocked(index):
             return self._of_readers(index, depth)
         # Three collections, all by output: -1, -2, ... stand for aliases, and None for memory that several calls
@@ -783,6 +812,35 @@ class _Readers:
         if set(call.inputs) <= self.log.reference.values:
             return _of_matching(self.log, self.rank, mine, theirs)
         return _Draft(problems=[f"{call} also reads another value that is wrong"])
+
+    def of_this_repeat(self, draft: _Draft) -> _Draft:
+        """Return `draft` with reverse exchanges for a recomputed value's readers alone.
+
+        In the reference, one call stands for all calls that compute the value, so its own output stays right. Without
+        recomputed values, `draft` is returned.
+        """
+        if not any(swap.site.rank == self.rank and self.log.is_repeated(swap.site.call) for swap in draft.reference):
+            return draft
+        found, seen, pending = list[Swap](), set[tuple[int, int]](), list[tuple[int, int]]()
+        for site in (swap.site for swap in draft.candidate):
+            pending += [(site.call, site.position)] if site.is_input else self.log.readers(site.call)
+        while pending:
+            reader, position = pending.pop()
+            if (reader, position) in seen:
+                continue
+            seen.add((reader, position))
+            other = self.log.matching_call(reader)
+            if other is None or self.log.is_repeated(other):
+                pending += self.log.readers(reader)
+                continue
+            call, partner = self.log.log[reader], self.log.reference.log[other]
+            if len(call.inputs) != len(partner.inputs):
+                return draft
+            at = _position_there(call, partner, position)
+            if call.inputs[position] != partner.inputs[at]:
+                pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
+                found.append(self._at_reader_there(*pair))
+        return _Draft(draft.candidate, sorted(found, key=lambda swap: swap.site), draft.problems) if found else draft
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
         """Return the exchange that makes the call at the site `mine` in the candidate read the reference's value at

@@ -40,6 +40,10 @@ class CandidateLog(IndexedLog):
         """Return the index of the candidate's call that matches the reference's call `index`; None if there is none."""
         return self._matching.mine[index]
 
+    def is_repeated(self, index: int) -> bool:
+        """Whether several calls of the candidate match the reference's call `index`, as recomputed calls do."""
+        return index in self._matching.repeated
+
     def differs(self, index: int) -> bool:
         """Whether a call's output is wrong: it differs from that of the reference's matching call.
 

@@ -9,6 +9,9 @@ The origin of a call is its operator, module, direction, chunk, micro-batch and 
 5. Each remaining call is matched with the call of the same operator that shares the most inputs.
 6. Last, two remaining calls of the same operator are matched if matching calls read their outputs.
 
+A node that the candidate recomputes takes no part in this: it gets the match of the node that it repeats, also if it
+computes something else.
+
 Example, within one module:
 
     reference    mm x w -> a    mm y w -> b
@@ -17,7 +20,8 @@ Example, within one module:
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from difflib import SequenceMatcher
 
@@ -28,21 +32,22 @@ from bitproof.harness.localize.logs.reference_log import fits, in_any_order, val
 
 Key = Callable[[Call], Hashable]
 
-RECOMPUTED = "_recomputed"
+_RECOMPUTED = re.compile(r"_recomputed(_\d+)?")
 """The part of a node's name that marks a recomputed node: see `harness.graph.passes.rematerialize`."""
 
 
 class Matching:
     """The matching calls of a rank's log in the candidate and in the reference.
 
-    `theirs` has, for each call of the candidate, the index of its match or None; `mine` is the inverse. Recomputed
-    calls share a match.
+    - `theirs`: for each call of the candidate, the index of its match or None; `mine` is the inverse.
+    - `repeated`: the reference's calls that several calls of the candidate match, such as recomputed calls.
     """
 
     def __init__(self, candidate: Sequence[Call], reference: Sequence[Call]) -> None:
         self.calls = candidate, reference
         self.theirs: list[int | None] = [None] * len(candidate)
         self.mine: list[int | None] = [None] * len(reference)
+        self._first = _first_of_recomputed(candidate)
         # Receives come first, as messages match by their order and never by values. The keys go from the strictest to
         # the loosest: each step matches only calls that the steps before it have left.
         self._receives()
@@ -55,15 +60,16 @@ class Matching:
         self._nearest(range(len(candidate)), range(len(reference)))
         self._by_readers()
         self._repeats()
+        self.repeated = {index for index, count in Counter(self.theirs).items() if index is not None and count > 1}
 
     def _match_groups(self, origin: Key) -> None:
         """Group the unmatched calls of both systems by origin, and match the calls within each group."""
         groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
         for side, calls in enumerate(self.calls):
             # Only the strictest key keeps steps apart (see `_steps`): what it leaves may match across steps.
-            done, steps = (self.theirs, self.mine)[side], _steps(calls) if origin is _origin else [0] * len(calls)
+            steps = _steps(calls) if origin is _origin else [0] * len(calls)
             for index, call in enumerate(calls):
-                if done[index] is None:
+                if self._is_left(side, index):
                     groups[origin(call), steps[index]][side].append(index)
         for own, due in groups.values():
             if own and due:
@@ -123,7 +129,7 @@ class Matching:
             if self.mine[index] is None and known[index].outputs and name_of(known[index]) not in RECEIVES:
                 waiting[key(known[index])].append(index)
         for index in range(len(calls)) if own is None else own:
-            if self.theirs[index] is not None:
+            if not self._is_left(0, index):
                 continue
             # The first that may match, so that equal calls match in order.
             there = waiting.get(key(calls[index]), [])
@@ -155,7 +161,7 @@ class Matching:
                 waiting[known[index].operator].append(index)
         for index in own:
             call = calls[index]
-            if self.theirs[index] is not None:
+            if not self._is_left(0, index):
                 continue
             there = [i for i in waiting[call.operator] if _may_match(known[i], call)]
             shared = {i: len(set(known[i].inputs) & set(call.inputs)) for i in there}
@@ -185,22 +191,31 @@ class Matching:
 
     def _left_before(self, side: int, index: int) -> dict[str, list[int]]:
         """Return the unmatched producers of a call's inputs, by operator, in the order in which the call reads them."""
-        done, found = (self.theirs, self.mine)[side], defaultdict[str, list[int]](list)
+        found = defaultdict[str, list[int]](list)
         for producer in dict.fromkeys(self.calls[side][index].producers):
-            if producer is not None and done[producer] is None:
+            if producer is not None and self._is_left(side, producer):
                 found[self.calls[side][producer].operator].append(producer)
         return found
+
+    def _is_left(self, side: int, index: int) -> bool:
+        """Whether a call has no match yet and may get one of its own. `side` is 0 for the candidate."""
+        return (self.theirs, self.mine)[side][index] is None and (side == 1 or index not in self._first)
 
     def _pair(self, mine: int, theirs: int) -> None:
         self.theirs[mine], self.mine[theirs] = theirs, mine
 
     def _receives(self) -> None:
-        """Match receives in order: messages between two ranks arrive in the order in which they are sent."""
+        """Match receives in order: messages between two ranks arrive in the order in which they are sent.
+
+        Those of micro-batches are counted apart from others: PyTorch's stages first exchange the shapes of their
+        activations, where the candidate's know them.
+        """
         sides = [defaultdict[Hashable, list[int]](list), defaultdict[Hashable, list[int]](list)]
         for side, calls in zip(sides, self.calls, strict=True):
             for index, call in enumerate(calls):
                 if name_of(call) in RECEIVES:
-                    side[call.operator, call.peers].append(index)
+                    kind = call.micro_batch is None, call.place.direction == "update"
+                    side[call.operator, call.peers, *kind].append(index)
         for key, own in sides[0].items():
             if len(own) == len(due := sides[1][key]):
                 for mine, theirs in zip(own, due, strict=True):
@@ -213,7 +228,7 @@ class Matching:
         shown = {value: i for i, call in reversed([*enumerate(known)]) if call.view for value in call.outputs}
         for index, call in enumerate(calls):
             if (
-                self.theirs[index] is None
+                self._is_left(0, index)
                 and call.view
                 and call.outputs
                 and (other := shown.get(call.outputs[0])) is not None
@@ -223,12 +238,12 @@ class Matching:
                     self.mine[other] = index
 
     def _repeats(self) -> None:
-        """Match calls that repeat another call: a recomputed call, or a call with the same operator, inputs and
-        numbers.
+        """Match calls that repeat another call: recomputed ones, and those with the same operator, inputs and numbers.
 
         Such a call gets the match of the call that it repeats.
         """
-        nodes = {call.node: index for index, call in enumerate(self.calls[0]) if call.node is not None}
+        for again, first in self._first.items():
+            self.theirs[again] = self.theirs[first]
         for side, done in enumerate((self.theirs, self.mine)):
             asked: dict[Hashable, list[int]] = defaultdict(list)
             for index, call in enumerate(self.calls[1 - side]):
@@ -238,10 +253,20 @@ class Matching:
                     continue
                 there = asked.get((_inputs(call), call.scalars), [])
                 done[index] = next((i for i in there if _may_match(self.calls[1 - side][i], call)), None)
-                # A recomputed call with wrong inputs: its node's name has that of the first call in it.
-                if side == 0 and done[index] is None and RECOMPUTED in (call.node or ""):
-                    first = nodes.get((call.node or "").replace(RECOMPUTED, ""))
-                    done[index] = None if first is None else self.theirs[first]
+
+
+def _first_of_recomputed(calls: Sequence[Call]) -> dict[int, int]:
+    """Return, for each call of a recomputed node, the last call before it of the node that it repeats, in the same
+    micro-batch.
+    """
+    latest, found = dict[Hashable, int](), dict[int, int]()
+    for index, call in enumerate(calls):
+        if call.node is not None:
+            name = _RECOMPUTED.sub("", call.node)
+            if name != call.node and (name, call.micro_batch) in latest:
+                found[index] = latest[name, call.micro_batch]
+            latest[call.node, call.micro_batch] = index
+    return found
 
 
 def _steps(calls: Sequence[Call]) -> list[int]:

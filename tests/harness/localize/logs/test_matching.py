@@ -138,3 +138,29 @@ def test_a_stage_that_sends_a_gradient_begins_no_new_step() -> None:
         return found
 
     assert matches(stage(update, "a", "b", "c"), stage(backward, "a", "a", "b"))[::3] == [0, 3, 6]
+
+
+def test_a_recomputed_node_matches_what_its_first_run_matches_though_another_call_is_more_alike() -> None:
+    reference = [call("mm x w -> a"), call("copy a -> b"), call("copy w -> v")]
+    first, again = call("copy a -> b")._replace(node="copy_7"), call("copy A -> B")._replace(node="copy_7_recomputed_1")
+    assert matches(reference, [reference[0], first, call("mm X w -> A"), again]) == [0, 1, None, 1]
+    assert Matching([reference[0], first, call("mm X w -> A"), again], reference).repeated == {1}
+
+
+def test_a_recomputed_node_repeats_the_run_of_its_own_micro_batch() -> None:
+    def run(text: str, micro_batch: int, node: str | None = None) -> Call:
+        return call(text)._replace(micro_batch=micro_batch, node=node)
+
+    reference = [run("silu a -> b", 1), run("silu c -> d", 2)]
+    candidate = [run("silu a -> b", 1, "silu_1"), run("silu c -> d", 2, "silu_1")]
+    candidate += [run("silu A -> B", 1, "silu_1_recomputed"), run("silu C -> D", 2, "silu_1_recomputed")]
+    assert matches(reference, candidate) == [0, 1, 0, 1]
+
+
+def test_messages_of_micro_batches_match_though_one_system_first_sends_a_shape() -> None:
+    def receive(made: str, direction: str, micro_batch: int | None) -> Call:
+        place = CallSite("", direction)
+        return call(f"recv_ e -> {made}", place)._replace(collective=True, peers=(1, 0), micro_batch=micro_batch)
+
+    reference = [receive("shape", "forward", None), receive("a", "forward", 2), receive("b", "backward", 2)]
+    assert matches(reference, [receive("A", "backward", 1), receive("B", "backward", 2)]) == [1, 2]

@@ -1,0 +1,53 @@
+"""Which values a plan exchanges, and at which calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.exchange_plan import Swap, plan_of
+from bitproof.harness.localize.logs.calls import Call, CallSite
+from bitproof.harness.localize.logs.candidate_log import CandidateLog
+from bitproof.harness.localize.logs.reference_log import ReferenceLog
+
+PLACE = CallSite("", "forward")
+
+
+def call(operator: str, given: str, made: str, *producers: int | None, node: str | None = None) -> Call:
+    return Call(PLACE, operator, tuple(given), tuple(made), producers=producers, node=node)
+
+
+def sites(swaps: Sequence[Swap]) -> list[tuple[int, int, int, bool, str, str]]:
+    return [(*swap.site, swap.found, swap.wanted) for swap in swaps]
+
+
+def test_a_recomputed_value_is_exchanged_in_the_reference_at_its_own_readers() -> None:
+    reference = [call("mm", "xw", "a", None, None), call("silu", "a", "b", 0), call("mul", "bg", "c", 1, None)]
+    again = [call("mm", "xW", "A", None, None, node="mm_recomputed"), call("silu", "A", "B", 2, node="silu_recomputed")]
+    candidate = [reference[0]._replace(node="mm"), reference[1]._replace(node="silu"), *again]
+    candidate += [call("mul", "Bg", "C", 3, None)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="computes", call=candidate[2], ranks=(0,), candidate=2, reference=0)
+    [group] = plan_of(blamed, [log], {0: [("c", "C")]}).groups
+    assert sites(group.candidate) == [(0, 2, 0, False, "A", "a")]
+    assert sites(group.reference) == [(0, 2, 0, True, "b", "B")], "the forward reads the right value on"
+
+
+def test_an_extra_call_that_only_a_send_reads_is_exchanged_at_the_receiving_rank() -> None:
+    def send(given: str, producer: int) -> Call:
+        return call("send", given, "", producer)._replace(collective=True, peers=(0, 1))
+
+    def receive(made: str) -> Call:
+        return call("recv_", "e", made, None)._replace(collective=True, peers=(0, 1))
+
+    start = call("mm", "xw", "a", None, None)
+    logs = [
+        CandidateLog([start, call("div", "a", "A", 0), send("A", 1)], ReferenceLog([start, send("a", 0)])),
+        CandidateLog([receive("A")], ReferenceLog([receive("a")])),
+    ]
+    blamed = Culprit(how="adds", call=logs[0].log[1], ranks=(0,), candidate=1, reference=None)
+    plan = plan_of(blamed, logs, {1: [("a", "A")]})
+    assert not plan.problems
+    [group] = plan.groups
+    assert sites(group.candidate) == [(1, 0, 0, False, "A", "a")]
+    assert sites(group.reference) == [(1, 0, 0, False, "a", "A")]

@@ -34,15 +34,17 @@ def test_a_recomputed_value_is_exchanged_in_the_reference_at_its_own_readers() -
 
 
 def test_an_extra_call_that_only_a_send_reads_is_exchanged_at_the_receiving_rank() -> None:
-    def send(given: str, producer: int) -> Call:
-        return call("send", given, "", producer)._replace(collective=True, peers=(0, 1))
+    def send(given: str, producer: int, direction: str) -> Call:
+        place = CallSite("", direction)
+        return call("send", given, "", producer)._replace(place=place, collective=True, peers=(0, 1))
 
     def receive(made: str) -> Call:
         return call("recv_", "e", made, None)._replace(collective=True, peers=(0, 1))
 
     start = call("mm", "xw", "a", None, None)
+    candidate, reference = [start, call("div", "a", "A", 0), send("A", 1, "backward")], [start, send("a", 0, "forward")]
     logs = [
-        CandidateLog([start, call("div", "a", "A", 0), send("A", 1)], ReferenceLog([start, send("a", 0)])),
+        CandidateLog(candidate, ReferenceLog(reference)),
         CandidateLog([receive("A")], ReferenceLog([receive("a")])),
     ]
     blamed = Culprit(how="adds", call=logs[0].log[1], ranks=(0,), candidate=1, reference=None)

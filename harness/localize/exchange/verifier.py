@@ -548,7 +548,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     The reasons are:
     - The call reads a wrong value, so an earlier call is wrong.
     - Only the reference makes the call, and it reads a value that the candidate does not have.
-    - Only the candidate makes the call, but its output is a value that the reference also has.
+    - Only the candidate makes the call, but its output is a value that the reference also has, and that a reader needs.
     - The call's output is in another tensor's place, but it reads what calls compute that only the candidate makes,
       such as a bucket: these may have exchanged the values.
     """
@@ -562,7 +562,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         return text
     # A view in place of another takes another part of the same tensor, which may be right elsewhere.
     takes_another_part = mine.view and culprit.instead_of is not None
-    if culprit.how == "adds" and not takes_another_part and log.makes_right_values(culprit.candidate):
+    is_right = log.makes_right_values(culprit.candidate) and not _is_wrong_for_readers(log, culprit.candidate)
+    if culprit.how == "adds" and not takes_another_part and is_right:
         return f"what {mine} gives is right: the reference has it, too"
     theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
     if mine.collective and (text := _wrong_peer(culprit, logs)):
@@ -591,6 +592,20 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         if log.matching_call(producer) is not None and not log.is_as_matched(producer, value):
             return f"it reads what {log.log[producer]} gives, which differs from what its matching call gives"
     return ""
+
+
+def _is_wrong_for_readers(log: CandidateLog, index: int) -> bool:
+    """Whether all readers of a call with a match need another value in place of each output of it that they read.
+
+    For example, an extra `reload` returns another tensor than the one that is needed there. False without such readers.
+    """
+    outputs, due = set(log.log[index].outputs), list[tuple[str, str]]()
+    for reader, position in log.readers(index):
+        other = log.matching_call(reader)
+        wanted = log.reference.log[other].inputs if other is not None else ()
+        if len(wanted) == len(log.log[reader].inputs):
+            due.append((log.log[reader].inputs[position], wanted[position]))
+    return bool(due) and all(found in outputs and found != wanted for found, wanted in due)
 
 
 def _only_moves(log: CandidateLog, index: int) -> bool:

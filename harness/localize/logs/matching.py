@@ -2,7 +2,8 @@
 
 The origin of a call is its operator, module, direction, chunk, micro-batch and part.
 
-1. Calls of one origin are matched by equal inputs and outputs, then by equal inputs, then by equal outputs.
+1. Calls of one origin are matched by equal inputs and outputs, then by equal inputs, then by equal outputs, then by the
+   calls whose outputs they read: if only one system casts a value, the calls that read the cast value still match.
 2. If equally many calls of an origin remain in both systems, these are matched in order.
 3. Other calls may have moved, so they are matched by the same outputs, then by the same inputs, in any module.
 4. Views that return the same value by different operators are matched, such as `slice` with a half of `split`.
@@ -75,12 +76,54 @@ class Matching:
             if own and due:
                 for key in (_computation, _question, _result):
                     self._match(key, own, due)
+                self._match_by_sources(own, due)
                 # A call that returns its input unchanged is no wrong version of one that computes.
                 for is_copy in (False, True):
                     self._match_in_order(
                         [i for i in own if self.theirs[i] is None and self._copies(0, i) == is_copy],
                         [i for i in due if self.mine[i] is None and self._copies(1, i) == is_copy],
                     )
+
+    def _match_by_sources(self, own: Sequence[int], due: Sequence[int]) -> None:
+        """Match calls of the candidate, `own`, with calls of the reference, `due`, that read outputs of matching calls
+        and have equal numbers.
+
+        A call without a match between them counts as no call if it reads a single tensor, such as a cast.
+        """
+        waiting: dict[Hashable, list[int]] = defaultdict(list)
+        for index in due:
+            if self.mine[index] is None and (sources := self._sources(1, index)) is not None:
+                waiting[sources].append(index)
+        for index in own:
+            if self.theirs[index] is None and (sources := self._sources(0, index)) is not None:
+                # Several calls with the same sources, such as two views of a tensor, are left for the next steps.
+                there = waiting.get(sources, [])
+                if (
+                    len(there) == 1
+                    and self._are_alike(index, there[0])
+                    and _may_match(self.calls[1][there[0]], self.calls[0][index])
+                ):
+                    self._pair(index, there.pop())
+
+    def _sources(self, side: int, index: int) -> tuple[Hashable, ...] | None:
+        """Return the numbers of a call and, for each input, the index in the reference of the matched call before it,
+        or the digest of a value from before the step.
+
+        None if an input comes from other calls, or if all are from before the step.
+        """
+        call, found = self.calls[side][index], list[Hashable]()
+        for value, producer in zip(call.inputs, call.producers, strict=False):
+            source, at = producer, index
+            while source is not None and (self.theirs, self.mine)[side][source] is None:
+                at, reads = source, self.calls[side][source]
+                if reads.operator == call.operator or len(reads.inputs) != 1:
+                    return None
+                source = reads.producers[0] if reads.producers else None
+            if source is None:
+                found.append(value if at == index else self.calls[side][at].inputs[0])
+            else:
+                found.append(self.theirs[source] if side == 0 else source)
+        return (call.scalars, *found) if any(isinstance(each, int) for each in found) else None
 
     def _match_in_order(self, own: Sequence[int], due: Sequence[int]) -> None:
         """Match the calls `own` with the calls `due` in order, if they are equally many.
@@ -94,10 +137,12 @@ class Matching:
             blocks = SequenceMatcher(a=sides[0], b=sides[1], autojunk=False).get_matching_blocks()
             pairs = [(own[a + i], due[b + i]) for a, b, size in blocks for i in range(size)]
         for mine, theirs in pairs:
-            if self._is_packed(0, mine) == self._is_packed(1, theirs) and self._joins(0, mine) == self._joins(
-                1, theirs
-            ):
+            if self._are_alike(mine, theirs):
                 self._pair(mine, theirs)
+
+    def _are_alike(self, mine: int, theirs: int) -> bool:
+        """Whether two calls both work on a bucket, or both do not, and join equally many values."""
+        return self._is_packed(0, mine) == self._is_packed(1, theirs) and self._joins(0, mine) == self._joins(1, theirs)
 
     def _joins(self, side: int, index: int) -> int | None:
         """Return the number of values that a call joins; None for a call that computes. The bucket of ten parameters is
@@ -124,19 +169,23 @@ class Matching:
         `own` and `due` are the candidate's and the reference's calls to match; None for all.
         """
         calls, known = self.calls
-        waiting: dict[Hashable, list[int]] = defaultdict(list)
-        for index in range(len(known)) if due is None else due:
-            if self.mine[index] is None and known[index].outputs and name_of(known[index]) not in RECEIVES:
-                waiting[key(known[index])].append(index)
-        for index in range(len(calls)) if own is None else own:
-            if not self._is_left(0, index):
-                continue
-            # The first that may match, so that equal calls match in order.
-            there = waiting.get(key(calls[index]), [])
-            other = next((i for i in there if _may_match(known[i], calls[index])), None)
-            if other is not None:
-                there.remove(other)
-                self._pair(index, other)
+        # Of equal calls, first those that read outputs of matching calls; the others match in order.
+        for by_producers in (True, False):
+            waiting: dict[Hashable, list[int]] = defaultdict(list)
+            for index in range(len(known)) if due is None else due:
+                if self.mine[index] is None and known[index].outputs and name_of(known[index]) not in RECEIVES:
+                    producers = known[index].producers if by_producers else ()
+                    waiting[key(known[index]), producers].append(index)
+            for index in range(len(calls)) if own is None else own:
+                if not self._is_left(0, index):
+                    continue
+                made = calls[index].producers if by_producers else ()
+                producers = tuple(by if by is None else self.theirs[by] for by in made)
+                there = waiting.get((key(calls[index]), producers), [])
+                other = next((i for i in there if _may_match(known[i], calls[index])), None)
+                if other is not None:
+                    there.remove(other)
+                    self._pair(index, other)
 
     def _is_packed(self, side: int, index: int) -> bool:
         """Whether a call is a collective of values that were joined or copied into a bucket.

@@ -164,3 +164,23 @@ def test_messages_of_micro_batches_match_though_one_system_first_sends_a_shape()
 
     reference = [receive("shape", "forward", None), receive("a", "forward", 2), receive("b", "backward", 2)]
     assert matches(reference, [receive("A", "backward", 1), receive("B", "backward", 2)]) == [1, 2]
+
+
+def test_a_call_behind_a_cast_that_only_one_system_makes_matches_by_what_is_cast() -> None:
+    reference = [call("index x -> a"), call("view a -> b", FORWARD, 0)]
+    reference += [call("index y -> c"), call("view c -> d", FORWARD, 2)]
+    candidate = [call("index y -> c"), call("cast c -> C", FORWARD, 0), call("view C -> D", FORWARD, 1)]
+    candidate += [call("index x -> a"), call("cast a -> A", FORWARD, 3), call("view A -> B", FORWARD, 4)]
+    assert matches(reference, candidate) == [2, None, 3, 0, None, 1]
+
+
+def test_of_calls_with_equal_values_those_match_that_read_matching_calls() -> None:
+    """Two layers compute the same; the candidate's first is wrong in its second call."""
+    layer = [
+        call("index x -> a"),
+        call("view a -> b", FORWARD, 0),
+        call("index x -> a"),
+        call("view a -> b", FORWARD, 2),
+    ]
+    wrong = [layer[0], call("view A -> B", FORWARD, 0), *layer[2:]]
+    assert matches(layer, wrong) == [0, 1, 2, 3]

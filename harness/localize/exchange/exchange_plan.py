@@ -793,6 +793,10 @@ class _Readers:
             made = self.log.producer(wanted, held)
             if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
                 continue
+            # The record's own call has a match with the wanted value: the missing call's output only equals it, as
+            # zeros do.
+            if (other := self.log.matching_call(made)) is not None and wanted in self.log.reference.log[other].outputs:
+                continue
             readers = [(self.log.matching_call(reader), position) for reader, position in self.log.readers(made)]
             due = [self.log.reference.log[other].inputs[at : at + 1] for other, at in readers if other is not None]
             # Another reader needs the value unchanged; or it is wrong already, and an earlier call is to blame.

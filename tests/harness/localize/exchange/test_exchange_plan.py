@@ -53,3 +53,13 @@ def test_an_extra_call_that_only_a_send_reads_is_exchanged_at_the_receiving_rank
     [group] = plan.groups
     assert sites(group.candidate) == [(1, 0, 0, False, "A", "a")]
     assert sites(group.reference) == [(1, 0, 0, False, "a", "A")]
+
+
+def test_a_record_of_zeros_is_not_exchanged_for_another_value_that_is_zero() -> None:
+    """Two gradients stand in each other's places; one is zeros, and so is an optimizer's average of it."""
+    start = [call("mm", "xw", "g", None, None), call("mm", "yw", "z", None, None)]
+    reference, candidate = [*start, call("adamw", "gz", "mz", 0, 1)], [*start, call("adamw", "zg", "zm", 1, 0)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="misplaces", call=candidate[1], ranks=(0,), candidate=1, reference=1)
+    groups = plan_of(blamed, [log], {0: [("g", "z"), ("z", "g"), ("m", "z"), ("z", "m")]}).groups
+    assert {swap.site.call for group in groups for swap in group.candidate if not swap.site.is_input} == {0}

@@ -260,11 +260,13 @@ def _in_its_place(sites: Sites, logs: Sequence[CandidateLog], differing: Mapping
     """
     found = Sites()
     for rank, _, theirs in sites:
-        known, held = logs[rank].reference, dict(differing.get(rank, ()))
+        # Of records with one value, such as zeros, the first counts.
+        known, held = logs[rank].reference, dict(reversed([*differing.get(rank, ())]))
+        wanted = first = next(iter(known.log[theirs].outputs), "") if theirs is not None else ""
         # Each record leads to the call that computes its value in the reference, up to the first one again.
-        while theirs is not None and (value := held.pop(next(iter(known.log[theirs].outputs), ""), None)) is not None:
-            if (theirs := known.producer(value)) is not None:
-                found.append((rank, logs[rank].matching_here(theirs), theirs))
+        while (value := held.pop(wanted, first)) != first and (theirs := known.producer(value)) is not None:
+            found.append((rank, logs[rank].matching_here(theirs), theirs))
+            wanted = value
     return found
 
 

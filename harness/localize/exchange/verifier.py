@@ -38,10 +38,10 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     of_setting,
     plan_of,
 )
-from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of
+from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of, returns_only_inputs
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
-from bitproof.harness.localize.logs.packing import keeps_order, name_of
+from bitproof.harness.localize.logs.packing import PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.replay import (
     OTHER_TYPE,
     UNSTEADY,
@@ -597,8 +597,11 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 def _is_wrong_for_readers(log: CandidateLog, index: int) -> bool:
     """Whether all readers of a call with a match need another value in place of each output of it that they read.
 
-    For example, an extra `reload` returns another tensor than the one that is needed there. False without such readers.
+    For example, a reduction needs the value before an extra cast to bfloat16, which the reference also makes elsewhere.
+    False without such readers, and for a call that only copies or joins: its reader reads the wrong tensor.
     """
+    if returns_only_inputs(log.log[index]) or name_of(log.log[index]) in PACKING:
+        return False
     outputs, due = set(log.log[index].outputs), list[tuple[str, str]]()
     for reader, position in log.readers(index):
         other = log.matching_call(reader)

@@ -246,16 +246,19 @@ def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> Non
     assert wrong_input(replace(blamed, call=reference[0][0]), right) == ""
 
 
-@pytest.mark.parametrize(("needed", "reason"), [("a", ""), ("b", "what load of ")])
+@pytest.mark.parametrize(
+    ("operator", "needed", "reason"),
+    [("cast", "a", ""), ("cast", "b", "what cast of "), ("clone", "a", "what clone of ")],
+)
 def test_an_extra_call_with_a_right_value_may_be_a_cause_only_where_no_reader_needs_it(
-    needed: str, reason: str
+    operator: str, needed: str, reason: str
 ) -> None:
     place = CallSite("", "forward")
     start = [Call(place, "mm", (x,), (y,), producers=(None,)) for x, y in zip("xy", "ab", strict=True)]
     known = [*start, Call(place, "mul", (needed,), ("c",), producers=("ab".index(needed),))]
-    load = Call(place, "load", ("k",), ("b",), producers=(None,))
-    log = CandidateLog([*start, load, Call(place, "mul", ("b",), ("C",), producers=(2,))], ReferenceLog(known))
-    blamed = Culprit(how="adds", call=load, ranks=(0,), candidate=2, reference=None)
+    extra = Call(place, operator, ("k",), ("b",), producers=(None,))
+    log = CandidateLog([*start, extra, Call(place, "mul", ("b",), ("C",), producers=(2,))], ReferenceLog(known))
+    blamed = Culprit(how="adds", call=extra, ranks=(0,), candidate=2, reference=None)
     assert wrong_input(blamed, [log]).startswith(reason) and bool(wrong_input(blamed, [log])) == bool(reason)
 
 

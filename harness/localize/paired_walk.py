@@ -357,8 +357,8 @@ class Walk:
         # `is_read_wrong`: both values are here and right, and the reader takes the wrong one. Constants and random
         # numbers do not count: an equal value elsewhere is chance.
         # Without `due`, the reference reads a value from before the step.
-        is_read_wrong = is_right and reader is not None and (due is None or self._is_before(rank, due, reader[0]))
-        is_read_wrong &= bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
+        is_evidence = is_right and bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
+        is_read_wrong = is_evidence and reader is not None and (due is None or self._is_before(rank, due, reader[0]))
         if due is not None and here is None:
             self.replaced[rank, mine] = due
         reads_wrong = computes and is_read_wrong and not is_between
@@ -366,6 +366,10 @@ class Walk:
             reads_wrong or (computes and not is_right and self._is_for_others(rank, mine, due, reader))
         ):
             return self._reads(rank, reader)
+        # A record has this right value, and the candidate computes the one that it should have as well.
+        is_elsewhere = computes and is_evidence and not is_between and reader is None
+        if is_elsewhere and here is not None and not log.differs(here):
+            return self._add(rank, here, due, "misplaces")
         if self._extra(rank, mine, weight=1):
             return True
         if here is not None and log.differs(here) and self._call(rank, here):

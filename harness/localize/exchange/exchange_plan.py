@@ -771,8 +771,10 @@ class _Readers:
                 own = self.may_take_outputs_of(mine, reader)
                 plan.add(self._of_join(mine, reader) if own else self._of_readers(mine, depth))
             elif self.log.log[mine].inputs[at] != reference.log[reader].inputs[position]:
-                plan.candidate.append(self._at_reader(here, there, in_place))
-                plan.reference.append(self._at_reader_there(here, there, in_place))
+                # A record that has the value read here shows this memory, so the memory itself gets the other value.
+                shown = (reference.log[reader].inputs[position], self.log.log[mine].inputs[at]) in self.pairs
+                plan.candidate.append(self._at_reader(here, there, in_place or shown))
+                plan.reference.append(self._at_reader_there(here, there, in_place or shown))
         # At the front, since the record is taken of the producer's output, before any reader.
         plan.candidate[:0], plan.reference[:0] = self._of_records(index)
         # The first exchange may be in place, and change the memory that the others read. So they accept any value.

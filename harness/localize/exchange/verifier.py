@@ -549,8 +549,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     - The call reads a wrong value, so an earlier call is wrong.
     - Only the reference makes the call, and it reads a value that the candidate does not have.
     - Only the candidate makes the call, but its output is a value that the reference also has, and that a reader needs.
-    - The call's output is in another tensor's place, but it reads what calls compute that only the candidate makes,
-      such as a bucket: these may have exchanged the values.
+    - The call's output is in another tensor's place, but it reads what only the candidate joins in a bucket, which may
+      have exchanged the values.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
@@ -579,7 +579,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         maker = producer_of(log.log, log.input_producers, culprit.candidate, position)
         if maker is None or (log.log[maker].view and not log.producers(maker)):
             continue  # it was there before the step
-        if culprit.how == "misplaces" and log.matching_call(maker) is None:
+        if culprit.how == "misplaces" and _is_of_a_bucket(log, maker):
             return f"it reads what {log.log[maker]} gives, which the reference does not compute"
         if culprit.how == "reads":  # a view of the whole computes nothing, so what it is a view of counts
             while keeps_order(log.log[producer]) and (behind := log.input_producers(producer)[0]) is not None:
@@ -592,6 +592,18 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         if log.matching_call(producer) is not None and not log.is_as_matched(producer, value):
             return f"it reads what {log.log[producer]} gives, which differs from what its matching call gives"
     return ""
+
+
+def _is_of_a_bucket(log: CandidateLog, index: int) -> bool:
+    """Whether a call returns what calls that only the candidate makes have joined: they may have exchanged values."""
+    pending, seen = [index], set[int]()
+    while pending:
+        if (current := pending.pop()) not in seen and log.matching_call(current) is None:
+            if name_of(log.log[current]) in PACKING and not log.log[current].view:
+                return True
+            seen.add(current)
+            pending += log.producers(current)
+    return False
 
 
 def _is_wrong_for_readers(log: CandidateLog, index: int) -> bool:

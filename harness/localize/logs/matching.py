@@ -162,7 +162,7 @@ class Matching:
         # Side and index are equal for no other call, so a call without circumstances matches none.
         return (calls[index].scalars, before) if is_known else (side, index)
 
-    def _match(self, key: Key, own: Iterable[int] | None = None, due: Iterable[int] | None = None) -> None:
+    def _match(self, key: Key, own: Sequence[int] | None = None, due: Sequence[int] | None = None) -> None:
         """Match unmatched calls in order, if the function `key` returns the same for them, and directions and chunks
         agree.
 

@@ -1038,3 +1038,14 @@ def test_a_stage_that_takes_another_message_is_blamed_if_the_messages_were_sent_
     culprit = find_culprit(logs(("0", "1"), "ab", "pq"), logs(("1", "0"), "ba", "PQ"), {0: [("p", "P")]})
     assert culprit is not None
     assert (culprit.how, culprit.call.operator, culprit.rank, culprit.candidate) == ("reads", "recv_", 0, 0)
+
+
+def test_a_gradient_that_an_extra_call_rightly_sums_but_that_is_not_joined_leads_to_the_call_that_joins() -> None:
+    """The record has this rank's sum, which the reference computes in place, and not the sum over ranks."""
+    mine = [call("mm x w -> a", BACKWARD), call("mm y w -> b", BACKWARD), call("recv e -> r", collective=True)]
+    update = CallSite(None, "update")
+    reference = [*mine, call("add_ a b -> s", BACKWARD), call("join s r -> g", update), call("sgd p g -> q", update)]
+    candidate = [*mine, call("add a b -> s", BACKWARD), call("join s r -> g", update), call("sgd p s -> Q", update)]
+    culprit = find_culprit([reference], [candidate], {0: [("g", "s"), ("q", "Q")]}, (0, ("g", "s")))
+    assert culprit is not None
+    assert (culprit.how, culprit.call.operator, culprit.candidate, culprit.reference) == ("misplaces", "join", 4, 4)

@@ -887,8 +887,10 @@ def _position_there(call: Call, partner: Call, position: int) -> int:
     have equally many inputs.
     """
     if len(call.inputs) == 2 and name_of(call) in COMMUTATIVE:
-        is_turned = call.inputs[1 - position] == partner.inputs[position] != call.inputs[position]
-        return 1 - position if is_turned else position
+        (mine, beside), (same, turned) = (
+            (inputs[position], inputs[1 - position]) for inputs in (call.inputs, partner.inputs)
+        )
+        return 1 - position if mine != same and (mine == turned or beside == same) else position
     return position
 
 

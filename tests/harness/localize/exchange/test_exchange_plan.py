@@ -63,3 +63,14 @@ def test_a_record_of_zeros_is_not_exchanged_for_another_value_that_is_zero() -> 
     blamed = Culprit(how="misplaces", call=candidate[1], ranks=(0,), candidate=1, reference=1)
     groups = plan_of(blamed, [log], {0: [("g", "z"), ("z", "g"), ("m", "z"), ("z", "m")]}).groups
     assert {swap.site.call for group in groups for swap in group.candidate if not swap.site.is_input} == {0, 1}
+
+
+def test_the_wrong_summand_is_exchanged_though_the_systems_add_in_another_order() -> None:
+    start = [call("mm", "xw", "a", None, None), call("mm", "yw", "b", None, None)]
+    reference = [*start, call("add", "ba", "c", 1, 0)]
+    candidate = [*start, call("zeros_like", "b", "Z", 1), call("add", "aZ", "C", 0, 2)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="adds", call=candidate[2], ranks=(0,), candidate=2, reference=None)
+    [group] = plan_of(blamed, [log], {0: [("c", "C")]}).groups
+    assert sites(group.candidate) == [(0, 2, 0, False, "Z", "b")]
+    assert sites(group.reference) == [(0, 2, 0, True, "b", "Z")]

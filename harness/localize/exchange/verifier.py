@@ -41,7 +41,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
 from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of, returns_only_inputs
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
-from bitproof.harness.localize.logs.packing import PACKING, keeps_order, name_of
+from bitproof.harness.localize.logs.packing import GATHERS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.replay import (
     OTHER_TYPE,
     UNSTEADY,
@@ -587,7 +587,9 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         own = log.read_behind(producer) if culprit.how == "reads" else set()
         if own and log.reference.values.issuperset(own):
             continue  # the value of an extra call that computes it of right values: this call should read another one
-        if value not in log.reference.values and not (culprit.how == "adds" and _only_moves(log, producer)):
+        if value not in log.reference.values and not (
+            culprit.how == "adds" and _only_moves(logs, culprit.rank, producer)
+        ):
             return f"it reads what {log.log[producer]} gives, which the reference does not have"
         if log.matching_call(producer) is not None and not log.is_as_matched(producer, value):
             return f"it reads what {log.log[producer]} gives, which differs from what its matching call gives"
@@ -623,20 +625,40 @@ def _is_wrong_for_readers(log: CandidateLog, index: int) -> bool:
     return bool(due) and all(found in outputs and found != wanted for found, wanted in due)
 
 
-def _only_moves(log: CandidateLog, index: int) -> bool:
-    """Whether a call that only the candidate makes just selects or copies right values, such as an element of a tensor.
+def _only_moves(logs: Sequence[CandidateLog], rank: int, index: int) -> bool:
+    """Whether a call that only the candidate makes just selects, copies or gathers right values, such as an element of
+    a tensor. `index` is the call's in the log of `rank`.
 
     If so, its output is right. False if the candidate lacks a selection that the reference makes: the call may be a
     wrong version of that selection.
     """
-    call = log.log[index]
-    if log.matching_call(index) is not None or not (call.view or log.packs(index) or name_of(call) == "copy_"):
+    log, call = logs[rank], logs[rank].log[index]
+    if log.matching_call(index) is not None:
         return False
-    sides = [*zip(call.inputs, log.input_producers(index), strict=False)]
-    sides = sides[1:] if name_of(call) == "copy_" else sides  # copy_ overwrites its first input
-    if _may_replace_part(log, {value for value, _ in sides}):
-        return False
-    return all(value in log.reference.values or (by is not None and _only_moves(log, by)) for value, by in sides)
+    if name_of(call) in GATHERS:
+        joined = JoinedLogs([each.log for each in logs])
+        return all(_reads_moved(logs, *site) for site in joined.together((rank, index)))
+    moves = call.view or log.packs(index) or name_of(call) == "copy_"
+    return (
+        moves
+        and not _may_replace_part(log, {value for value, _ in _moved(log, index)})
+        and _reads_moved(logs, rank, index)
+    )
+
+
+def _moved(log: CandidateLog, index: int) -> list[tuple[str, int | None]]:
+    """Return the inputs that a call may return, each with its producer: all but what `copy_` overwrites."""
+    sides = [*zip(log.log[index].inputs, log.input_producers(index), strict=False)]
+    return sides[1:] if name_of(log.log[index]) == "copy_" else sides
+
+
+def _reads_moved(logs: Sequence[CandidateLog], rank: int, index: int) -> bool:
+    """Whether a call reads right values only, or what calls return that just move such values."""
+    log = logs[rank]
+    return all(
+        value in log.reference.values or (by is not None and _only_moves(logs, rank, by))
+        for value, by in _moved(log, index)
+    )
 
 
 def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bitproof.harness.localize.logs.calls import Call
-from bitproof.harness.operators import named, names
+from bitproof.harness.operators import RowFlow, named, names
 
 PACKING = names(lambda row: row.packs)
 """Operators that join values, such as `cat`, or return parts of them, such as `split`."""
@@ -11,6 +11,8 @@ PACKING = names(lambda row: row.packs)
 CONSTANTS = names(lambda row: row.is_constant)
 """Operators whose values do not depend on their inputs' values."""
 
+GATHERS = names(lambda row: row.rows is RowFlow.ALL_GATHER)
+"""Collectives that join one value of each rank."""
 
 OVER_LISTS = ("_foreach_", "_fused_")
 """Prefixes of operators that compute each entry of their lists independently; logs have a call for each entry."""

@@ -601,3 +601,21 @@ def test_calls_whose_exchange_mends_nothing_are_no_causes_though_each_mends_what
     sides = Sides(tmp_path, reference, candidate)
     culprit, found = sides.verified(sides.blamed("mul"))
     assert (culprit.call.operator, found.status, found.causes) == ("div.Tensor", "verified", [])
+
+
+@pytest.mark.parametrize(("sent", "reason"), [("b", ""), ("B", "it reads what gather of ")])
+def test_a_wrong_part_of_what_a_bucket_gathers_is_a_cause_if_every_rank_gave_right_values(
+    sent: str, reason: str
+) -> None:
+    place, kinds = CallSite("", "forward"), {"collective": True, "peers": (0, 1)}
+
+    def rank(own: str) -> list[Call]:
+        gather = Call(place, "all_gather_into_tensor", ("P" + own,), ("Q",), producers=(0,), **kinds)
+        return [Call(place, "cat", (own,), ("P" + own,), producers=(None,)), gather]
+
+    roll = Call(place, "roll", ("Q",), ("R",), producers=(1,))
+    known = [Call(place, "mm", (value,), (value + "w",), producers=(None,)) for value in "ab"]
+    logs = [CandidateLog([*rank(own), roll], ReferenceLog(known)) for own in ("a", sent)]
+    blamed = Culprit(how="adds", call=roll, ranks=(0,), candidate=2, reference=None)
+    text = wrong_input(blamed, logs).replace("all_gather_into_tensor", "gather")
+    assert text.startswith(reason) and bool(text) == bool(reason)

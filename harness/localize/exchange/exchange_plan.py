@@ -652,7 +652,7 @@ class _Readers:
             # the right value too.
             is_written = output is not None and output >= 0
             at_readers.append((output, self._at_reader(*pair, in_place=not is_written)))
-            plan.reference.append(self._at_reader_there(*pair, in_place=name_of(call).endswith("_")))
+            plan.reference += self._at_readers_there(*pair, in_place=name_of(call).endswith("_"))
         # A record that shows an output of this call counts as a reader of it.
         # The reference's value is that of the first call with the record's digest.
         for wanted, held in self.pairs:
@@ -716,7 +716,7 @@ class _Readers:
                 if due[position : position + 1] == (wrong[call.inputs[position]],):
                     pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, position, True)
                     plan.candidate.append(self._at_reader(*pair))
-                    plan.reference.append(self._at_reader_there(*pair))
+                    plan.reference += self._at_readers_there(*pair)
         return _checked(plan)
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
@@ -774,7 +774,7 @@ class _Readers:
                 # A record that has the value read here shows this memory, so the memory itself gets the other value.
                 shown = (reference.log[reader].inputs[position], self.log.log[mine].inputs[at]) in self.pairs
                 plan.candidate.append(self._at_reader(here, there, in_place or shown))
-                plan.reference.append(self._at_reader_there(here, there, in_place or shown))
+                plan.reference += self._at_readers_there(here, there, in_place or shown)
         # At the front, since the record is taken of the producer's output, before any reader.
         plan.candidate[:0], plan.reference[:0] = self._of_records(index)
         # The first exchange may be in place, and change the memory that the others read. So they accept any value.
@@ -847,7 +847,7 @@ class _Readers:
             at = _position_there(call, partner, position)
             if call.inputs[position] != partner.inputs[at]:
                 pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
-                found.append(self._at_reader_there(*pair))
+                found += self._at_readers_there(*pair)
         return _Draft(draft.candidate, sorted(found, key=lambda swap: swap.site), draft.problems) if found else draft
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
@@ -859,14 +859,19 @@ class _Readers:
         found, wanted = call.inputs[mine.position], partner.inputs[theirs.position]
         return Swap(mine, value, call.operator, found, wanted, in_place=in_place)
 
-    def _at_reader_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
-        """Return the reverse exchange: the call at the site `theirs` in the reference reads the candidate's value
-        `mine`.
+    def _at_readers_there(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> list[Swap]:
+        """Return the reverse exchanges: the call at the site `theirs` in the reference, and all other calls that the
+        candidate's call at `mine` matches, read the candidate's value.
         """
         call, partner = self.log.log[mine.call], self.log.reference.log[theirs.call]
         value = _source(self.log, self.rank, mine.call, mine.position)
         found, wanted = partner.inputs[theirs.position], call.inputs[mine.position]
-        return Swap(theirs, value, partner.operator, found, wanted, in_place=in_place)
+        again = {theirs.call, *self.log.all_matching_there(mine.call)}
+        return [
+            Swap(theirs._replace(call=each), value, partner.operator, found, wanted, in_place=in_place)
+            for each in sorted(again)
+            if self.log.reference.log[each].inputs == partner.inputs
+        ]
 
 
 def _output_with(call: Call, value: str) -> int | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from typing import Literal
 
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned, returns_only_inputs
@@ -39,6 +40,21 @@ class CandidateLog(IndexedLog):
     def matching_here(self, index: int) -> int | None:
         """Return the index of the candidate's call that matches the reference's call `index`; None if there is none."""
         return self._matching.mine[index]
+
+    def all_matching_there(self, index: int) -> Sequence[int]:
+        """Return the indices of all calls of the reference that the candidate's call `index` matches.
+
+        There are several if the reference computes a value again that the candidate computes once.
+        """
+        return self._all_matching_there.get(index, ())
+
+    @cached_property
+    def _all_matching_there(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for theirs, mine in enumerate(self._matching.mine):
+            if mine is not None:
+                found[mine].append(theirs)
+        return found
 
     def is_repeated(self, index: int) -> bool:
         """Whether several calls of the candidate match the reference's call `index`, as recomputed calls do."""

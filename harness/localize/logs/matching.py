@@ -289,7 +289,8 @@ class Matching:
     def _repeats(self) -> None:
         """Match calls that repeat another call: recomputed ones, and those with the same operator, inputs and numbers.
 
-        Such a call gets the match of the call that it repeats.
+        Such a call gets the match of the call that it repeats. For example, the reference gathers a parameter for each
+        chunk, and the candidate once, so both gathers of the reference match that of the candidate.
         """
         for again, first in self._first.items():
             self.theirs[again] = self.theirs[first]
@@ -302,6 +303,20 @@ class Matching:
                     continue
                 there = asked.get((_inputs(call), call.scalars), [])
                 done[index] = next((i for i in there if _may_match(self.calls[1 - side][i], call)), None)
+        self._same_there()
+
+    def _same_there(self) -> None:
+        """Give several calls of the reference that compute the same, such as gathers for each chunk, one match, also if
+        that is wrong.
+        """
+        calls, known = self.calls[0], dict[Hashable, int]()
+        for index, call in enumerate(self.calls[1]):
+            if (mine := self.mine[index]) is not None:
+                known.setdefault((_computation(call), call.scalars), mine)
+        for index, call in enumerate(self.calls[1]):
+            match = known.get((_computation(call), call.scalars))
+            if self.mine[index] is None and call.inputs and match is not None and _may_match(call, calls[match]):
+                self.mine[index] = match
 
 
 def _first_of_recomputed(calls: Sequence[Call]) -> dict[int, int]:

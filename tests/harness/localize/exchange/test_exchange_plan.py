@@ -74,3 +74,16 @@ def test_the_wrong_summand_is_exchanged_though_the_systems_add_in_another_order(
     [group] = plan_of(blamed, [log], {0: [("c", "C")]}).groups
     assert sites(group.candidate) == [(0, 2, 0, False, "Z", "b")]
     assert sites(group.reference) == [(0, 2, 0, True, "b", "Z")]
+
+
+def test_the_reverse_exchange_is_at_both_calls_for_which_the_candidate_s_single_call_stands() -> None:
+    place = [CallSite("", "forward", chunk) for chunk in (0, 1)]
+    reference = [call("t", "w", "v", None)._replace(place=place[0]), call("mm", "xv", "a", None, 0)]
+    reference += [call("t", "w", "v", None)._replace(place=place[1]), call("mm", "yv", "b", None, 2)]
+    candidate = [call("roll", "w", "W", None), call("t", "W", "V", 0), call("mm", "xV", "A", None, 1)]
+    candidate += [call("mm", "yV", "B", None, 1)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="adds", call=candidate[0], ranks=(0,), candidate=0, reference=None)
+    [group] = plan_of(blamed, [log], {0: [("a", "A"), ("b", "B")]}).groups
+    assert sites(group.candidate) == [(0, 0, 0, False, "W", "w")]
+    assert sites(group.reference) == [(0, 0, 0, True, "w", "W"), (0, 2, 0, True, "w", "W")]

@@ -184,3 +184,11 @@ def test_of_calls_with_equal_values_those_match_that_read_matching_calls() -> No
     ]
     wrong = [layer[0], call("view A -> B", FORWARD, 0), *layer[2:]]
     assert matches(layer, wrong) == [0, 1, 2, 3]
+
+
+def test_calls_of_the_reference_that_compute_the_same_have_one_match_though_that_is_wrong() -> None:
+    reference = [call("gather p -> w", CHUNK_0), call("t w -> v", CHUNK_0, 0)]
+    reference += [call("gather p -> w", CHUNK_1), call("t w -> v", CHUNK_1, 2), call("mm x v -> y", CHUNK_1, None, 3)]
+    candidate = [call("bucket p -> W"), call("t W -> V", FORWARD, 0), call("mm x V -> Y", CHUNK_1, None, 1)]
+    matching = Matching(candidate, reference)
+    assert (matching.theirs, matching.mine) == ([None, 3, 4], [None, 1, None, 1, 2])

@@ -825,9 +825,11 @@ class _Readers:
         """Return `draft` with reverse exchanges for a recomputed value's readers alone.
 
         In the reference, one call stands for all calls that compute the value, so its own output stays right. Without
-        recomputed values, `draft` is returned.
+        recomputed values, `draft` is returned; also if a record shows the value, as a record has no reader.
         """
-        if not any(swap.site.rank == self.rank and self.log.is_repeated(swap.site.call) for swap in draft.reference):
+        shown = {held for _, held in self.pairs}
+        repeats = (swap.site.rank == self.rank and self.log.is_repeated(swap.site.call) for swap in draft.reference)
+        if not any(repeats) or any(swap.found in shown for swap in draft.candidate):
             return draft
         found, seen, pending = list[Swap](), set[tuple[int, int]](), list[tuple[int, int]]()
         for site in (swap.site for swap in draft.candidate):

@@ -87,3 +87,14 @@ def test_the_reverse_exchange_is_at_both_calls_for_which_the_candidate_s_single_
     [group] = plan_of(blamed, [log], {0: [("a", "A"), ("b", "B")]}).groups
     assert sites(group.candidate) == [(0, 0, 0, False, "W", "w")]
     assert sites(group.reference) == [(0, 0, 0, True, "w", "W"), (0, 2, 0, True, "w", "W")]
+
+
+def test_a_value_that_a_record_shows_is_exchanged_itself_though_two_calls_stand_for_one() -> None:
+    """The candidate counts again for backward, and what it counts is recorded."""
+    reference = [call("add_", "nk", "a", None, None), call("stack", "a", "s", 0)]
+    candidate = [reference[0]._replace(node="add"), call("add_", "ak", "B", 0, None, node="add_recomputed")]
+    candidate += [call("stack", "B", "S", 1)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="reads", call=candidate[1], ranks=(0,), candidate=1, reference=0)
+    [group] = plan_of(blamed, [log], {0: [("a", "B")]}).groups
+    assert sites(group.reference) == [(0, 0, 0, False, "a", "B")]

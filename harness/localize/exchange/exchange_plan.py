@@ -571,8 +571,8 @@ class _Readers:
         log: CandidateLog,
         rank: int,
         pairs: Sequence[Pair],
-        blocked: Collection[ValueSite] = (),
-        messages: _Messages | None = None,
+        blocked: Collection[ValueSite],
+        messages: _Messages,
     ) -> None:
         self.log, self.rank, self.pairs, self.messages = log, rank, pairs, messages
         self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}
@@ -621,7 +621,7 @@ class _Readers:
         call, plan = self.log.log[index], _Draft()
         if self._is_planned("candidate", index, depth):
             return plan
-        if self.messages is not None and name_of(call) == "send":
+        if name_of(call) == "send":
             received = self.messages.receive_of(self.rank, index)
             return _of_matching(self.messages.log_of(received[0]), *received) if received is not None else plan
         if self.is_blocked(index):
@@ -824,15 +824,18 @@ class _Readers:
     def of_this_repeat(self, draft: _Draft) -> _Draft:
         """Return `draft` with reverse exchanges for a recomputed value's readers alone.
 
-        In the reference, one call stands for all calls that compute the value, so its own output stays right. Without
-        recomputed values, `draft` is returned; also if a record shows the value, as a record has no reader.
+        In the reference, one call stands for all calls that compute the value, so its own output stays right. Exchanges
+        on other ranks, where a message is received, stay. Returns `draft` without recomputed values, and if a record
+        shows the value, as a record has no reader.
         """
         shown = {held for _, held in self.pairs}
-        repeats = (swap.site.rank == self.rank and self.log.is_repeated(swap.site.call) for swap in draft.reference)
-        if not any(repeats) or any(swap.found in shown for swap in draft.candidate):
+        own = [swap for swap in draft.candidate if swap.site.rank == self.rank]
+        elsewhere = [swap for swap in draft.reference if swap.site.rank != self.rank]
+        repeats = (self.log.is_repeated(swap.site.call) for swap in draft.reference if swap not in elsewhere)
+        if not any(repeats) or any(swap.found in shown for swap in own):
             return draft
         found, seen, pending = list[Swap](), set[tuple[int, int]](), list[tuple[int, int]]()
-        for site in (swap.site for swap in draft.candidate):
+        for site in (swap.site for swap in own):
             pending += [(site.call, site.position)] if site.is_input else self.log.readers(site.call)
         while pending:
             reader, position = pending.pop()
@@ -850,7 +853,8 @@ class _Readers:
             if call.inputs[position] != partner.inputs[at]:
                 pair = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
                 found += self._at_readers_there(*pair)
-        return _Draft(draft.candidate, sorted(found, key=lambda swap: swap.site), draft.problems) if found else draft
+        found.sort(key=lambda swap: swap.site)
+        return _Draft(draft.candidate, [*found, *elsewhere], draft.problems) if found else draft
 
     def _at_reader(self, mine: ValueSite, theirs: ValueSite, in_place: bool = False) -> Swap:
         """Return the exchange that makes the call at the site `mine` in the candidate read the reference's value at

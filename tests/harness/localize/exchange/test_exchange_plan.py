@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.exchange_plan import Swap, plan_of
+from bitproof.harness.localize.exchange.exchange_plan import Swap, _Messages, _Readers, plan_of
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -98,3 +98,20 @@ def test_a_value_that_a_record_shows_is_exchanged_itself_though_two_calls_stand_
     blamed = Culprit(how="reads", call=candidate[1], ranks=(0,), candidate=1, reference=0)
     [group] = plan_of(blamed, [log], {0: [("a", "B")]}).groups
     assert sites(group.reference) == [(0, 0, 0, False, "a", "B")]
+
+
+def test_an_extra_call_read_by_a_recomputed_call_and_by_a_send_is_exchanged_in_reverse_on_both_ranks() -> None:
+    message = {"collective": True, "peers": (0, 1)}
+    reference = [call("mm", "xw", "a", None, None), call("silu", "a", "b", 0), call("mul", "bg", "c", 1, None)]
+    sent = call("send", "A", "", 3)._replace(place=CallSite("", "backward"), **message)
+    candidate = [reference[0], reference[1]._replace(node="silu"), call("exp", "a", "z", 0), call("neg", "a", "A", 0)]
+    candidate += [call("silu", "A", "B", 3, node="silu_recomputed"), sent, call("mul", "Bg", "C", 4, None)]
+    received = [[call("recv_", "e", made, None)._replace(**message)] for made in ("A", "a")]
+    logs = [
+        CandidateLog(candidate, ReferenceLog(reference)),
+        CandidateLog(received[0], ReferenceLog(received[1])),
+    ]
+    readers = _Readers(logs[0], 0, [("c", "C")], (), _Messages(logs))
+    draft = readers.of_new(3)
+    draft.add(readers.of_new(5))
+    assert sites(readers.of_this_repeat(draft).reference) == [(0, 2, 0, True, "b", "B"), (1, 0, 0, False, "a", "A")]

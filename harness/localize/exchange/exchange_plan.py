@@ -134,7 +134,7 @@ def plan_of(
     # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
     # the receiving call. `right` has, by site, the values that these exchanges insert.
     plan, taken, right = ExchangePlan(), set[tuple[int, int | None, int | None]](), dict[ValueSite, str]()
-    own, messages = set[tuple[int, int]](), _Messages(logs)
+    own, messages = set[tuple[int, int]](), MessageReceives(logs)
     pairs = {rank: list(found) for rank, found in differing.items()}
     leads = _sites(culprit, logs)
     leads += _receivers(leads, logs)
@@ -149,7 +149,7 @@ def plan_of(
         log = logs[rank]
         own |= {(rank, mine)} if mine is not None else set()
         # The blamed call is exchanged in any case. A further call is exchanged only if its inputs are right then.
-        readers = _Readers(log, rank, pairs.get(rank, []), blocked, messages)
+        readers = ReaderExchanges(log, rank, pairs.get(rank, []), blocked, messages)
         draft = _checked(readers.of_this_repeat(_drafted(culprit, readers, mine, theirs)))
         # A call that reads the wrong one of several right values never reads its matching call's inputs, so its
         # exchange has no condition.
@@ -167,7 +167,7 @@ def plan_of(
     return plan
 
 
-def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int | None) -> _Draft:
+def _drafted(culprit: Culprit, readers: ReaderExchanges, mine: int | None, theirs: int | None) -> _Draft:
     """Return the exchanges for a call, according to the kind of its defect.
 
     `mine` is the index of the call in the candidate's log, and `theirs` that of its match in the reference's log.
@@ -187,7 +187,7 @@ def _drafted(culprit: Culprit, readers: _Readers, mine: int | None, theirs: int 
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
 
 
-class _Messages:
+class MessageReceives:
     """Finds the calls that receive the candidate's messages."""
 
     def __init__(self, logs: Sequence[CandidateLog]) -> None:
@@ -559,7 +559,7 @@ def _checked(plan: _Draft) -> _Draft:
     return plan
 
 
-class _Readers:
+class ReaderExchanges:
     """Plans exchanges at the calls that read the output of a wrong call, in both logs of a rank.
 
     - `pairs`: the two digests of each differing record of the rank.
@@ -572,7 +572,7 @@ class _Readers:
         rank: int,
         pairs: Sequence[Pair],
         blocked: Collection[ValueSite],
-        messages: _Messages,
+        messages: MessageReceives,
     ) -> None:
         self.log, self.rank, self.pairs, self.messages = log, rank, pairs, messages
         self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.exchange_plan import Swap, _Messages, _Readers, plan_of
+from bitproof.harness.localize.exchange.exchange_plan import MessageReceives, ReaderExchanges, Swap, plan_of
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
@@ -111,7 +111,7 @@ def test_an_extra_call_read_by_a_recomputed_call_and_by_a_send_is_exchanged_in_r
         CandidateLog(candidate, ReferenceLog(reference)),
         CandidateLog(received[0], ReferenceLog(received[1])),
     ]
-    readers = _Readers(logs[0], 0, [("c", "C")], (), _Messages(logs))
+    readers = ReaderExchanges(logs[0], 0, [("c", "C")], (), MessageReceives(logs))
     draft = readers.of_new(3)
     draft.add(readers.of_new(5))
     assert sites(readers.of_this_repeat(draft).reference) == [(0, 2, 0, True, "b", "B"), (1, 0, 0, False, "a", "A")]

@@ -173,7 +173,7 @@ class Walk:
             # The right part is here as well, so the view is right, and its reader takes the wrong one of two.
             if reader is not None and log.has(log.reference.log[due].outputs):
                 return self._reads(rank, reader)
-            self.replaced[rank, mine] = due
+            self._replaces(rank, mine, due)
             return self._add_cause(PossibleCause(rank, mine, None, "adds"), 0)
         if log.differs(mine) and self._call(rank, mine):
             return True
@@ -185,7 +185,8 @@ class Walk:
             return True
         if reader is not None:
             return self._reads(rank, reader)
-        return here is not None and self._add(rank, here, due, "misplaces")
+        # A record lacks the value even if the candidate has it elsewhere, such as a sum before zeros are added to it.
+        return self._missing(rank, due) if here is None else self._add(rank, here, due, "misplaces")
 
     def _reads(self, rank: int, reader: tuple[int, int]) -> bool:
         """Add a cause: the call that reads a wrong value. Returns True.
@@ -311,28 +312,12 @@ class Walk:
         `mine` is the candidate's call, and `due` the reference's. A producer is a call of the step, or None.
         """
         log = self.logs[rank]
-        values, wanted = log.log[mine].inputs, log.reference.log[due].inputs
-        own, known = [*range(len(values))], [*range(len(wanted))]
-        # `own` and `known` are the positions that remain to be compared. The order of a sum's inputs has no meaning,
-        # and a call with more inputs than its match may have some of its.
-        if name_of(log.log[mine]) in COMMUTATIVE or len(own) != len(known):
-            for position in [*own]:
-                if (same := next((i for i in known if wanted[i] == values[position]), None)) is not None:
-                    own.remove(position)
-                    known.remove(same)
-        given = log.reference.input_producers(due)
-        # Both inputs of a sum differ: compare each with the input whose producer matches its own.
-        if len(own) == len(known) == 2 and name_of(log.log[mine]) in COMMUTATIVE:
-            crossed = zip(own, known[::-1], strict=True)
-            matches = [(log.input_producers(mine)[i], given[j]) for i, j in crossed]
-            if any(a is not None and log.matching_call(a) == b for a, b in matches):
-                known = known[::-1]
-        for position in range(max(len(own), len(known))):
-            at = own[position] if position < len(own) else None
-            there = known[position] if position < len(known) else None
-            if at is not None and (there is None or values[at] != wanted[there]):
-                yield log.producer_of_input(mine, at), given[there] if there is not None else None, values[at]
-            elif at is None and there is not None:
+        given, wanted = log.reference.input_producers(due), log.reference.log[due].inputs
+        for at, there in log.differing_inputs(mine, due):
+            if at is not None:
+                theirs = given[there] if there is not None else None
+                yield log.producer_of_input(mine, at), theirs, log.log[mine].inputs[at]
+            elif there is not None:
                 yield None, given[there], wanted[there]
 
     def _behind_extra(
@@ -360,7 +345,7 @@ class Walk:
         is_evidence = is_right and bool(call.inputs) and name_of(call) not in CONSTANTS and not call.draws
         is_read_wrong = is_evidence and reader is not None and (due is None or self._is_before(rank, due, reader[0]))
         if due is not None and here is None:
-            self.replaced[rank, mine] = due
+            self._replaces(rank, mine, due)
         reads_wrong = computes and is_read_wrong and not is_between
         if reader is not None and (
             reads_wrong or (computes and not is_right and self._is_for_others(rank, mine, due, reader))
@@ -383,6 +368,13 @@ class Walk:
         if not is_between and due is not None and here is None and is_right and log.lacks(due):
             return self._missing(rank, due)
         return self._add(rank, mine, None, "adds")
+
+    def _replaces(self, rank: int, mine: int, due: int) -> None:
+        """Note that the extra call `mine` stands in place of the reference's call `due`.
+
+        A graph makes a view once for several modules. It then stands for the reference's first one.
+        """
+        self.replaced[rank, mine] = min(due, self.replaced.get((rank, mine), due))
 
     def _is_for_others(self, rank: int, mine: int, due: int | None, reader: tuple[int, int]) -> bool:
         """Whether the output of the extra call `mine` is right, and only the call `reader` should read another value.

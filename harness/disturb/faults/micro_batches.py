@@ -96,7 +96,7 @@ def turn_passes_the_activation_before(step: Step) -> None:
     _replace_passed(step, "forward")
 
 
-@row(OF_OTHERS, runner=True, needs=(PIPELINED, IN_V), kinds=("grad",), sites=(Site(ANY, "backward", None, "mm"),))
+@row(OF_OTHERS, runner=True, needs=(PIPELINED, IN_V), kinds=("grad",), sites=(Site(ANY, "backward", None, ANY),))
 def turn_passes_the_gradient_before(step: Step) -> None:
     """at the turn of a V, the earlier stage reads the previous micro-batch's gradient."""
     _replace_passed(step, "backward")

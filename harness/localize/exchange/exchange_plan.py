@@ -10,6 +10,7 @@
 5. All other calls with the same wrong argument, on any rank, have their outputs exchanged too. Such an exchange only
    takes place if the call reads right inputs, so it cannot hide another defect. For an update, the same wrong optimizer
    setting counts as the same argument (`wrong_setting`).
+6. It reads the wrong one of several right values: all inputs misread in the same way are exchanged (`misreads`).
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -37,6 +38,7 @@ from typing import NamedTuple
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.localize.chain import Pair
 from bitproof.harness.localize.culprit import Culprit
+from bitproof.harness.localize.exchange.misreads import Misread, misreads_like
 from bitproof.harness.localize.exchange.wrong_setting import wrong_settings
 from bitproof.harness.localize.logs.calls import OPAQUE, Call, producer_of
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
@@ -161,6 +163,14 @@ def plan_of(
         if draft.candidate:
             call = log.log[mine] if mine is not None else log.reference.log[theirs or 0]
             plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
+    for read in misreads_like(culprit, logs) if plan.groups else ():
+        if (read.rank, read.mine) not in own:
+            readers = ReaderExchanges(logs[read.rank], read.rank, pairs.get(read.rank, []), blocked, messages)
+            if (draft := readers.of_misread(read)).candidate:
+                call = logs[read.rank].log[read.mine]
+                plan.groups.append(
+                    WrongCall(read.rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead=False)
+                )
     plan.groups = _with_conditions_in_order(plan.groups)
     if not any(group.is_lead for group in plan.groups) and not plan.problems:
         plan.problems.append(f"what {culprit.call} gives is what its matching call gives")
@@ -283,7 +293,9 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
     for rank, log in enumerate(logs):
         if culprit.candidate is not None and culprit.reference is not None:
             blamed = logs[culprit.rank].log[culprit.candidate]
-            alike = [i for i, call in enumerate(log.log) if not call.view and is_of_family(call, blamed, wrong)]
+            alike = [
+                i for i, call in enumerate(log.log) if call.view <= blamed.view and is_of_family(call, blamed, wrong)
+            ]
             pairs = ((i, log.matching_call(i)) for i in alike)
             there = set(log.there(blamed)) if culprit.how == "reads" else set()
             is_kernel = culprit.how == "computes" and not wrong
@@ -718,6 +730,14 @@ class ReaderExchanges:
                     plan.candidate.append(self._at_reader(*pair))
                     plan.reference += self._at_readers_there(*pair)
         return _checked(plan)
+
+    def of_misread(self, read: Misread) -> _Draft:
+        """Return the exchanges for a single input that a call misreads."""
+        mine = ValueSite(self.rank, read.mine, read.position, True)
+        theirs = ValueSite(self.rank, read.theirs, read.there, True)
+        if mine in self.blocked_inputs:
+            return _Draft()
+        return _checked(_Draft([self._at_reader(mine, theirs)], self._at_readers_there(mine, theirs)))
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
         """Return the exchanges for the outputs of all calls that read an output of call `index`.

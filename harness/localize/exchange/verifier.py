@@ -38,6 +38,7 @@ from bitproof.harness.localize.exchange.exchange_plan import (
     of_setting,
     plan_of,
 )
+from bitproof.harness.localize.exchange.misreads import ways_of
 from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of, returns_only_inputs
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs
@@ -81,20 +82,24 @@ Differing = Mapping[int, Sequence[tuple[str, str]]]
 class Cause:
     """A cause: the first wrong call, its wrong arguments, and the exchanges for all calls with this defect.
 
-    `accounts` is the number of tensors that become equal by these exchanges.
+    `accounts` is the number of tensors that become equal by these exchanges, and `ways` is how the call misreads its
+    inputs (`ways_of`).
     """
 
     culprit: Culprit
     wrong: Wrong
+    ways: Collection[str] = ()
     groups: list[WrongCall] = field(default_factory=list)
     accounts: int = 0
 
-    def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = ()) -> bool:
+    def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = (), ways: Collection[str] = ()) -> bool:
         """Whether `culprit`, a wrong call that was found later, belongs to this cause: it has the same defect.
 
         Example: a wrong forward call of a module, and its backward call. `reads` has digests that `culprit` reads in
-        addition to its inputs.
+        addition to its inputs, and `ways` is how it misreads these.
         """
+        if not set(ways).isdisjoint(self.ways):
+            return True
         # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
         # lines are compared.
         if settings := of_setting(wrong):
@@ -211,6 +216,8 @@ class Verifier:
             # Without a right step there is nothing to compare: a cause that is not needed could not be recognized.
             if not self._wrong(run.recording):
                 causes, reason = self._needed(causes, run)
+                if len(causes) == 1:  # a single cause accounts for all, also if its first exchange spoiled right values
+                    causes[0].accounts = len(self._wrong(self.recordings["candidate"]))
             reverse = None if self._wrong(run.recording) else self._reversed(causes)
         except BitproofError as error:
             reason, reverse = f"a run with exchanged values failed: {error.what}", None
@@ -284,9 +291,9 @@ class Verifier:
         - The exchanges that this cause had earlier, to undo the change.
         """
         wrong = self._arguments.of_culprit(culprit, logs)
-        reads = _read_by(culprit, logs[culprit.rank])
-        cause = next((each for each in causes if each.has(culprit, wrong, reads)), None)
-        tried = [*causes] if cause else [*causes, Cause(culprit, wrong)]
+        reads, ways = _read_by(culprit, logs[culprit.rank]), ways_of(culprit, logs)
+        cause = next((each for each in causes if each.has(culprit, wrong, reads, ways)), None)
+        tried = [*causes] if cause else [*causes, Cause(culprit, wrong, ways)]
         cause = cause or tried[-1]
         # A site that an earlier cause exchanges is not exchanged again, except for the blamed call itself.
         known = {swap.site for each in tried for group in each.groups for swap in group.candidate}

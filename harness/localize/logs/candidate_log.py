@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import zip_longest
 from typing import Literal
 
 from bitproof.harness.localize.logs.calls import READS_OUT, Call, is_abandoned, returns_only_inputs
 from bitproof.harness.localize.logs.matching import Matching
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, name_of
-from bitproof.harness.localize.logs.reference_log import IndexedLog, ReferenceLog
+from bitproof.harness.localize.logs.reference_log import COMMUTATIVE, IndexedLog, ReferenceLog
 
 
 class CandidateLog(IndexedLog):
@@ -85,7 +86,9 @@ class CandidateLog(IndexedLog):
         other, outputs = self.matching_call(index), self.log[index].outputs
         due = self.reference.log[other].outputs if other is not None else ()
         if value not in outputs or len(outputs) != len(due):
-            return value in due or value not in outputs
+            # A `split` may match a `slice` that takes another of its parts.
+            is_part = self.log[index].view and not self.differs(index)
+            return value in due or value not in outputs or (is_part and value in self.reference.values)
         return due[outputs.index(value)] == value
 
     def _find_producers(self, index: int, call: Call) -> tuple[int | None, ...]:
@@ -119,14 +122,16 @@ class CandidateLog(IndexedLog):
         """Return the candidate's call that produced a record's value `digest`; None if no call did.
 
         `wanted` is the digest of the reference's value. If several calls produced `digest`, returns the call that
-        matches the producer of `wanted` or, if none matches it, the last.
+        matches the producer of `wanted`. If none matches it, returns the last of those at its place, first those of its
+        operator; and else the last of all.
         """
         known = self.reference.producer(wanted)
         if known is not None and self._num_makers[digest] > 1:
-            # Among the calls of the producer's operator and place, the matching call first.
-            there = [i for i in self.there(self.reference.log[known]) if digest in self.log[i].outputs]
-            mine = self.matching_here(known)
+            right = self.reference.log[known]
+            at_place = [i for i in self.all_with(digest) if self.log[i].place == right.place]
+            there = [i for i in at_place if self.log[i].operator == right.operator] or at_place
             if there:
+                mine = self.matching_here(known)
                 return mine if mine in there else there[-1]
         return self._before_unchanged(self._last.get(digest), digest)
 
@@ -189,6 +194,31 @@ class CandidateLog(IndexedLog):
     def reads_unwritten(self, index: int) -> bool:
         """Whether a call reads uninitialized memory."""
         return self.untracked_read(index) == "unwritten"
+
+    def differing_inputs(self, mine: int, due: int) -> Iterator[tuple[int | None, int | None]]:
+        """Yield a pair of positions for each input in which a call and the reference's call `due` differ.
+
+        Usually the two are equal. The order of a sum's inputs has no meaning, and of two calls with unequally many
+        inputs, those with equal values correspond. None for an input that the other call lacks.
+        """
+        call, partner = self.log[mine], self.reference.log[due]
+        values, wanted = call.inputs, partner.inputs
+        # The positions that remain to be compared.
+        own, known = [*range(len(values))], [*range(len(wanted))]
+        if name_of(call) in COMMUTATIVE or len(own) != len(known):
+            for position in [*own]:
+                if (same := next((i for i in known if wanted[i] == values[position]), None)) is not None:
+                    own.remove(position)
+                    known.remove(same)
+        # Both inputs of a sum differ: compare each with the input whose producer matches its own.
+        if len(own) == len(known) == 2 and name_of(call) in COMMUTATIVE:
+            given = self.reference.input_producers(due)
+            matches = [(self._input_producers[mine][i], given[j]) for i, j in zip(own, known[::-1], strict=True)]
+            if any(a is not None and self.matching_call(a) == b for a, b in matches):
+                known = known[::-1]
+        for at, there in zip_longest(own, known):
+            if at is None or there is None or values[at] != wanted[there]:
+                yield at, there
 
     def lacks(self, index: int) -> bool:
         """Whether no output of the reference's call `index` is a value of any of the candidate's calls."""

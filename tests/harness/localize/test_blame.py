@@ -997,6 +997,25 @@ def test_a_slice_of_the_wrong_half_is_blamed_at_the_place_of_the_split_that_it_r
     assert culprit.instead_of == "split"
 
 
+def test_a_slice_that_is_made_once_for_two_modules_has_the_place_of_the_first_split_that_it_replaces() -> None:
+    places = [CallSite(f"layers.{number}", "forward") for number in (0, 1)]
+    splits = [call("split a -> b c", place)._replace(view=True, producers=(None,)) for place in places]
+    merged = call("slice a -> b", CallSite("", "forward"))._replace(view=True, producers=(None,))
+    reference = [splits[0], call("exp x c -> d", places[0])._replace(producers=(None, 0))]
+    reference += [splits[1], call("exp d c -> e", places[1])._replace(producers=(1, 2))]
+    candidate = [merged, call("exp x b -> D", places[0])._replace(producers=(None, 0))]
+    candidate += [call("exp D b -> E", places[1])._replace(producers=(1, 0))]
+    culprit = blamed(reference, candidate, "E")
+    assert culprit is not None and (culprit.candidate, culprit.call.place) == (0, places[0])
+
+
+def test_a_record_that_lacks_a_sum_with_zeros_has_the_missing_sum_as_its_cause() -> None:
+    """The second gradient is zeros, so the candidate has the sum's value: it is that of the first gradient."""
+    reference = [call("mm x w -> g"), call("mm y w -> z"), call("add_ g z -> g", BACKWARD)]
+    culprit = find_culprit([reference], [reference[:2]], {0: [("g", "z")]})
+    assert culprit is not None and (culprit.how, culprit.candidate, culprit.reference) == ("lacks", None, 2)
+
+
 def test_a_call_that_reads_the_other_chunk_s_part_is_blamed_and_a_view_that_takes_it_for_both_is_too() -> None:
     chunk_1 = FORWARD._replace(chunk=1)
 

@@ -463,6 +463,17 @@ def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_on
     assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one
 
 
+def test_calls_that_misread_their_inputs_in_the_same_way_are_one_cause() -> None:
+    def reads(module: str, operator: str) -> Culprit:
+        call = Call(CallSite(module, "backward"), operator, ("a", "b"), ("c",))
+        return Culprit(how="reads", call=call, ranks=(0,), candidate=0, reference=0)
+
+    cause = Cause(reads("layers.0", "mm"), frozenset(), {"another micro-batch"})
+    assert cause.has(reads("layers.1", "add"), frozenset(), (), {"another micro-batch"})
+    assert not cause.has(reads("layers.1", "add"), frozenset(), (), {"before the step"})
+    assert not cause.has(reads("layers.1", "add"), frozenset())
+
+
 def test_calls_of_one_operator_at_two_lines_of_an_update_are_two_causes() -> None:
     """Clipping multiplies all gradients, and a line behind it multiplies one of them: neither has a module."""
 

@@ -39,3 +39,25 @@ def test_of_several_calls_with_a_record_s_value_the_match_of_its_producer_gave_i
     zeros = [call("zeros -> z"), call("mul x -> z")]
     log = CandidateLog([call("mul y -> z"), call("mul x -> z"), call("zeros -> z")], ReferenceLog(zeros[1:]))
     assert log.producer("z", "z") == 1
+
+
+def test_of_several_calls_with_a_record_s_value_that_at_the_place_of_a_missing_producer_comes_first() -> None:
+    """Backward computes a value again, and the record is of the forward, where the producer is missing."""
+    again = call("div a b -> c")._replace(place=CallSite("layers.0", "backward"))
+    reference = ReferenceLog([call("div a b -> c"), call("mul c -> d", 0), again])
+    assert CandidateLog([call("div a b -> c"), again], reference).producer("d", "c") == 0
+
+
+def test_a_part_of_a_split_is_right_though_the_split_matches_the_slice_of_another_part() -> None:
+    slices = [call(f"slice x -> {part}", None)._replace(view=True) for part in "ab"]
+    log = CandidateLog([call("split x -> a b", None)._replace(view=True)], ReferenceLog(slices))
+    assert log.matching_call(0) == 0 and log.is_as_matched(0, "b")
+    wrong = CandidateLog([call("split x -> a B", None)._replace(view=True)], ReferenceLog(slices))
+    assert not wrong.is_as_matched(0, "B")
+
+
+def test_the_summands_of_two_sums_correspond_by_the_calls_that_compute_them() -> None:
+    parts = [call("mm x v -> a", None), call("mm y v -> b", None)]
+    reference = ReferenceLog([*parts, call("add a b -> c", 0, 1)])
+    candidate = [call("mm x v -> A", None), call("mm y v -> B", None), call("add B A -> C", 1, 0)]
+    assert [*CandidateLog(candidate, reference).differing_inputs(2, 2)] == [(0, 1), (1, 0)]

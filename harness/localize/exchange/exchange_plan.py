@@ -316,8 +316,7 @@ def _same_defect(culprit: Culprit, logs: Sequence[CandidateLog], arguments: Wron
         elif culprit.reference is not None:
             blamed = logs[culprit.rank].reference.log[culprit.reference]
             alike = [i for i, call in enumerate(log.reference.log) if _is_same_or_backward(call, blamed)]
-            # If the candidate has the missing call's output from another call, nothing needs an exchange.
-            found += [(rank, None, i) for i in alike if log.lacks(i) and log.matching_here(i) is None]
+            found += [(rank, None, i) for i in alike if log.matching_here(i) is None]
     return found
 
 

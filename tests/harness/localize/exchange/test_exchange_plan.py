@@ -55,6 +55,21 @@ def test_an_extra_call_that_only_a_send_reads_is_exchanged_at_the_receiving_rank
     assert sites(group.reference) == [(1, 0, 0, False, "a", "A")]
 
 
+def test_missing_copies_are_one_cause_though_another_call_reads_what_one_of_them_would_give() -> None:
+    """A target network is not updated; the values that it should have are those of the online network."""
+    copies = [call("copy_", f"{old}{new}", new, None, None) for old, new in ("sv", "tw")]
+    online = call("neg", "w", "n", None)
+    reference = [*copies, call("mm", "xv", "a", None, 0), call("mm", "yw", "b", None, 1), online]
+    candidate = [call("mm", "xs", "A", None, None), call("mm", "yt", "B", None, None), online]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[0], ranks=(0,), candidate=None, reference=0)
+    groups = plan_of(blamed, [log], {0: [("a", "A"), ("b", "B")]}).groups
+    assert [site for group in groups for site in sites(group.candidate)] == [
+        (0, 0, 1, True, "s", "v"),
+        (0, 1, 1, True, "", "w"),
+    ]
+
+
 def test_a_record_of_zeros_is_not_exchanged_for_another_value_that_is_zero() -> None:
     """Two gradients stand in each other's places; one is zeros, and so is an optimizer's average of it."""
     start = [call("mm", "xw", "g", None, None), call("mm", "yw", "z", None, None)]

@@ -33,6 +33,9 @@ TORCH = "2.13.0"
 """The release of the environment that `make abroad` makes."""
 
 
+UNKNOWN = "direction not known"
+
+
 @dataclass(frozen=True)
 class Bug:
     """A defect of a release, whose two systems are in the case of this name beside this file.
@@ -47,14 +50,15 @@ class Bug:
     what: str
     wrong: str
     mended: str | None
-    cause: tuple[str, str | None, str]
+    cause: tuple[str, str | None, str | None]
     judged: str = "right"
 
     def row(self, wrong: dict[str, Any], mended: dict[str, Any]) -> str:
         """The line of the page: thread, what is wrong, releases, what bitproof says, whether that is right."""
         thread = f"[{'#' if self.thread else ''}{(self.thread or '').rpartition('/')[2] or 'new'}]"
         link = f"https://github.com/{self.thread}" if self.thread else "#new"
-        said = f"`{cause_of(wrong)[0]}` of {cause_of(wrong)[1] or 'the step itself'} ({cause_of(wrong)[2]})"
+        operator, module, direction = cause_of(wrong)
+        said = f"`{operator}` of {module or 'the step itself'} ({direction or UNKNOWN})"
         how = (wrong["first_divergence"] or {}).get("how") or ""
         cells = (
             f"{package_of(self.wrong)} {thread}({link})",
@@ -95,8 +99,8 @@ BUGS: tuple[Bug, ...] = (
         "a weighted loss over a batch that is divided among ranks: each rank divides by its own weights",
         "torch==2.13.0",
         "torch==2.14.1",
-        ("chunk", "", "forward"),
-        "near: the loss of the rows that this call takes",
+        ("all_gather_into_tensor", None, None),
+        "near: the right loss is of the rows that this call gathers; not verified",
     ),
     Bug(
         "deepspeed_7837",

@@ -129,10 +129,12 @@ class CandidateLog(IndexedLog):
         if known is not None and self._num_makers[digest] > 1:
             right = self.reference.log[known]
             at_place = [i for i in self.all_with(digest) if self.log[i].place == right.place]
-            there = [i for i in at_place if self.log[i].operator == right.operator] or at_place
+            there = [i for i in at_place if self.log[i].operator == right.operator]
             if there:
                 mine = self.matching_here(known)
                 return mine if mine in there else there[-1]
+            if at_place:
+                return self._before_unchanged(at_place[-1], digest)
         return self._before_unchanged(self._last.get(digest), digest)
 
     def _before_unchanged(self, index: int | None, value: str) -> int | None:

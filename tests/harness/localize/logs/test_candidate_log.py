@@ -48,6 +48,16 @@ def test_of_several_calls_with_a_record_s_value_that_at_the_place_of_a_missing_p
     assert CandidateLog([call("div a b -> c"), again], reference).producer("d", "c") == 0
 
 
+def test_a_call_that_leaves_a_record_s_value_unchanged_has_not_produced_it_though_it_is_at_the_producer_s_place() -> (
+    None
+):
+    """An optimizer counts a gradient as written; the gradient lacks a sum that the reference makes in the update."""
+    local, place = call("mm x y -> g", None), CallSite(None, "update")
+    joined = [local, call("add g h -> j", 0, None)._replace(place=place)]
+    update = call("_fused_adamw_ p g -> q g", None, 0)._replace(place=place)
+    assert CandidateLog([local, update], ReferenceLog(joined)).producer("j", "g") == 0
+
+
 def test_a_part_of_a_split_is_right_though_the_split_matches_the_slice_of_another_part() -> None:
     slices = [call(f"slice x -> {part}", None)._replace(view=True) for part in "ab"]
     log = CandidateLog([call("split x -> a b", None)._replace(view=True)], ReferenceLog(slices))

@@ -105,7 +105,12 @@ def experts_weighted_by_biased_scores(g: GraphEditor) -> list[Site]:
     return g.sites(node)
 
 
-@row("ours; seen only where the bias changes a choice", needs=(EXPERTS, steps(2)), kinds=("loss", "grad", "buffer"))
+@row(
+    "ours; seen only where the bias changes a choice",
+    needs=(EXPERTS, steps(2)),
+    sees=(MANY_ROWS,),
+    kinds=("loss", "grad", "buffer"),
+)
 def balancing_bias_ignored(g: GraphEditor) -> list[Site]:
     """experts are chosen without the bias that balances them."""
     node = g.find("add", r".*router", where=_is_biased)

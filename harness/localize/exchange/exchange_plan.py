@@ -763,10 +763,35 @@ class ReaderExchanges:
         return plan
 
     def _is_of_new(self, index: int | None) -> bool:
-        """Whether a value is computed by new calls, from right values alone. `index` is the call that gives it."""
-        if index is None or self.log.matching_call(index) is not None:
+        """Whether a value is computed of right values alone, by new calls and by calls that read what these give.
+        `index` is the call that gives it.
+
+        For example, a product row by row: new calls take the rows, and one product of a row may match the reference's
+        product of the whole.
+        """
+        if index is None:
             return False
-        return self.log.reference.values.issuperset(self.log.read_behind(index))
+        log, pending, seen = self.log, [index], set[int]()
+        while pending:
+            if (current := pending.pop()) in seen:
+                continue
+            seen.add(current)
+            other = log.matching_call(current)
+            if other is not None and current != index and not log.differs(current):
+                continue
+            # A matching call is no new one, unless each input in which it differs is of a new call.
+            differing = log.differing_inputs(current, other) if other is not None else ()
+            makers = [log.input_producers(current)[at] if at is not None else None for at, _ in differing]
+            if other is not None and not (
+                makers and all(x is not None and log.matching_call(x) is None for x in makers)
+            ):
+                return False
+            for value, producer in zip(log.log[current].inputs, log.input_producers(current), strict=False):
+                if producer is not None:
+                    pending.append(producer)
+                elif value not in log.reference.values:
+                    return False
+        return True
 
     def of_missing(self, index: int, depth: int = 0) -> _Draft:
         """Return the exchanges for a call that only the reference makes."""
@@ -790,8 +815,10 @@ class ReaderExchanges:
                 own = self.may_take_outputs_of(mine, reader)
                 plan.add(self._of_join(mine, reader) if own else self._of_readers(mine, depth))
             elif self.log.log[mine].inputs[at] != reference.log[reader].inputs[position]:
-                # A record that has the value read here shows this memory, so the memory itself gets the other value.
+                # A record that has the value read here shows this memory, so the memory itself gets the other value,
+                # unless another call rightly reads what is there.
                 shown = (reference.log[reader].inputs[position], self.log.log[mine].inputs[at]) in self.pairs
+                shown &= not self._is_rightly_read(mine, at)
                 plan.candidate.append(self._at_reader(here, there, in_place or shown))
                 plan.reference += self._at_readers_there(here, there, in_place or shown)
         # At the front, since the record is taken of the producer's output, before any reader.
@@ -802,6 +829,16 @@ class ReaderExchanges:
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
         return _checked(plan)
+
+    def _is_rightly_read(self, reader: int, position: int) -> bool:
+        """Whether another call than `reader` reads the value of this input, and so does its match."""
+        producer, value = self.log.input_producers(reader)[position], self.log.log[reader].inputs[position]
+        for other, at in self.log.readers(producer) if producer is not None else ():
+            theirs = self.log.matching_call(other)
+            due = self.log.reference.log[theirs].inputs if theirs is not None else ()
+            if other != reader and self.log.log[other].inputs[at] == value and due[at : at + 1] == (value,):
+                return True
+        return False
 
     def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
         """Return a pair: the exchanges in the candidate, and those in the reference.

@@ -70,6 +70,41 @@ def test_missing_copies_are_one_cause_though_another_call_reads_what_one_of_them
     ]
 
 
+def test_a_product_row_by_row_is_exchanged_where_the_rows_are_joined_though_one_row_matches_the_product() -> None:
+    reference = [call("mm", "xw", "p", None, None), call("silu", "p", "s", 0)]
+    rows = [call("select", "x", row, None)._replace(view=True) for row in "rq"]
+    candidate = [*rows, call("mm", "rw", "A", 0, None), call("mm", "qw", "B", 1, None)]
+    candidate += [call("cat", "AB", "P", 2, 3), call("silu", "P", "S", 4)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    assert log.matching_call(2) == 0 and log.matching_call(3) is None, "the first row matches the whole product"
+    blamed = Culprit(how="adds", call=candidate[3], ranks=(0,), candidate=3, reference=None)
+    plan = plan_of(blamed, [log], {0: [("s", "S")]})
+    assert not plan.problems and [site for group in plan.groups for site in sites(group.candidate)] == [
+        (0, 4, 0, False, "P", "p")
+    ]
+
+
+def test_a_row_that_another_kernel_computes_wrongly_is_not_hidden_by_the_join() -> None:
+    """The second product reads what its match reads, so it is a defect of its own."""
+    reference = [call("mm", "xw", "p", None, None), call("exp", "xv", "e", None, None), call("silu", "p", "s", 0)]
+    candidate = [call("mul", "xw", "A", None, None), call("exp", "xv", "E", None, None)]
+    candidate += [call("cat", "AE", "P", 0, 1), call("silu", "P", "S", 2)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="adds", call=candidate[0], ranks=(0,), candidate=0, reference=None)
+    assert plan_of(blamed, [log], {0: [("s", "S")]}).problems
+
+
+def test_a_record_s_memory_that_another_call_rightly_reads_is_not_written() -> None:
+    """A bias is not added to scores, from which weights are taken as well; a record shows the biased scores."""
+    scores = call("sigmoid", "x", "s", None)
+    reference = [scores, call("add", "sb", "t", 0, None), call("topk", "t", "k", 1), call("mul", "sg", "m", 0, None)]
+    candidate = [scores, call("topk", "s", "K", 0), call("mul", "sg", "m", 0, None)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[1], ranks=(0,), candidate=None, reference=1)
+    [group] = plan_of(blamed, [log], {0: [("t", "s"), ("k", "K")]}).groups
+    assert [(swap.site.call, swap.wanted, swap.in_place) for swap in group.candidate] == [(1, "t", False)]
+
+
 def test_a_record_of_zeros_is_not_exchanged_for_another_value_that_is_zero() -> None:
     """Two gradients stand in each other's places; one is zeros, and so is an optimizer's average of it."""
     start = [call("mm", "xw", "g", None, None), call("mm", "yw", "z", None, None)]

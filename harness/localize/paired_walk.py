@@ -41,6 +41,9 @@ from bitproof.harness.localize.logs.joined_logs import JoinedLogs
 from bitproof.harness.localize.logs.packing import CONSTANTS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.reference_log import COMMUTATIVE, ReferenceLog
 
+LAST = 3
+"""The weight of a possible cause that is tried after all others."""
+
 
 class PossibleCause(NamedTuple):
     """A possible cause: the indices of a call in the candidate's log and of its matching call in the reference's log.
@@ -247,8 +250,23 @@ class Walk:
         elif not found and log.differs(mine):
             # In any order: exchanged inputs that matter are found by `_inputs`.
             is_same = sorted(call.inputs) == sorted(other.inputs)
-            found = self._add(rank, mine, due, "computes", 0) if is_same else self._reads(rank, (mine, due))
+            is_given = is_same and call.scalars != other.scalars and self._read_out(rank, mine)
+            # The number may be wrong by itself, so the call is tried as well, after what Python may have read.
+            weight = LAST if is_given else 0
+            found = self._add(rank, mine, due, "computes", weight) if is_same else self._reads(rank, (mine, due))
         self._done[rank, mine] = found
+        return found
+
+    def _read_out(self, rank: int, mine: int) -> bool:
+        """Search for the cause of a wrong number among earlier wrong values that no call reads.
+
+        Python may have read them, as `tolist()` does without a call: a draw gives indices, and `mine` takes a row.
+        Returns whether a cause is found.
+        """
+        log, found = self.logs[rank], False
+        for index in log.unread:
+            if index < mine and log.differs(index):
+                found |= self._call(rank, index)
         return found
 
     def _is_another_message(self, rank: int, mine: int, due: int) -> bool:

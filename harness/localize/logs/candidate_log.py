@@ -222,6 +222,12 @@ class CandidateLog(IndexedLog):
             if at is None or there is None or values[at] != wanted[there]:
                 yield at, there
 
+    @cached_property
+    def unread(self) -> list[int]:
+        """Return the calls whose outputs no call reads; without collectives and calls that write in place."""
+        calls = [(index, call) for index, call in enumerate(self.log) if call.outputs and not call.collective]
+        return [index for index, call in calls if not self.readers(index) and not name_of(call).endswith("_")]
+
     def lacks(self, index: int) -> bool:
         """Whether no output of the reference's call `index` is a value of any of the candidate's calls."""
         return self.values.isdisjoint(self.reference.log[index].outputs)

@@ -1009,6 +1009,20 @@ def test_a_slice_that_is_made_once_for_two_modules_has_the_place_of_the_first_sp
     assert culprit is not None and (culprit.candidate, culprit.call.place) == (0, places[0])
 
 
+def test_a_wrong_number_is_tried_after_the_draw_that_python_may_have_read_it_from() -> None:
+    def select(made: str, index: int) -> Call:
+        return call(f"select x -> {made}")._replace(scalars=(("index", str(index)),))
+
+    reference = [call("randperm -> p"), select("r", 3), call("sum r -> l")]
+    candidate = [call("randperm -> P"), select("R", 5), call("sum R -> L")]
+    logs = blame.ready_logs([with_producers(reference)], [with_producers(candidate)])
+    found = blame.culprits_in(logs, {0: [("l", "L")]})
+    assert [culprit.candidate for culprit in found] == [0, 1]
+    read = [*candidate[:1], call("neg P -> n"), *candidate[1:]]
+    culprit = find_culprit([[reference[0], call("neg P -> n"), *reference[1:]]], [read], {0: [("l", "L")]})
+    assert culprit is not None and culprit.candidate == 2, "a call reads the draw, so Python need not have"
+
+
 def test_a_record_that_lacks_a_sum_with_zeros_has_the_missing_sum_as_its_cause() -> None:
     """The second gradient is zeros, so the candidate has the sum's value: it is that of the first gradient."""
     reference = [call("mm x w -> g"), call("mm y w -> z"), call("add_ g z -> g", BACKWARD)]

@@ -463,6 +463,21 @@ def test_a_value_that_goes_another_way_is_one_cause(how: Any, inputs: str, is_on
     assert cause.has(culprit("chunk_cat", how, inputs), frozenset()) is is_one
 
 
+def rows_of_a_draw(*, is_extra: bool) -> Mapping[str, Tensor]:
+    """Rows of a table, at places that a generator gives and `tolist` reads out, which is no call."""
+    table, generator = weights((20, 4))[0], torch.Generator().manual_seed(4)
+    if is_extra:
+        torch.rand(1, generator=generator)
+    places = torch.randperm(20, generator=generator)[:3].tolist()
+    return {"rows": torch.stack([table[place] for place in places])}
+
+
+def test_an_extra_draw_is_the_cause_of_the_rows_that_are_read_by_its_numbers(tmp_path: Path) -> None:
+    sides = Sides(tmp_path, partial(rows_of_a_draw, is_extra=False), partial(rows_of_a_draw, is_extra=True))
+    culprit, found = sides.verified()
+    assert (culprit.how, culprit.call.operator, found.status) == ("adds", "rand.generator", "verified")
+
+
 def test_calls_that_misread_their_inputs_in_the_same_way_are_one_cause() -> None:
     def reads(module: str, operator: str) -> Culprit:
         call = Call(CallSite(module, "backward"), operator, ("a", "b"), ("c",))

@@ -258,13 +258,13 @@ class Walk:
         return found
 
     def _read_out(self, rank: int, mine: int) -> bool:
-        """Search for the cause of a wrong number among earlier wrong values that no call reads.
+        """Search for the cause of a wrong number among earlier wrong draws that Python may have read.
 
-        Python may have read them, as `tolist()` does without a call: a draw gives indices, and `mine` takes a row.
+        For example, `tolist()` reads indices out of a draw without a call, and `mine` takes the row at one of them.
         Returns whether a cause is found.
         """
         log, found = self.logs[rank], False
-        for index in log.unread:
+        for index in log.read_by_python:
             if index < mine and log.differs(index):
                 found |= self._call(rank, index)
         return found

@@ -223,10 +223,17 @@ class CandidateLog(IndexedLog):
                 yield at, there
 
     @cached_property
-    def unread(self) -> list[int]:
-        """Return the calls whose outputs no call reads; without collectives and calls that write in place."""
-        calls = [(index, call) for index, call in enumerate(self.log) if call.outputs and not call.collective]
-        return [index for index, call in calls if not self.readers(index) and not name_of(call).endswith("_")]
+    def read_by_python(self) -> list[int]:
+        """Return the draws that Python may have read: no call reads the draw or a view of it, or only `item()` does."""
+        ends = (self._behind_reads(index) for index in range(len(self.log)) if not self.readers(index))
+        return sorted({index for index in ends if self.log[index].draws})
+
+    def _behind_reads(self, index: int) -> int:
+        while self.log[index].view or self.log[index].operator == READS_OUT:
+            if not self._input_producers[index] or (producer := self._input_producers[index][0]) is None:
+                break
+            index = producer
+        return index
 
     def lacks(self, index: int) -> bool:
         """Whether no output of the reference's call `index` is a value of any of the candidate's calls."""

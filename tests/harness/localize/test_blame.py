@@ -1013,14 +1013,21 @@ def test_a_wrong_number_is_tried_after_the_draw_that_python_may_have_read_it_fro
     def select(made: str, index: int) -> Call:
         return call(f"select x -> {made}")._replace(scalars=(("index", str(index)),))
 
-    reference = [call("randperm -> p"), select("r", 3), call("sum r -> l")]
-    candidate = [call("randperm -> P"), select("R", 5), call("sum R -> L")]
+    draws = [call(f"randperm -> {made}")._replace(draws=True) for made in "pP"]
+    reference = [draws[0], select("r", 3), call("sum r -> l")]
+    candidate = [draws[1], select("R", 5), call("sum R -> L")]
     logs = blame.ready_logs([with_producers(reference)], [with_producers(candidate)])
     found = blame.culprits_in(logs, {0: [("l", "L")]})
     assert [culprit.candidate for culprit in found] == [0, 1]
     read = [*candidate[:1], call("neg P -> n"), *candidate[1:]]
     culprit = find_culprit([[reference[0], call("neg P -> n"), *reference[1:]]], [read], {0: [("l", "L")]})
     assert culprit is not None and culprit.candidate == 2, "a call reads the draw, so Python need not have"
+    item = [call(f"_local_scalar_dense {made} -> number_{made}") for made in "pP"]
+    culprit = find_culprit([[draws[0], *reference[1:]]], [[draws[1], item[1], *candidate[1:]]], {0: [("l", "L")]})
+    assert culprit is not None and culprit.candidate == 0, "`item()` reads it for Python"
+    memory = [[log[0]._replace(draws=False), *log[1:]] for log in (reference, candidate)]
+    culprit = find_culprit([memory[0]], [memory[1]], {0: [("l", "L")]})
+    assert culprit is not None and culprit.candidate == 1, "other values that no call reads, such as new memory, differ"
 
 
 def test_a_record_that_lacks_a_sum_with_zeros_has_the_missing_sum_as_its_cause() -> None:

@@ -43,7 +43,9 @@ def test_the_page_says_what_was_seen_of_every_bug(name):
     assert (what, judged) == (bug.what, bug.judged)
     assert wrong == f"{MODULE.releases_of(bug.wrong)}: DIFFERENT"
     assert mended == f"{MODULE.releases_of(bug.mended) if bug.mended else 'patch'}: EQUAL"
-    assert blamed.startswith(f"`{bug.cause[0]}") and f"({bug.cause[2] or MODULE.UNKNOWN})" in blamed and float(minutes) > 0
+    assert (
+        blamed.startswith(f"`{bug.cause[0]}") and f"({bug.cause[2] or MODULE.UNKNOWN})" in blamed and float(minutes) > 0
+    )
 
 
 def test_a_night_is_wrong_by_a_verdict_or_a_cause():

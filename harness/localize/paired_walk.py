@@ -250,20 +250,25 @@ class Walk:
         elif not found and log.differs(mine):
             # In any order: exchanged inputs that matter are found by `_inputs`.
             is_same = sorted(call.inputs) == sorted(other.inputs)
-            is_given = is_same and call.scalars != other.scalars and self._read_out(rank, mine)
+            is_given = is_same and call.scalars != other.scalars and self._read_out(rank, mine, due)
             # The number may be wrong by itself, so the call is tried as well, after what Python may have read.
             weight = LAST if is_given else 0
             found = self._add(rank, mine, due, "computes", weight) if is_same else self._reads(rank, (mine, due))
         self._done[rank, mine] = found
         return found
 
-    def _read_out(self, rank: int, mine: int) -> bool:
+    def _read_out(self, rank: int, mine: int, due: int) -> bool:
         """Search for the cause of a wrong number among earlier wrong draws that Python may have read.
 
         For example, `tolist()` reads indices out of a draw without a call, and `mine` takes the row at one of them.
-        Returns whether a cause is found.
+        A fraction counts only if `item()` read it, since an index is the usual number to draw. Returns whether a cause
+        is found.
         """
         log, found = self.logs[rank], False
+        known = dict(log.reference.log[due].scalars)
+        numbers = [value for name, value in log.log[mine].scalars if known.get(name) != value]
+        if not all(number.isdigit() or f"number {number}" in log.values for number in numbers):
+            return False
         for index in log.read_by_python:
             if index < mine and log.differs(index):
                 found |= self._call(rank, index)

@@ -6,8 +6,8 @@ of them is wrong by itself, and all of them are one cause:
     reference    silu x2 -> a2 (forward, 2)    mul g a2 (backward, 2)    mm h a2 (backward, 2)
     candidate    silu x2 -> a2 (forward, 2)    mul g a1 (backward, 2)    mm h a1 (backward, 2)
 
-Two ways are known: another micro-batch's value of the same call, and a value from before the step where the reference
-reads one that the step computes.
+Two ways are known: another micro-batch's value of the same call, and a value left from before the step, which the
+reference never has, where the reference reads one that the step computes.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def _way(log: CandidateLog, read: Misread) -> str | None:
     due = producer_of(log.reference.log, log.reference.input_producers, read.theirs, read.there)
     if due is None:
         return None
-    # A view without producers is one of a value from before the step.
+    # A view without producers is one of a value from before the step. If the reference has the value as well, the call
+    # that computes with it there may be missing, which is another defect.
     if maker is None or (log.log[maker].view and not log.producers(maker)):
-        return BEFORE_THE_STEP
+        return BEFORE_THE_STEP if value not in log.reference.values else None
     # The candidate's call may have no place, so its match in the reference counts.
     if (other := log.matching_call(maker)) is None or value not in log.reference.values:
         return None

@@ -1022,6 +1022,14 @@ def test_a_wrong_number_is_tried_after_the_draw_that_python_may_have_read_it_fro
     read = [*candidate[:1], call("neg P -> n"), *candidate[1:]]
     culprit = find_culprit([[reference[0], call("neg P -> n"), *reference[1:]]], [read], {0: [("l", "L")]})
     assert culprit is not None and culprit.candidate == 2, "a call reads the draw, so Python need not have"
+    scaled = [
+        log[1]._replace(operator="mul", scalars=(("other", other),))
+        for log, other in zip((reference, candidate), ("0.5", "0.25"), strict=True)
+    ]
+    culprit = find_culprit(
+        [[draws[0], scaled[0], reference[2]]], [[draws[1], scaled[1], candidate[2]]], {0: [("l", "L")]}
+    )
+    assert culprit is not None and culprit.candidate == 1, "a fraction that `item()` has not read is the code's own"
     item = [call(f"_local_scalar_dense {made} -> number_{made}") for made in "pP"]
     culprit = find_culprit([[draws[0], *reference[1:]]], [[draws[1], item[1], *candidate[1:]]], {0: [("l", "L")]})
     assert culprit is not None and culprit.candidate == 0, "`item()` reads it for Python"

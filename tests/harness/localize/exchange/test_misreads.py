@@ -92,6 +92,17 @@ def test_values_left_from_before_the_step_are_one_cause_though_each_call_reads_a
     assert found == {(2, 1, "p1"), (3, 1, "p2")}
 
 
+def test_a_parameter_that_is_read_without_a_call_that_the_reference_makes_of_it_is_another_defect() -> None:
+    """A gathered parameter is left from the step before; beside it, another parameter is not scaled."""
+    reference = [call(FORWARD, 1, "all_gather", "s", "p", None), call(FORWARD, 1, "mul", "q", "k", None)]
+    candidate = reference[:1]
+    reference += [call(FORWARD, 1, "mm", "x p", "a", None, 0), call(FORWARD, 1, "bmm", "y k", "b", None, 1)]
+    candidate += [call(FORWARD, 1, "mm", "x P", "A", None, None), call(FORWARD, 1, "bmm", "y q", "B", None, None)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="inherits", call=log.log[1], ranks=(0,), candidate=1, reference=2)
+    assert [read.mine for read in misreads_like(blamed, [log])] == [1]
+
+
 def test_a_view_that_reads_the_wrong_value_stands_for_those_of_its_line() -> None:
     """Two views of one place take the first turn's value, and what they should take is no other micro-batch's."""
     reference = [call(FORWARD, 1, operator, operator, made, None) for operator, made in (("mm", "k"), ("sub", "o"))]

@@ -429,7 +429,8 @@ def test_nobody_is_named_where_all_siblings_live_or_nothing_is_known_of_them(mon
 
 def test_the_children_of_a_process_are_those_that_live():
     child = subprocess.Popen(["sleep", "60"], env={"RANK": "7"})
-    while Path(f"/proc/{child.pid}/comm").read_text() != "sleep\n":  # until then it is as its parent was
+    # Until exec has ended, the child has its parent's environment, and then for a moment none.
+    while Path(f"/proc/{child.pid}/environ").read_bytes() != b"RANK=7\0":
         assert child.poll() is None
     assert [("RANK", "7")] in store_module.children_environments(os.getpid())
     child.kill()

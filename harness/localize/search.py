@@ -34,6 +34,7 @@ from bitproof.harness.localize.logs.replay import (
     copy_spare_values,
     name_of_value,
     read_log,
+    read_types,
     step_of,
 )
 from bitproof.harness.records import ROLES, Divergence, Key, Recording, Role, Sample, TensorDifference
@@ -116,7 +117,8 @@ class Search:
         settings = differing_settings(manifests[0], manifests[1], key.step)
         # The verifier may return another culprit than the likeliest: the first that exchanges confirm.
         if self.verifies:
-            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready, settings)
+            types = self._types()
+            verifier = Verifier(self.recordings, self.folder, key.step, logs, self.run_replay, ready, settings, types)
             culprit, verification = verifier.verify(*culprits)
         if (
             culprit.how == "inherits"
@@ -239,6 +241,11 @@ class Search:
     def _logs(self, role: Role, number: int = 1) -> list[list[Call]]:
         """Return the calls of a system's `number`-th replay, rank by rank."""
         return [read_log(archive_of(self._archives(role, number), rank)) for rank in range(self.num_ranks)]
+
+    def _types(self) -> dict[str, str]:
+        """Return the dtype and shape of each digest in the logs of the first replays."""
+        archives = [archive_of(self._archives(role, 1), rank) for role in ROLES for rank in range(self.num_ranks)]
+        return {digest: type_ for archive in archives for digest, type_ in read_types(archive).items()}
 
     def _changed(self, culprit: Culprit, logs: Logs, step: int) -> list[TensorDifference | None]:
         """Return the difference in the output of each call in the chain from the blamed call to the reported record.

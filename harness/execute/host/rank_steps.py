@@ -173,5 +173,6 @@ class RankSteps:
         self._trace.exchanged += [*log.exchanges.made, *log.exchanges.left_out()]
         if replay.log:
             self._trace.add_calls(step, log.calls)
+            self._trace.types |= log.types
         self._trace.values |= {names[site]: value for site, value in log.kept.items() if site in names}
         self._trace.spare |= {name_of_spare(site): value for site, value in log.kept.items() if site not in names}

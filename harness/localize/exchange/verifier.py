@@ -57,6 +57,7 @@ from bitproof.harness.localize.logs.replay import (
     read_exchanged,
     read_log,
     read_records,
+    read_types,
     value_at,
 )
 from bitproof.harness.records import Key, OtherCause, Recording, Role, Verification
@@ -184,6 +185,7 @@ class Verifier:
     - `folder`: the archives of these replays.
     - `ready`: the result of `ready_logs` for `logs`, if known.
     - `settings`: the optimizer settings that differ.
+    - `types`: the dtype and shape of each digest in `logs`, as far as they are known.
     """
 
     recordings: Mapping[Role, Recording]
@@ -193,6 +195,7 @@ class Verifier:
     run_replay: Callable[[Role, int, Path, Replay], str | None]
     ready: Sequence[CandidateLog] = ()
     settings: Sequence[DifferingSetting] = ()
+    types: dict[str, str] = field(default_factory=dict)
     _number: int = field(default=_FIRST_NUMBER, init=False)
     _values: dict[Role, dict[ValueSite, tuple[Path, str]]] = field(default_factory=dict, init=False)
     _runs: int = field(default=0, init=False)
@@ -260,11 +263,18 @@ class Verifier:
             if reason:
                 refused = refused or reason
                 continue
+            # Some values may have another dtype or shape: plan again, with these sites blocked.
+            unlike = [made for made in self._of_other_type(planned, run) if made.site not in blocked]
+            if unlike:
+                blocked |= {made.site for made in unlike}
+                refused = f"{_where(unlike[0], run)} cannot be exchanged: {unlike[0].not_done}"
+                pending[:0] = [current]
+                continue
             tried, cause, groups = self._with_cause_of(current, planned, causes, logs)
             after = self._exchanged("candidate", _swaps(tried, "candidate"))
             before, left = self._wrong(run.recording), self._wrong(after.recording)
             trouble = self._trouble(planned, run, after, tried)
-            # Some values have another dtype or shape: plan again, with these sites blocked.
+            # The log did not show a type that the run has found to be another one.
             others = {made.site for made in after.made.values() if OTHER_TYPE in made.not_done} - blocked
             if others or trouble:
                 # The run is invalid, so the cause gets back the exchanges that it had before.
@@ -280,6 +290,18 @@ class Verifier:
             run.ready = ready_logs(self._known, run.calls)
             pending = self.blamed(run.recording, run.ready)
         return causes, refused or "no call explains what still differs", run
+
+    def _of_other_type(self, planned: ExchangePlan, run: ExchangedRun) -> list[Exchanged]:
+        """Return the outcomes of the exchanges that cannot be made, because the value in `run` has another dtype or
+        shape.
+        """
+        found = list[Exchanged]()
+        for swap in (each for group in planned.groups for each in group.candidate):
+            held = value_at(run.calls[swap.site.rank][swap.site.call], swap.site)
+            types = self.types.get(held or ""), self.types.get(swap.wanted)
+            if None not in types and types[0] != types[1]:
+                found.append(Exchanged(swap.site, False, f"{types[0]} {OTHER_TYPE} {types[1]}"))
+        return found
 
     def _with_cause_of(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], logs: Sequence[CandidateLog]
@@ -461,6 +483,8 @@ class Verifier:
         )
         ranks = range(len(self._known))
         calls = [read_log(archive_of(folder, rank)) for rank in ranks]
+        for rank in ranks:
+            self.types |= read_types(archive_of(folder, rank))
         records = {key: row for rank in ranks for key, row in read_records(archive_of(folder, rank)).items()}
         made = {each.site: each for rank in ranks for each in read_exchanged(archive_of(folder, rank))}
         return ExchangedRun(calls, Recording(self.recordings[role].manifest, records), made)

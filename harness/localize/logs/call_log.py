@@ -29,7 +29,7 @@ from bitproof.harness.graph.staged.staged_step import StagedStep
 from bitproof.harness.localize.call_sites import CallSiteTracker, finalize_calls
 from bitproof.harness.localize.logs.call_arguments import given_to, read_by, scalars_of, tensors_in, written_by
 from bitproof.harness.localize.logs.calls import KERNELS, OPAQUE, READS_OUT, Call, CallSite
-from bitproof.harness.localize.logs.exchanges import Exchanges, describe_number, replaced, sites_of
+from bitproof.harness.localize.logs.exchanges import Exchanges, describe_number, replaced, sites_of, type_of
 from bitproof.harness.localize.logs.foreach_calls import lane, num_lanes
 from bitproof.harness.localize.logs.node_call_sites import GraphRunner
 from bitproof.harness.localize.logs.parts import Parts
@@ -96,6 +96,8 @@ class CallRecorder(TorchDispatchMode):
     - `only_keeps`: whether to only copy values and count calls, without digests and places.
     - `exchanges`: values of the other system to insert before or after a call. The log shows these.
 
+    `types` has the dtype and shape of each digest in `calls`: `float32[2, 3]`.
+
     A higher-order operator is one call. A call over lists of tensors is logged as a call per index. A random call has
     its generator's state as last input and last output. Calls by bitproof itself are not logged.
     """
@@ -120,6 +122,7 @@ class CallRecorder(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.kept: dict[ValueSite, Tensor] = {}
+        self.types: dict[str, str] = {}
         self.exchanges = Exchanges(_digest, exchanges)
         self._rank, self._kept_inputs = rank, sites_of(keep)
         self._place = place
@@ -368,7 +371,7 @@ class CallRecorder(TorchDispatchMode):
         more: list[int] = []
         unwritten, outside = list[int](), list[int]()
         for position, tensor in enumerate(tensors_in(values)):
-            storage, value = _storage(tensor), _digest(tensor)
+            storage, value = _storage(tensor), self._digest_of(tensor)
             # By storage and value: other tensors over the storage may have been written since. Without such a call, a
             # collective in flight is the producer, since this call races with it.
             left = self._producers.get((storage, value), self._in_flight.get(storage))
@@ -468,7 +471,7 @@ class CallRecorder(TorchDispatchMode):
         self._spare -= size if is_spare else 0
         if is_spare or site in self._keep:
             self.kept[site] = plain(tensor).clone()
-        storage, value = _storage(tensor), "" if self._only_keeps else _digest(tensor)
+        storage, value = _storage(tensor), "" if self._only_keeps else self._digest_of(tensor)
         self._add_value(index, storage, value)
         # A view shows memory, and leaves it as uninitialized as it was.
         if not call.view:
@@ -476,6 +479,13 @@ class CallRecorder(TorchDispatchMode):
             self._fresh.pop(storage, None)
         if not call.view and not self._only_keeps:
             self._parts.leave(storage, tensor, value, index)
+
+    def _digest_of(self, tensor: Tensor) -> str:
+        """Return a tensor's digest, and note its dtype and shape in `types`."""
+        value = _digest(tensor)
+        if value != OPAQUE and value not in self.types:
+            self.types[value] = type_of(plain(tensor))
+        return value
 
     def _add_value(self, index: int, storage: int, value: str) -> None:
         call = self.calls[index]

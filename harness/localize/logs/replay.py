@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 CALLS, STEPS, RECORDS, SPARE = "calls.jsonl", "steps.json", "records.json", "spare"
-EXCHANGED = "exchanged.json"
+EXCHANGED, TYPES = "exchanged.json", "types.json"
 # A log is text, and a damaged or hostile archive may claim any size.
 _MAX_CALLS_BYTES = 4 << 30
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -156,6 +156,7 @@ class StepTrace:
     - `records`: the records of all steps.
     - `values`: the requested values by name.
     - `spare`: further outputs, as many as fitted into a budget of bytes.
+    - `types`: the dtype and shape of each digest in `calls`: `float32[2, 3]`.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -164,6 +165,7 @@ class StepTrace:
     values: dict[str, Tensor] = field(default_factory=dict)
     spare: dict[str, Tensor] = field(default_factory=dict)
     exchanged: list[Exchanged] = field(default_factory=list)
+    types: dict[str, str] = field(default_factory=dict)
 
     def add_calls(self, step: int, calls: Iterable[Call]) -> None:
         """Append the log of a step."""
@@ -198,6 +200,7 @@ def write_archive(path: Path, step_trace: StepTrace) -> None:
         archive.writestr(STEPS, json.dumps(step_trace.steps))
         archive.writestr(RECORDS, json.dumps([*step_trace.records.items()]))
         archive.writestr(EXCHANGED, json.dumps(step_trace.exchanged))
+        archive.writestr(TYPES, json.dumps(step_trace.types))
         for name, value in step_trace.values.items():
             archive.writestr(name, pack_value(value))
         _write_spare(archive, {name: pack_value(value) for name, value in step_trace.spare.items()})
@@ -287,6 +290,14 @@ def read_exchanged(path: Path) -> list[Exchanged]:
         return [Exchanged(ValueSite(*site), done, not_done, held) for site, done, not_done, held in found]
     except (ValueError, TypeError, RecursionError) as error:
         raise RecordingError("the exchanges of a replay are damaged", found=str(error), where=str(path)) from error
+
+
+def read_types(path: Path) -> dict[str, str]:
+    """Return the dtype and shape of each digest in a rank's log. Raises RecordingError if they are missing or damaged."""
+    try:
+        return {str(digest): str(type_) for digest, type_ in json.loads(_read(path, TYPES)).items()}
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise RecordingError("the types of a replay are damaged", found=str(error), where=str(path)) from error
 
 
 def read_value(path: Path, name: str) -> Tensor:

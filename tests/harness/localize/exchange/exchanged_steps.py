@@ -16,7 +16,7 @@ from bitproof.harness.localize.culprit import Culprit
 from bitproof.harness.localize.exchange.verifier import Verifier
 from bitproof.harness.localize.logs.call_log import logged
 from bitproof.harness.localize.logs.calls import Call
-from bitproof.harness.localize.logs.replay import Replay, StepTrace, archive_of, read_log, write_archive
+from bitproof.harness.localize.logs.replay import Replay, StepTrace, archive_of, read_log, read_types, write_archive
 from bitproof.harness.records import Key, Manifest, Record, Recording, Role, Verification
 
 Step = Callable[[], Mapping[str, Tensor]]
@@ -52,12 +52,18 @@ class Sides:
         trace.exchanged = [*log.exchanges.made, *log.exchanges.left_out()]
         if replay.log:
             trace.add_calls(0, log.calls)
+            trace.types = log.types
         write_archive(archive_of(folder, 0), trace)
         return None
 
     def verifier(self) -> Verifier:
         """What verifies causes of these sides."""
-        return Verifier(self.recordings, self.folder, 0, self.logs, self.run_replay, settings=self.settings)
+        types = {
+            digest: type_
+            for role in self.steps
+            for digest, type_ in read_types(archive_of(self.folder / f"{role}.archives1", 0)).items()
+        }
+        return Verifier(self.recordings, self.folder, 0, self.logs, self.run_replay, (), self.settings, types)
 
     def verified(self, culprit: Culprit | None = None) -> tuple[Culprit, Verification]:
         """What exchanges show of a cause, by default of the one that a search finds."""

@@ -214,6 +214,7 @@ def test_a_value_of_another_type_is_not_exchanged(tmp_path: Path, dtype_or_shape
     assert found.reason is not None and found.reason.endswith(
         f"cannot be exchanged: {dtype_or_shape} stands there, and the value is float32[4, 4]"
     )
+    assert found.runs == 0, "the logs show the types, so no run is needed to find them"
 
 
 def test_a_value_of_another_type_is_followed_to_what_its_readers_give(tmp_path: Path) -> None:
@@ -227,6 +228,7 @@ def test_a_value_of_another_type_is_followed_to_what_its_readers_give(tmp_path: 
     sides = Sides(tmp_path, lambda: rounded(False), lambda: rounded(True))
     culprit, found = sides.verified(sides.blamed("_to_copy", how="adds"))
     assert (culprit.call.operator, found.status, found.reverse, found.reason) == ("_to_copy", "verified", True, None)
+    assert found.runs == 2, "one for each system"
 
 
 def test_a_collective_is_not_to_blame_for_what_another_rank_gives_to_it() -> None:

@@ -116,8 +116,8 @@ def _leaves_in(
         elif isinstance(place, (Mapping, types.MappingProxyType)):
             inner = [(_key(key, number, names), value) for number, (key, value) in enumerate([*place.items()])]
         elif isinstance(place, (list, tuple, deque)):
-            joined = joined_values(place)
-            if joined is not None and not any(isinstance(value, Tensor) for value in place):
+            has_tensors = any(isinstance(value, Tensor) for value in place)
+            if not has_tensors and (joined := joined_values(place)) is not None:
                 yield prefix, joined
             else:
                 inner = enumerate(place)
@@ -211,16 +211,20 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """Concatenate all tensors and numbers of a list into a flat tensor, skipping None.
+    """Concatenate all tensors and numbers of a list into a flat tensor, skipping None. Of a DTensor, take its shard.
 
-    Returns None if the list has values of other types, or of several dtypes.
+    Returns None if the list has values of other types, of several dtypes or of several devices.
     """
     import torch
+
+    from bitproof.harness.capture.digest import plain
 
     held = [value for value in values if value is not None]
     if not all(isinstance(value, (torch.Tensor, int, float)) for value in held):
         return None
-    tensors = [tensor_of(value).reshape(-1) for value in held]
-    if len({tensor.dtype for tensor in tensors}) > 1:
+    given = [tensor_of(value) for value in held]
+    if len({(tensor.dtype, tensor.device) for tensor in given}) > 1:
         return None
+    # Shards of two meshes cannot be joined as DTensors.
+    tensors = [plain(tensor).reshape(-1) for tensor in given]
     return torch.cat(tensors) if tensors else torch.empty(0)

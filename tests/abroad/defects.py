@@ -256,7 +256,11 @@ DEFECTS |= {
         output("model.layers.0.mlp", lambda x: x.flip(0)), "model.layers.0.mlp", FORWARD, ("flip",)
     ),
     ("qwen3", "weights_not_normalized"): Defect(
-        setting("model.layers.0.mlp.gate", "norm_topk_prob", True), "model.layers.0.mlp.gate", FORWARD, ("div",)
+        # One line that only the candidate runs: it sums the weights, and divides them.
+        setting("model.layers.0.mlp.gate", "norm_topk_prob", True),
+        "model.layers.0.mlp.gate",
+        FORWARD,
+        ("sum", "div"),
     ),
     ("mixtral", "one_expert"): Defect(
         setting("model.layers.0.mlp.gate", "top_k", 1), "model.layers.0.mlp.gate", FORWARD, ("topk",)
@@ -292,7 +296,7 @@ DEFECTS |= {
     ),
     ("deepseek", "attention_scale"): Defect(
         setting("layers.0.attention", "softmax_scale", 0.1),
-        "layers.0.attention",
+        "layers.0.attention.inner_attention",
         FORWARD,
         ("_scaled_dot_product", "mul"),
     ),

@@ -186,7 +186,7 @@ def main(*words: str) -> int:
     print("; ".join(f"{status}: {count}" for status, count in sorted(shown.items())))
     missed, of = [num - total for total in totals], 20 if "--abroad" in words else 30
     is_bad = bool(shown["verified, but wrong"])
-    if wanted == [""] and not verifies:
+    if wanted == [""]:
         is_bad |= bool(figure("abroad.blame" if "--abroad" in words else "fuzz.blame", totals[1] / num))
     return int(is_bad or any(more > most for more, most in zip(missed, (0, num // of, 2 * num // of, 0), strict=True)))
 

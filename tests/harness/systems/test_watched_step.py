@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.optim import SGD, AdamW, Optimizer
 
 import bitproof
@@ -469,6 +472,29 @@ def test_what_an_object_keeps_that_holds_an_optimizer_is_shown():
         "optimizer.holder0.slow.param0@changed",
         "optimizer.holder0.slow.param1@changed",
     ]
+
+
+@pytest.fixture
+def two_meshes():
+    """DTensors with the same shard on two meshes of two ranks: torch cannot join them."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    try:
+        meshes = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (1, 2))
+        yield [DTensor.from_local(torch.ones(3), mesh, [Replicate()] * mesh.ndim, run_check=False) for mesh in meshes]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_tensors_of_several_meshes_that_an_optimizer_keeps_in_a_list_are_recorded_shard_by_shard(two_meshes):
+    model = nn.Linear(3, 2)
+    optimizer = Attributes(model.parameters(), lr=0.5)
+    optimizer.kept = two_meshes
+    optimizer.state[model.bias]["history"] = two_meshes
+    rows = shown(bitproof.watch(trainer(model, optimizer), model=model, optimizer=optimizer))
+    assert rows["optimizer", "bias.history"].equal(torch.ones(6))
+    assert not [name for _, name in rows if name.startswith("optimizer.0.kept")], "no step changes them"
 
 
 def test_a_step_of_a_class_that_calls_that_of_its_base_counts_once():

@@ -108,7 +108,9 @@ def test_no_more_is_unpacked_than_the_archive_states(tmp_path: Path, monkeypatch
     assert max(sizes) <= 1 << 16
 
 
-@pytest.mark.parametrize(("read", "member"), [(read_steps, replay.STEPS), (read_records, replay.RECORDS), (read_types, replay.TYPES)])
+@pytest.mark.parametrize(
+    ("read", "member"), [(read_steps, replay.STEPS), (read_records, replay.RECORDS), (read_types, replay.TYPES)]
+)
 def test_other_parts_that_are_nested_without_end_are_refused(tmp_path: Path, read, member: str) -> None:
     path = packed(tmp_path / "rank0.zip", b"[" * 100_000, zipfile.ZIP_STORED, member)
     with pytest.raises(RecordingError, match="of a replay are damaged"):

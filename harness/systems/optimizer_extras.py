@@ -211,7 +211,7 @@ def tensor_of(value: Any) -> Tensor:
 
 
 def joined_values(values: Iterable[Any]) -> Tensor | None:
-    """Concatenate all tensors and numbers of a list into a flat tensor, skipping None. Of a DTensor, take its shard.
+    """Concatenate all tensors and numbers of a list into a flat tensor, skipping None. A DTensor gives its local shard.
 
     Returns None if the list has values of other types, of several dtypes or of several devices.
     """

@@ -293,7 +293,10 @@ def read_exchanged(path: Path) -> list[Exchanged]:
 
 
 def read_types(path: Path) -> dict[str, str]:
-    """Return the dtype and shape of each digest in a rank's log. Raises RecordingError if they are missing or damaged."""
+    """Return the dtype and shape of each digest in a rank's log, such as `float32[2, 3]`.
+
+    Raises RecordingError if they are missing or damaged.
+    """
     try:
         return {str(digest): str(type_) for digest, type_ in json.loads(_read(path, TYPES)).items()}
     except (ValueError, AttributeError, RecursionError) as error:

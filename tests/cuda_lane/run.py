@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
         return run_slices(options.jobs, arguments, options.report_dir)
     if options.every_case:
         chosen = slice_of(timed_cases(), options.slice or "1/1", len(options.devices.split(",")))
-        # Unlike an assignment, a patch fails if the command line no longer selects its cases by this function.
+        # Unlike an assignment, a patch fails if the module has no such name any more.
         patch.object(cli_arguments, "selected_cases", lambda expression: chosen).start()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as facts:

@@ -33,6 +33,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 from bitproof.harness.compare.differing_settings import DifferingSetting
@@ -125,6 +126,7 @@ def plan_of(
     differing: Mapping[int, Iterable[Pair]],
     blocked: Collection[ValueSite] = (),
     arguments: WrongArguments | None = None,
+    types: Mapping[str, str] = MappingProxyType({}),
 ) -> ExchangePlan:
     """Return all exchanges of values between the two systems for a cause.
 
@@ -132,6 +134,7 @@ def plan_of(
     - `blocked`: sites whose values cannot be exchanged, because their dtypes or shapes differ. The outputs of their
       readers are exchanged instead.
     - `arguments`: finds further calls with the same wrong argument or optimizer setting.
+    - `types`: the dtype and shape of each digest, as far as they are known.
     """
     # `taken` are the calls that were planned, and `own` the candidate's calls at which their exchanges are: for a send,
     # the receiving call. `right` has, by site, the values that these exchanges insert.
@@ -151,7 +154,7 @@ def plan_of(
         log = logs[rank]
         own |= {(rank, mine)} if mine is not None else set()
         # The blamed call is exchanged in any case. A further call is exchanged only if its inputs are right then.
-        readers = ReaderExchanges(log, rank, pairs.get(rank, []), blocked, messages)
+        readers = ReaderExchanges(log, rank, pairs.get(rank, []), blocked, messages, types)
         draft = _checked(readers.of_this_repeat(_drafted(culprit, readers, mine, theirs)))
         # A call that reads the wrong one of several right values never reads its matching call's inputs, so its
         # exchange has no condition.
@@ -193,7 +196,9 @@ def _drafted(culprit: Culprit, readers: ReaderExchanges, mine: int | None, their
     if mine is not None and culprit.how not in LEADS_NOWHERE:
         if theirs is not None and readers.may_take_outputs_of(mine, theirs) and not readers.contradict(mine, theirs):
             return _of_matching(readers.log, readers.rank, mine, theirs)
-        return readers.of_new(mine)
+        draft = readers.of_new(mine)
+        # Its readers have right values already, so its match is missing: the two systems make the calls at two places.
+        return readers.of_missing(theirs) if theirs is not None and not draft.candidate else draft
     return readers.of_missing(theirs) if theirs is not None else _Draft(problems=[f"{culprit.call} has no counterpart"])
 
 
@@ -570,11 +575,24 @@ def _checked(plan: _Draft) -> _Draft:
     return plan
 
 
+def _in_order(plan: _Draft) -> _Draft:
+    """Return the exchanges in the order in which they are made. Only the first of each system replaces a known value.
+
+    The others may be after it, and then have another value to replace, or share memory with it.
+    """
+    for swaps in (plan.candidate, plan.reference):
+        swaps.sort(key=lambda swap: (swap.site.call, not swap.site.is_input, swap.site.position))
+        once = {swap.site: swap for swap in swaps}.values()
+        swaps[:] = [swap if number == 0 else swap._replace(found="") for number, swap in enumerate(once)]
+    return plan
+
+
 class ReaderExchanges:
     """Plans exchanges at the calls that read the output of a wrong call, in both logs of a rank.
 
     - `pairs`: the two digests of each differing record of the rank.
-    - `passed`: calls whose outputs cannot be exchanged. The outputs of their readers are exchanged instead.
+    - `types`: the dtype and shape of each digest, as far as they are known.
+    - `passed`: calls whose outputs cannot be exchanged. Their readers are used instead.
     """
 
     def __init__(
@@ -584,8 +602,9 @@ class ReaderExchanges:
         pairs: Sequence[Pair],
         blocked: Collection[ValueSite],
         messages: MessageReceives,
+        types: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        self.log, self.rank, self.pairs, self.messages = log, rank, pairs, messages
+        self.log, self.rank, self.pairs, self.messages, self.types = log, rank, pairs, messages, types
         self.blocked = {site.call for site in blocked if site.rank == rank and not site.is_input}
         self.blocked_inputs = {site for site in blocked if site.is_input}
         self.passed = set[int]()
@@ -739,28 +758,102 @@ class ReaderExchanges:
         return _checked(_Draft([self._at_reader(mine, theirs)], self._at_readers_there(mine, theirs)))
 
     def _of_readers(self, index: int, depth: int) -> _Draft:
-        """Return the exchanges for the outputs of all calls that read an output of call `index`.
+        """Return the exchanges for all calls that read an output of call `index`, which cannot be exchanged itself.
 
-        The other inputs of these calls must be right.
+        A reader's input is exchanged if the reference's value fits there, otherwise the reader's output. If neither
+        fits, its own readers are used: without a cast, all calls up to the next cast have values of another dtype.
         """
-        # With a wrong other input, an exchange of the output would hide a second defect.
-        plan = _Draft()
-        self.passed.add(index)
-        for reader in dict.fromkeys(reader for reader, _ in self.log.readers(index)):
-            call, other = self.log.log[reader], self.log.matching_call(reader)
-            sides = zip(call.inputs, self.log.input_producers(reader), strict=False)
-            inputs = [v for v, producer in sides if producer not in self.passed and not self._is_of_new(producer)]
-            right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
-            # `right` are the values that the matching call reads; for a new call, all values of the reference.
-            if not set(inputs) <= set(right):
-                plan.problems.append(f"{call} also reads another value that is wrong")
-            elif other is not None and self.may_take_outputs_of(reader, other):
-                plan.add(_of_matching(self.log, self.rank, reader, other))
-            elif depth < MAX_NEW_CALLS:
-                plan.add(self.of_new(reader, depth + 1))
+        plan, pending, seen = _Draft(), [index], set[int]()
+        while pending:
+            if (current := pending.pop(0)) in seen:
+                continue
+            seen.add(current)
+            self.passed.add(current)
+            plan.add(self._of_shown(current))
+            for reader, position in self.log.readers(current):
+                if (draft := self._of_fitting_input(reader, position)) is not None:
+                    plan.add(draft)
+                elif not self._reads_right_beside(reader):
+                    plan.problems.append(f"{self.log.log[reader]} also reads another value that is wrong")
+                elif self.is_blocked(reader):
+                    pending.append(reader)
+                else:
+                    plan.add(self._of_reader(reader, depth))
+            for reader in self.log.readers_of_parts(current):
+                if self._reads_right_beside(reader):
+                    plan.add(self._of_reader(reader, depth))
         if not plan.candidate and not plan.problems:
             plan.problems.append(f"no call that the reference has reads what {self.log.log[index]} gives")
+        return _in_order(plan)
+
+    def _of_reader(self, reader: int, depth: int) -> _Draft:
+        """Return the exchanges for the outputs of a call, or for its readers."""
+        other = self.log.matching_call(reader)
+        if other is not None and self.may_take_outputs_of(reader, other):
+            return _of_matching(self.log, self.rank, reader, other)
+        return self.of_new(reader, depth + 1) if depth < MAX_NEW_CALLS else _Draft()
+
+    def _of_shown(self, index: int) -> _Draft:
+        """Return the exchanges for records that have an output of call `index`, if the reference's values fit there."""
+        plan, call, reference = _Draft(), self.log.log[index], self.log.reference
+        for wanted, held in self.pairs:
+            made = next(iter(reference.all_with(wanted)), None)
+            if held in call.outputs and made is not None and self._is_of_one_type(held, wanted):
+                here = ValueSite(self.rank, index, call.outputs.index(held))
+                there = ValueSite(self.rank, made, reference.log[made].outputs.index(wanted))
+                plan.candidate.append(Swap(here, there, call.operator, held, wanted))
+                plan.reference.append(Swap(there, here, reference.log[made].operator, wanted, held))
         return plan
+
+    def _of_fitting_input(self, reader: int, position: int) -> _Draft | None:
+        """Return the exchange of a call's input, without exchanges if it is right; None if no value fits there."""
+        if (other := self.log.matching_call(reader)) is None:
+            return None
+        call, partner = self.log.log[reader], self.log.reference.log[other]
+        if len(call.inputs) != len(partner.inputs):
+            return None
+        at = _position_there(call, partner, position)
+        if (value := call.inputs[position]) == (wanted := partner.inputs[at]):
+            return _Draft()
+        here, there = ValueSite(self.rank, reader, position, True), ValueSite(self.rank, other, at, True)
+        if here in self.blocked_inputs or not self._is_of_one_type(value, wanted):
+            return None
+        return _Draft([self._at_reader(here, there)], self._at_readers_there(here, there))
+
+    def _is_of_one_type(self, first: str, second: str) -> bool:
+        """Whether two values are known to have one dtype and shape."""
+        return self.types.get(first) is not None and self.types.get(first) == self.types.get(second)
+
+    def _reads_right_beside(self, reader: int) -> bool:
+        """Whether all inputs of a call are right, apart from those that calls with blocked outputs or new calls give.
+
+        With a wrong other input, an exchange of the output would hide a second defect. An input is right if the
+        matching call reads it; for a new call, if the reference has it. An input of another dtype than the matching
+        call's cannot be compared. But if the call's output is of another dtype, too, its arguments must be equal.
+        """
+        call, other = self.log.log[reader], self.log.matching_call(reader)
+        partner = self.log.reference.log[other] if other is not None else None
+        if partner is not None and self.is_blocked(reader) and call.scalars != partner.scalars:
+            return False
+        right = self.log.reference.values if partner is None else partner.inputs
+        return all(
+            value in right
+            or producer in self.passed
+            or self._is_of_new(producer)
+            or self._is_of_other_type(reader, position)
+            for position, (value, producer) in enumerate(
+                zip(call.inputs, self.log.input_producers(reader), strict=False)
+            )
+        )
+
+    def _is_of_other_type(self, reader: int, position: int) -> bool:
+        """Whether an input is known to have another dtype or shape than the matching call's."""
+        if ValueSite(self.rank, reader, position, True) in self.blocked_inputs:
+            return True
+        other = self.log.matching_call(reader)
+        wanted = self.log.reference.log[other].inputs[position : position + 1] if other is not None else ()
+        types = {self.types.get(value) for value in (self.log.log[reader].inputs[position], *wanted)}
+        return None not in types and len(types) > 1
 
     def _is_of_new(self, index: int | None) -> bool:
         """Whether a value is computed of right values alone, by new calls and by calls that read what these give.
@@ -812,8 +905,12 @@ class ReaderExchanges:
             here, there = ValueSite(self.rank, mine, at, True), ValueSite(self.rank, reader, position, True)
             # The reader's input cannot be exchanged, so its output is.
             if not is_alike or here in self.blocked_inputs:
-                own = self.may_take_outputs_of(mine, reader)
-                plan.add(self._of_join(mine, reader) if own else self._of_readers(mine, depth))
+                if self.may_take_outputs_of(mine, reader):
+                    plan.add(self._of_join(mine, reader))
+                elif not is_alike or self._reads_right_beside(mine):
+                    plan.add(self._of_readers(mine, depth))
+                else:
+                    plan.problems.append(f"{self.log.log[mine]} also reads another value that is wrong")
             elif self.log.log[mine].inputs[at] != reference.log[reader].inputs[position]:
                 # A record that has the value read here shows this memory, so the memory itself gets the other value,
                 # unless another call rightly reads what is there.
@@ -821,14 +918,10 @@ class ReaderExchanges:
                 shown &= not self._is_rightly_read(mine, at)
                 plan.candidate.append(self._at_reader(here, there, in_place or shown))
                 plan.reference += self._at_readers_there(here, there, in_place or shown)
-        # At the front, since the record is taken of the producer's output, before any reader.
-        plan.candidate[:0], plan.reference[:0] = self._of_records(index)
-        # The first exchange may be in place, and change the memory that the others read. So they accept any value.
-        for swaps in (plan.candidate, plan.reference):
-            swaps[1:] = [swap._replace(found="") for swap in swaps[1:]]
+        plan.add(self._of_records(index))
         if not plan.candidate and not plan.problems and not depth:
             plan.problems.append(f"no call of the candidate stands for one that reads what {call} gives")
-        return _checked(plan)
+        return _checked(_in_order(plan))
 
     def _is_rightly_read(self, reader: int, position: int) -> bool:
         """Whether another call than `reader` reads the value of this input, and so does its match."""
@@ -840,15 +933,13 @@ class ReaderExchanges:
                 return True
         return False
 
-    def _of_records(self, index: int) -> tuple[list[Swap], list[Swap]]:
-        """Return a pair: the exchanges in the candidate, and those in the reference.
-
-        They are exchanges for records that have the output of a missing call.
+    def _of_records(self, index: int) -> _Draft:
+        """Return the exchanges for records that have the output of a missing call.
 
         Example: `all_reduce` is missing. In the candidate, the output of the call that computed the local gradient is
         replaced by the reduced gradient. There is no exchange if another reader needs the local gradient.
         """
-        call, found = self.log.reference.log[index], (list[Swap](), list[Swap]())
+        call, plan = self.log.reference.log[index], _Draft()
         for wanted, held in self.pairs:
             made = self.log.producer(wanted, held)
             if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
@@ -864,9 +955,9 @@ class ReaderExchanges:
                 continue
             here = ValueSite(self.rank, made, self.log.log[made].outputs.index(held))
             there = ValueSite(self.rank, index, call.outputs.index(wanted))
-            found[0].append(Swap(here, there, self.log.log[made].operator, held, wanted))
-            found[1].append(Swap(there, here, call.operator, wanted, held))
-        return found
+            plan.candidate.append(Swap(here, there, self.log.log[made].operator, held, wanted))
+            plan.reference.append(Swap(there, here, call.operator, wanted, held))
+        return plan
 
     def _of_join(self, mine: int, theirs: int) -> _Draft:
         """Return exchanges of the outputs of `mine`, if it lacks an input of its match `theirs`, or reads it in another

@@ -256,7 +256,7 @@ class Verifier:
                 return causes, f"after {MAX_ROUNDS} runs with exchanged values something is still wrong", run
             current = pending.pop(0)
             logs, differing = run.ready, self._pairs(run.recording)
-            planned = plan_of(current, logs, differing, blocked, self._arguments)
+            planned = plan_of(current, logs, differing, blocked, self._arguments, self.types)
             reason = wrong_input(current, logs) or self._exchanged_already(current, planned, causes, run)
             if not reason and not any(group.is_lead for group in planned.groups):
                 reason = refused or _joined(planned.problems)

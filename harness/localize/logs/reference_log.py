@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
-from bitproof.harness.localize.logs.calls import Call, CallSite
+from bitproof.harness.localize.logs.calls import READS_OUT, Call, CallSite
 from bitproof.harness.operators import names
 
 COMMUTATIVE = names(lambda row: row.commutes)
@@ -63,6 +63,23 @@ class IndexedLog:
         position of the input.
         """
         return self._readers.get(index, ())
+
+    def readers_of_parts(self, index: int) -> Sequence[int]:
+        """Return the indices of the calls that read memory of which call `index` wrote a part.
+
+        For example, a collective reads a bucket whose parts were copied into it one by one.
+        """
+        return self._readers_of_parts.get(index, ())
+
+    @cached_property
+    def _readers_of_parts(self) -> dict[int, list[int]]:
+        found: dict[int, list[int]] = defaultdict(list)
+        for reader, call in enumerate(self.log):
+            for writer in dict.fromkeys(self.input_producers(reader)[len(call.inputs) :]):
+                # A call that read a number out of a tensor follows the inputs, too.
+                if writer is not None and self.log[writer].operator != READS_OUT:
+                    found[writer].append(reader)
+        return found
 
     @cached_property
     def _with(self) -> dict[str, list[int]]:

@@ -9,6 +9,7 @@ from bitproof.harness.localize.exchange.exchange_plan import MessageReceives, Re
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog
+from bitproof.harness.localize.logs.replay import ValueSite
 
 PLACE = CallSite("", "forward")
 
@@ -165,3 +166,74 @@ def test_an_extra_call_read_by_a_recomputed_call_and_by_a_send_is_exchanged_in_r
     draft = readers.of_new(3)
     draft.add(readers.of_new(5))
     assert sites(readers.of_this_repeat(draft).reference) == [(0, 2, 0, True, "b", "B"), (1, 0, 0, False, "a", "A")]
+
+
+def test_an_extra_call_is_exchanged_behind_the_bucket_of_which_it_writes_a_part() -> None:
+    """Gradients are averaged over ranks in a bucket one micro-batch too early."""
+    start = [call("mm", "xw", "g", None, None), call("mm", "yw", "k", None, None)]
+    reference = [*start, call("add_", "gh", "s", 0, None), call("add_", "ki", "t", 1, None)]
+    parts = [call("mul.out", "g", "A", 0), call("mul.out", "k", "B", 1)]
+    bucket = call("all_reduce", "P", "Q", 3, 2, 3)._replace(collective=True)
+    taken = [call("as_strided", "Q", part, 4)._replace(view=True) for part in "GK"]
+    candidate = [*start, *parts, bucket, *taken, call("add_", "Gh", "S", 5, None), call("add_", "Ki", "T", 6, None)]
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="adds", call=candidate[2], ranks=(0,), candidate=2, reference=None)
+    group, *_ = plan_of(blamed, [log], {0: [("s", "S"), ("t", "T")]}).groups
+    assert [site[:-2] for site in sites(group.candidate)] == [(0, 5, 0, False), (0, 6, 0, False)]
+    assert [site[:-2] for site in sites(group.reference)] == [(0, 2, 0, True), (0, 3, 0, True)]
+
+
+def test_two_calls_in_the_other_order_are_exchanged_one_after_the_other() -> None:
+    """A bias is added before the sum over ranks. Once `sum` has the right input, the bias is still to be added."""
+    reference = [call("sum", "x", "a", None), call("add", "ab", "c", 0, None), call("exp", "c", "e", 1)]
+    wrong = [call("add", "xb", "A", None, None), call("sum", "A", "C", 0), call("exp", "C", "E", 1)]
+    after = [call("add", "xb", "x", None, None), call("sum", "x", "a", 0), call("exp", "a", "F", 1)]
+    found = list[list[tuple[int, int, int, bool, str, str]]]()
+    for candidate in (wrong, after):
+        log = CandidateLog(candidate, ReferenceLog(reference))
+        blamed = Culprit(how="reads", call=candidate[0], ranks=(0,), candidate=0, reference=1)
+        [group] = plan_of(blamed, [log], {0: [("e", candidate[2].outputs[0])]}).groups
+        found.append(sites(group.candidate))
+    assert found == [[(0, 0, 0, False, "A", "x")], [(0, 2, 0, True, "a", "c")]]
+
+
+def test_a_missing_cast_is_exchanged_where_the_values_behind_it_have_the_right_dtype_again() -> None:
+    casts = [call("_to_copy", given, made, None) for given, made in ("ab", "wv")]
+    reference = [*casts, call("mm", "bv", "m", 0, 1), call("relu", "m", "r", 2)]
+    reference += [call("add", "rf", "s", 3, None), call("_to_copy", "r", "n", 3), call("sub", "nf", "t", 5, None)]
+    candidate = [call("mm", "aw", "M", None, None), call("relu", "M", "R", 0)]
+    candidate += [call("add", "Rf", "S", 1, None), call("sub", "Rf", "T", 1, None)]
+    types = dict.fromkeys("awMRsStTnf", "float32[2]") | dict.fromkeys("bvmr", "bfloat16[2]")
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[0], ranks=(0,), candidate=None, reference=0)
+    blocked = [ValueSite(0, 0, 0, True), ValueSite(0, 0, 0), ValueSite(0, 1, 0)]
+    group, *_ = plan_of(blamed, [log], {0: [("s", "S"), ("t", "T")]}, blocked, types=types).groups
+    assert sites(group.candidate) == [(0, 2, 0, False, "S", "s"), (0, 3, 0, True, "", "n")]
+    assert sites(group.reference) == [(0, 4, 0, False, "s", "S"), (0, 6, 0, True, "", "R")]
+
+
+def test_a_record_behind_a_missing_cast_is_exchanged_itself() -> None:
+    reference = [call("_to_copy", "a", "b", None), call("mm", "bb", "m", 0, 0), call("_to_copy", "m", "n", 1)]
+    candidate = [call("mm", "aa", "M", None, None)]
+    types = dict.fromkeys("aMn", "float32[2]") | dict.fromkeys("bm", "bfloat16[2]")
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[0], ranks=(0,), candidate=None, reference=0)
+    blocked = [ValueSite(0, 0, position, True) for position in (0, 1)] + [ValueSite(0, 0, 0)]
+    group, *_ = plan_of(blamed, [log], {0: [("n", "M")]}, blocked, types=types).groups
+    assert sites(group.candidate) == [(0, 0, 0, False, "M", "n")]
+    assert sites(group.reference) == [(0, 2, 0, False, "n", "M")]
+
+
+def test_a_call_behind_a_missing_cast_that_has_another_argument_is_not_passed() -> None:
+    """Otherwise its own defect would be hidden."""
+    casts = [call("_to_copy", given, made, None) for given, made in ("ab", "wv")]
+    product = call("mm", "bv", "m", 0, 1)._replace(scalars=(("alpha", "1"),))
+    reference = [*casts, product, call("add", "mf", "s", 2, None)]
+    candidate = [call("mm", "aw", "M", None, None)._replace(scalars=(("alpha", "2"),))]
+    candidate += [call("add", "Mf", "S", 0, None)]
+    types = dict.fromkeys("awMsSf", "float32[2]") | dict.fromkeys("bvm", "bfloat16[2]")
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[0], ranks=(0,), candidate=None, reference=0)
+    blocked = [ValueSite(0, 0, 0, True), ValueSite(0, 0, 0)]
+    plan = plan_of(blamed, [log], {0: [("s", "S")]}, blocked, types=types)
+    assert not any(group.is_lead for group in plan.groups) and "also reads another value" in plan.problems[0]

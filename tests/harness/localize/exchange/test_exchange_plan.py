@@ -179,6 +179,7 @@ def test_an_extra_call_is_exchanged_behind_the_bucket_of_which_it_writes_a_part(
     log = CandidateLog(candidate, ReferenceLog(reference))
     blamed = Culprit(how="adds", call=candidate[2], ranks=(0,), candidate=2, reference=None)
     group, *_ = plan_of(blamed, [log], {0: [("s", "S"), ("t", "T")]}).groups
+    assert group.is_lead
     assert [site[:-2] for site in sites(group.candidate)] == [(0, 5, 0, False), (0, 6, 0, False)]
     assert [site[:-2] for site in sites(group.reference)] == [(0, 2, 0, True), (0, 3, 0, True)]
 

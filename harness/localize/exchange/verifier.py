@@ -248,7 +248,7 @@ class Verifier:
         and the last valid run.
         """
         causes, refused, blocked = list[Cause](), "", set[ValueSite]()
-        run, pending = self._first_run(), [*culprits]
+        run, pending, passed = self._first_run(), [*culprits], list[Culprit]()
         # `refused` is the first reason, since the last valid run, why a call cannot be a cause. It is reported if no
         # later call can.
         while pending:
@@ -262,6 +262,8 @@ class Verifier:
                 reason = refused or _joined(planned.problems)
             if reason:
                 refused = refused or reason
+                pending += [each for each in _extra_before(current, logs) if each not in passed]
+                passed.append(current)
                 continue
             # Some values may have another dtype or shape: plan again, with these sites blocked.
             unlike = [made for made in self._of_other_type(planned, run) if made.site not in blocked]
@@ -282,7 +284,7 @@ class Verifier:
                 cause.groups, refused = groups, trouble
                 pending[:0] = [current] if others else []
                 continue
-            causes, run, refused = tried, after, ""
+            causes, run, refused, passed = tried, after, "", []
             cause.accounts += len(before - left)
             if not left:
                 return causes, "", run
@@ -625,6 +627,17 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
         if log.matching_call(producer) is not None and not log.is_as_matched(producer, value):
             return f"it reads what {log.log[producer]} gives, which differs from what its matching call gives"
     return ""
+
+
+def _extra_before(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Culprit]:
+    """Return the extra calls whose outputs an extra call reads: one of them may be wrong first.
+
+    For example, only the candidate transposes a value, and then copies it.
+    """
+    log = logs[culprit.rank]
+    makers = log.producers(culprit.candidate) if culprit.how == "adds" and culprit.candidate is not None else ()
+    extra = [index for index in dict.fromkeys(makers) if log.matching_call(index) is None and log.differs(index)]
+    return [replace(culprit, call=log.log[index], candidate=index, instead_of="", chain=()) for index in extra]
 
 
 def _is_of_a_bucket(log: CandidateLog, index: int) -> bool:

@@ -581,9 +581,20 @@ def three(turned: bool) -> Mapping[str, Tensor]:
     return found | {f"param {i}": w.sub(grad, alpha=i + 1) for i, grad in enumerate(grads)}
 
 
+def turned(turns: bool) -> Mapping[str, Tensor]:
+    """A product as two squares, which may be transposed. Backward then transposes, copies and views."""
+    (x, w) = weights((2, 4), (4, 9))
+    squares = (x @ w).view(2, 3, 3)
+    made = (squares.transpose(1, 2) if turns else squares).sin()
+    made.backward(torch.arange(18.0).view(2, 3, 3).cos())
+    assert x.grad is not None and w.grad is not None
+    return {"made": made.detach(), "x": x.grad, "w": w.grad}
+
+
 @pytest.mark.parametrize(
     ("step", "right", "wrong"),
     [
+        (turned, False, True),
         (of_a_kernel, 2.0, 3.0),
         (three, False, True),
         (multiplied, False, True),
@@ -595,6 +606,7 @@ def three(turned: bool) -> Mapping[str, Tensor]:
         (rounded, False, True),
     ],
     ids=[
+        "behind a copy",
         "of one kernel, ten times",
         "in each other's places",
         "in two halves",

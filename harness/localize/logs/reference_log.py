@@ -65,7 +65,7 @@ class IndexedLog:
         return self._readers.get(index, ())
 
     def readers_of_parts(self, index: int) -> Sequence[int]:
-        """Return the indices of the calls that read memory of which call `index` wrote a part.
+        """Return the indices of the calls that read memory which call `index` wrote in part.
 
         For example, a collective reads a bucket whose parts were copied into it one by one.
         """

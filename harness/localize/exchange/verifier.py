@@ -27,18 +27,16 @@ from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import culprits_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
 from bitproof.harness.localize.differing import differing_digests
-from bitproof.harness.localize.exchange.exchange_plan import (
-    ExchangePlan,
-    Swap,
+from bitproof.harness.localize.exchange.exchange_plan import ExchangePlan, WrongCall, plan_of
+from bitproof.harness.localize.exchange.misreads import ways_of
+from bitproof.harness.localize.exchange.reader_exchanges import Swap
+from bitproof.harness.localize.exchange.wrong_arguments import (
     Wrong,
     WrongArguments,
-    WrongCall,
     family_of,
     is_of_family,
     of_setting,
-    plan_of,
 )
-from bitproof.harness.localize.exchange.misreads import ways_of
 from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of, returns_only_inputs
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.joined_logs import JoinedLogs

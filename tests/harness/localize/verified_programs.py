@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.exchange_plan import Swap
+from bitproof.harness.localize.exchange.reader_exchanges import Swap
 from bitproof.harness.localize.exchange.verifier import ExchangedRun, Verifier
 from bitproof.harness.localize.logs.calls import Call, returns_only_inputs
 from bitproof.harness.localize.logs.replay import OTHER_INPUTS, OTHER_TYPE, UNSTEADY, Exchanged, ValueSite

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.exchange_plan import MessageReceives, ReaderExchanges, Swap, plan_of
+from bitproof.harness.localize.exchange.exchange_plan import plan_of
+from bitproof.harness.localize.exchange.reader_exchanges import MessageReceives, ReaderExchanges, Swap
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog

@@ -27,20 +27,14 @@ from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import culprits_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
 from bitproof.harness.localize.differing import differing_digests
+from bitproof.harness.localize.exchange.cause import Cause
 from bitproof.harness.localize.exchange.exchange_plan import ExchangePlan, WrongCall, plan_of
 from bitproof.harness.localize.exchange.misreads import ways_of
 from bitproof.harness.localize.exchange.reader_exchanges import Swap
-from bitproof.harness.localize.exchange.wrong_arguments import (
-    Wrong,
-    WrongArguments,
-    family_of,
-    is_of_family,
-    of_setting,
-)
-from bitproof.harness.localize.logs.calls import CLIPPING, READS_OUT, Call, producer_of, returns_only_inputs
+from bitproof.harness.localize.exchange.wrong_arguments import WrongArguments
+from bitproof.harness.localize.exchange.wrong_input import extra_before, wrong_input
+from bitproof.harness.localize.logs.calls import Call
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
-from bitproof.harness.localize.logs.joined_logs import JoinedLogs
-from bitproof.harness.localize.logs.packing import GATHERS, PACKING, keeps_order, name_of
 from bitproof.harness.localize.logs.replay import (
     OTHER_TYPE,
     UNSTEADY,
@@ -68,98 +62,10 @@ MAX_CULPRITS = 6
 
 MAX_CALLS_SHOWN = 6
 
-_OTHER_CALLS = "adds", "lacks", "reads"
-"""Defects of a forward call that change the backward calls which autograd derives from it."""
-
 _FIRST_NUMBER = 20
 """The number of the first of these replays; other replays of a search have smaller numbers."""
 
 Differing = Mapping[int, Sequence[tuple[str, str]]]
-
-
-@dataclass
-class Cause:
-    """A cause: the first wrong call, its wrong arguments, and the exchanges for all calls with this defect.
-
-    `accounts` is the number of tensors that become equal by these exchanges, and `ways` is how the call misreads its
-    inputs (`ways_of`).
-    """
-
-    culprit: Culprit
-    wrong: Wrong
-    ways: Collection[str] = ()
-    groups: list[WrongCall] = field(default_factory=list)
-    accounts: int = 0
-
-    def has(self, culprit: Culprit, wrong: Wrong, reads: Collection[str] = (), ways: Collection[str] = ()) -> bool:
-        """Whether `culprit`, a wrong call that was found later, belongs to this cause: it has the same defect.
-
-        Example: a wrong forward call of a module, and its backward call. `reads` has digests that `culprit` reads in
-        addition to its inputs, and `ways` is how it misreads these.
-        """
-        if not set(ways).isdisjoint(self.ways):
-            return True
-        # The order matters: a wrong setting or a backward call of the same module is decisive, before operators and
-        # lines are compared.
-        if settings := of_setting(wrong):
-            return bool(settings & of_setting(self.wrong))
-        mine, other = self.culprit.call, culprit.call
-        is_there = (mine.place.module, mine.micro_batch) == (other.place.module, other.micro_batch)
-        directions = mine.place.direction, other.place.direction
-        if is_there and directions == ("forward", "backward") and culprit.how in _OTHER_CALLS:
-            return self.culprit.how in _OTHER_CALLS or self._is_argument_of(other, culprit.how)
-        # One call of `clip_grad_norm_` makes several operator calls.
-        if mine.part == other.part == CLIPPING and mine.source is not None and mine.source == other.source:
-            return True
-        if self._takes_place_of(culprit, {*culprit.call.inputs, *reads}):
-            return True
-        if wrong and wrong == self.wrong and is_of_family(mine, other, wrong):
-            return True
-        if family_of(mine.operator) != family_of(other.operator):
-            return False
-        # The calls of an update have no module, so only their lines distinguish clipping from scaling.
-        if "update" in directions and None not in (mine.source, other.source):
-            return mine.source == other.source
-        is_one_line = mine.source is not None and (mine.source, mine.operator) == (other.source, other.operator)
-        return is_there or is_one_line
-
-    def _takes_place_of(self, culprit: Culprit, reads: Collection[str]) -> bool:
-        """Whether this cause and `culprit` are a superfluous and a missing call ("adds" and "lacks") that share an
-        input.
-
-        For example, the reference reduces a gradient. The candidate first adds another gradient to it, and reduces the
-        sum.
-        """
-        direction = culprit.call.place.direction
-        if {self.culprit.how, culprit.how} != {"adds", "lacks"} or self.culprit.call.place.direction != direction:
-            return False
-        calls = [self.culprit.call, *(group.call for group in self.groups if group.rank == culprit.rank)]
-        return any(not set(call.inputs).isdisjoint(reads) for call in calls)
-
-    def _is_argument_of(self, call: Call, how: str) -> bool:
-        """Whether only one system makes `call` because of this cause's wrong argument.
-
-        A call that only the candidate makes ("adds") then has the wrong argument, and a call that only the reference
-        makes ("lacks") has the right one. For example, the backward of `add` with `alpha=0.99` makes a `mul` by 0.99;
-        with `alpha=1` it makes none.
-        """
-        # A pair has the candidate's value at 0, and the reference's at 1.
-        values = {pair[how == "lacks"] for pair in self.wrong}
-        return any(value in values for _, value in call.scalars)
-
-    @property
-    def others(self) -> list[str]:
-        """Return a text for each other call of the cause, with its ranks: `mul of layers.0 (backward) on ranks 0,
-        1`.
-        """
-        ranks: dict[str, set[int]] = {}
-        for group in self.groups:
-            ranks.setdefault(str(group.call), set()).add(group.rank)
-        ranks.pop(str(self.culprit.call), None)
-        return [
-            f"{call} on rank{'s' if len(on) > 1 else ''} {', '.join(map(str, sorted(on)))}"
-            for call, on in ranks.items()
-        ]
 
 
 @dataclass
@@ -260,7 +166,7 @@ class Verifier:
                 reason = refused or _joined(planned.problems)
             if reason:
                 refused = refused or reason
-                pending += [each for each in _extra_before(current, logs) if each not in passed]
+                pending += [each for each in extra_before(current, logs) if each not in passed]
                 passed.append(current)
                 continue
             # Some values may have another dtype or shape: plan again, with these sites blocked.
@@ -571,194 +477,6 @@ def _read_by(culprit: Culprit, log: CandidateLog) -> set[str]:
             seen.add(index)
             pending += log.reference.producers(index)
     return {value for index in seen for value in log.reference.log[index].inputs}
-
-
-def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why the blamed call cannot be the cause; "" if there is no such reason.
-
-    The reasons are:
-    - The call reads a wrong value, so an earlier call is wrong.
-    - Only the reference makes the call, and it reads a value that the candidate does not have.
-    - Only the candidate makes the call, but its output is a value that the reference also has, and that a reader needs.
-    - The call's output is in another tensor's place, but it reads what only the candidate joins in a bucket, which may
-      have exchanged the values.
-    """
-    log = logs[culprit.rank]
-    if culprit.candidate is None:
-        call = log.reference.log[culprit.index]
-        is_there = culprit.how != "lacks" or _has_inputs(log, culprit.index)
-        return "" if is_there else f"the candidate does not have what {call} reads"
-    mine = log.log[culprit.candidate]
-    if text := _wrong_number(culprit, log):
-        return text
-    # A view in place of another takes another part of the same tensor, which may be right elsewhere.
-    takes_another_part = mine.view and culprit.instead_of is not None
-    is_right = log.makes_right_values(culprit.candidate) and not _is_wrong_for_readers(log, culprit.candidate)
-    if culprit.how == "adds" and not takes_another_part and is_right:
-        return f"what {mine} gives is right: the reference has it, too"
-    theirs = log.reference.log[culprit.reference].inputs if culprit.reference is not None else ()
-    if mine.collective and (text := _wrong_peer(culprit, logs)):
-        return text
-    # A cause must read right values only. An input that the matching call has as well, or that is from before the step,
-    # is not due to an earlier call.
-    for position, (value, producer) in enumerate(
-        zip(mine.inputs, log.input_producers(culprit.candidate), strict=False)
-    ):
-        is_as_due = theirs[position : position + 1] == (value,) and culprit.how != "misplaces"
-        if producer is None or is_as_due:
-            continue
-        maker = producer_of(log.log, log.input_producers, culprit.candidate, position)
-        if maker is None or (log.log[maker].view and not log.producers(maker)):
-            continue  # it was there before the step
-        if culprit.how == "misplaces" and _is_of_a_bucket(log, maker):
-            return f"it reads what {log.log[maker]} gives, which the reference does not compute"
-        if culprit.how == "reads":  # a view of the whole computes nothing, so what it is a view of counts
-            while keeps_order(log.log[producer]) and (behind := log.input_producers(producer)[0]) is not None:
-                producer, value = behind, log.log[producer].inputs[0]
-        own = log.read_behind(producer) if culprit.how == "reads" else set()
-        if own and log.reference.values.issuperset(own):
-            continue  # the value of an extra call that computes it of right values: this call should read another one
-        if value not in log.reference.values and not (
-            culprit.how == "adds" and _only_moves(logs, culprit.rank, producer)
-        ):
-            return f"it reads what {log.log[producer]} gives, which the reference does not have"
-        if log.matching_call(producer) is not None and not log.is_as_matched(producer, value):
-            return f"it reads what {log.log[producer]} gives, which differs from what its matching call gives"
-    return ""
-
-
-def _extra_before(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Culprit]:
-    """Return the extra calls whose outputs an extra call reads: one of them may be wrong first.
-
-    For example, only the candidate transposes a value, and then copies it.
-    """
-    log = logs[culprit.rank]
-    makers = log.producers(culprit.candidate) if culprit.how == "adds" and culprit.candidate is not None else ()
-    extra = [index for index in dict.fromkeys(makers) if log.matching_call(index) is None and log.differs(index)]
-    return [replace(culprit, call=log.log[index], candidate=index, instead_of="", chain=()) for index in extra]
-
-
-def _is_of_a_bucket(log: CandidateLog, index: int) -> bool:
-    """Whether a call returns what calls that only the candidate makes have joined: they may have exchanged values."""
-    pending, seen = [index], set[int]()
-    while pending:
-        if (current := pending.pop()) not in seen and log.matching_call(current) is None:
-            if name_of(log.log[current]) in PACKING and not log.log[current].view:
-                return True
-            seen.add(current)
-            pending += log.producers(current)
-    return False
-
-
-def _is_wrong_for_readers(log: CandidateLog, index: int) -> bool:
-    """Whether all readers of a call with a match need another value in place of each output of it that they read.
-
-    For example, a reduction needs the value before an extra cast to bfloat16, which the reference also makes elsewhere.
-    False without such readers, and for a call that only copies or joins: its reader reads the wrong tensor.
-    """
-    if returns_only_inputs(log.log[index]) or name_of(log.log[index]) in PACKING:
-        return False
-    outputs, due = set(log.log[index].outputs), list[tuple[str, str]]()
-    for reader, position in log.readers(index):
-        other = log.matching_call(reader)
-        wanted = log.reference.log[other].inputs if other is not None else ()
-        if len(wanted) == len(log.log[reader].inputs):
-            due.append((log.log[reader].inputs[position], wanted[position]))
-    return bool(due) and all(found in outputs and found != wanted for found, wanted in due)
-
-
-def _only_moves(logs: Sequence[CandidateLog], rank: int, index: int) -> bool:
-    """Whether a call that only the candidate makes just selects, copies or gathers right values, such as an element of
-    a tensor. `index` is the call's in the log of `rank`.
-
-    If so, its output is right. False if the candidate lacks a selection that the reference makes: the call may be a
-    wrong version of that selection.
-    """
-    log, call = logs[rank], logs[rank].log[index]
-    if log.matching_call(index) is not None:
-        return False
-    if name_of(call) in GATHERS:
-        joined = JoinedLogs([each.log for each in logs])
-        return all(_reads_moved(logs, *site) for site in joined.together((rank, index)))
-    moves = call.view or log.packs(index) or name_of(call) == "copy_"
-    return (
-        moves
-        and not _may_replace_part(log, {value for value, _ in _moved(log, index)})
-        and _reads_moved(logs, rank, index)
-    )
-
-
-def _moved(log: CandidateLog, index: int) -> list[tuple[str, int | None]]:
-    """Return the inputs that a call may return, each with its producer: all but what `copy_` overwrites."""
-    sides = [*zip(log.log[index].inputs, log.input_producers(index), strict=False)]
-    return sides[1:] if name_of(log.log[index]) == "copy_" else sides
-
-
-def _reads_moved(logs: Sequence[CandidateLog], rank: int, index: int) -> bool:
-    """Whether a call reads right values only, or what calls return that just move such values."""
-    log = logs[rank]
-    return all(
-        value in log.reference.values or (by is not None and _only_moves(logs, rank, by))
-        for value, by in _moved(log, index)
-    )
-
-
-def _may_replace_part(log: CandidateLog, values: set[str]) -> bool:
-    """Whether the reference takes a part of these values with a call that the candidate does not make."""
-    return any(
-        call.view and not values.isdisjoint(call.inputs) and log.matching_here(index) is None
-        for index, call in enumerate(log.reference.log)
-    )
-
-
-def _has_inputs(log: CandidateLog, index: int) -> bool:
-    """Whether the candidate has all inputs of a call of the reference.
-
-    Also true if missing calls compute an input from values that the candidate has.
-    """
-    for value, producer in zip(log.reference.log[index].inputs, log.reference.input_producers(index), strict=False):
-        if value in log.values or producer is None:
-            continue
-        if log.matching_here(producer) is not None or not _has_inputs(log, producer):
-            return False
-    return True
-
-
-def _wrong_peer(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
-    """Return the reason why a collective is not to blame: another rank passes a wrong value to it.
-
-    Returns "" if no other rank does.
-    """
-    assert culprit.candidate is not None
-    joined = JoinedLogs([log.log for log in logs])
-    for rank, index in joined.together((culprit.rank, culprit.candidate)):
-        other = logs[rank].matching_call(index)
-        if rank != culprit.rank and other is not None:
-            given, due = logs[rank].log[index], logs[rank].reference.log[other]
-            # On a rank on which the call is blamed as well, other right inputs are the defect itself.
-            is_blamed = rank in culprit.ranks and logs[rank].reads_right_values(index)
-            if given.inputs != due.inputs and not is_blamed:
-                return f"it brings what {given} on rank {rank} gives to it, and its matching call gives another value"
-    return ""
-
-
-def _wrong_number(culprit: Culprit, log: CandidateLog) -> str:
-    """Return the reason why a call is not to blame: its number argument was read out of a tensor that is already wrong.
-
-    `item()` reads such numbers. Returns "" if there is no such argument, as for a number from the program's own code.
-    """
-    if culprit.candidate is None or culprit.reference is None:
-        return ""
-    known = dict(log.reference.log[culprit.reference].scalars)
-    numbers = {f"number {value}" for name, value in log.log[culprit.candidate].scalars if known.get(name) != value}
-    for index, call in enumerate(log.log[: culprit.candidate] if numbers else ()):
-        # Dynamo makes a tensor of a number in the code, which no call computes, and reads it out.
-        is_computed = call.operator == READS_OUT and any(
-            producer is not None for producer in log.input_producers(index)
-        )
-        if is_computed and numbers.intersection(call.outputs) - log.reference.values:
-            return f"it is given a number that {call} reads out of a tensor, and that the reference does not have"
-    return ""
 
 
 def unrepeated(calls: Sequence[Call], again: Sequence[Call], exchanged: Collection[int]) -> int | None:

@@ -17,7 +17,9 @@ from torch.nn import functional
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.verifier import Cause, unrepeated, wrong_input
+from bitproof.harness.localize.exchange.cause import Cause
+from bitproof.harness.localize.exchange.verifier import unrepeated
+from bitproof.harness.localize.exchange.wrong_input import wrong_input
 from bitproof.harness.localize.logs.calls import Call, CallSite
 from bitproof.harness.localize.logs.candidate_log import CandidateLog
 from bitproof.harness.localize.logs.reference_log import ReferenceLog

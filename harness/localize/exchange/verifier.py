@@ -27,10 +27,10 @@ from bitproof.harness.errors import BitproofError
 from bitproof.harness.localize.blame import culprits_in, ready_logs
 from bitproof.harness.localize.culprit import HOW, Culprit
 from bitproof.harness.localize.differing import differing_digests
-from bitproof.harness.localize.exchange.cause import Cause
 from bitproof.harness.localize.exchange.exchange_plan import ExchangePlan, WrongCall, plan_of
 from bitproof.harness.localize.exchange.misreads import ways_of
 from bitproof.harness.localize.exchange.reader_exchanges import Swap
+from bitproof.harness.localize.exchange.verified_cause import Cause
 from bitproof.harness.localize.exchange.wrong_arguments import WrongArguments
 from bitproof.harness.localize.exchange.wrong_input import extra_before, wrong_input
 from bitproof.harness.localize.logs.calls import Call

@@ -17,7 +17,7 @@ from torch.nn import functional
 from bitproof.harness.compare.differing_settings import DifferingSetting
 from bitproof.harness.errors import RankError
 from bitproof.harness.localize.culprit import Culprit
-from bitproof.harness.localize.exchange.cause import Cause
+from bitproof.harness.localize.exchange.verified_cause import Cause
 from bitproof.harness.localize.exchange.verifier import unrepeated
 from bitproof.harness.localize.exchange.wrong_input import wrong_input
 from bitproof.harness.localize.logs.calls import Call, CallSite

@@ -125,11 +125,15 @@ class ReaderExchanges:
         return known <= depth
 
     def is_blocked(self, index: int) -> bool:
-        """Whether a call's outputs cannot be exchanged with those of the matching call in the other system's log.
+        """Whether a call's outputs cannot be exchanged with those of the matching call, because their dtypes or shapes
+        differ.
 
-        True if an earlier exchange of them failed, because their dtypes or shapes differ.
+        They differ according to the log, or because an exchange of them failed.
         """
-        return index in self.blocked
+        other = self.log.matching_call(index)
+        due = self.log.reference.log[other].outputs if other is not None else ()
+        pairs = zip(self.log.log[index].outputs, due, strict=False)
+        return index in self.blocked or any(self._are_of_two_types(*pair) for pair in pairs)
 
     def may_take_outputs_of(self, mine: int, theirs: int) -> bool:
         """Whether the outputs of `mine` can be exchanged with those of its match `theirs`: number, dtypes and shapes
@@ -301,9 +305,9 @@ class ReaderExchanges:
     def _of_shown(self, index: int) -> Draft:
         """Return the exchanges for records that have an output of call `index`, if the reference's values fit there."""
         plan, call, reference = Draft(), self.log.log[index], self.log.reference
-        for wanted, held in self.pairs:
+        for wanted, held in ((wanted, held) for wanted, held in self.pairs if held in call.outputs):
             made = next(iter(reference.all_with(wanted)), None)
-            if held in call.outputs and made is not None and self._is_of_one_type(held, wanted):
+            if made is not None and self._is_of_one_type(held, wanted):
                 here = ValueSite(self.rank, index, call.outputs.index(held))
                 there = ValueSite(self.rank, made, reference.log[made].outputs.index(wanted))
                 plan.candidate.append(Swap(here, there, call.operator, held, wanted))
@@ -333,32 +337,56 @@ class ReaderExchanges:
         """Whether all inputs of a call are right, apart from those that calls with blocked outputs or new calls give.
 
         With a wrong other input, an exchange of the output would hide a second defect. An input is right if the
-        matching call reads it; for a new call, if the reference has it. An input of another dtype than the matching
-        call's cannot be compared. But if the call's output is of another dtype, too, its arguments must be equal.
+        matching call reads it; for a new call, if the reference has it.
         """
         call, other = self.log.log[reader], self.log.matching_call(reader)
-        partner = self.log.reference.log[other] if other is not None else None
-        if partner is not None and self.is_blocked(reader) and call.scalars != partner.scalars:
+        if other is not None and self.is_blocked(reader) and not self._is_behind_casts(reader):
             return False
-        right = self.log.reference.values if partner is None else partner.inputs
+        right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
         return all(
             value in right
             or producer in self.passed
             or self._is_of_new(producer)
-            or self._is_of_other_type(reader, position)
+            or (self._is_of_other_type(reader, position) and self._is_behind_casts(producer, value))
             for position, (value, producer) in enumerate(
                 zip(call.inputs, self.log.input_producers(reader), strict=False)
             )
         )
 
+    def _is_behind_casts(self, index: int | None, value: str = "") -> bool:
+        """Whether a value of another dtype than due is computed of right values by calls that have the arguments of
+        their matches: then only a cast is missing. `index` is the call that gives it, None for a value from before the
+        step.
+        """
+        pending, seen = [(index, value)], set[int]()
+        while pending:
+            current, value = pending.pop()
+            if (
+                value in self.log.reference.values
+                or current in self.passed
+                or current in seen
+                or self._is_of_new(current)
+            ):
+                continue
+            if current is None or not self.is_blocked(current) or (other := self.log.matching_call(current)) is None:
+                return False
+            seen.add(current)
+            if self.log.log[current].scalars != self.log.reference.log[other].scalars:
+                return False
+            pending += zip(self.log.input_producers(current), self.log.log[current].inputs, strict=False)
+        return True
+
     def _is_of_other_type(self, reader: int, position: int) -> bool:
-        """Whether an input is known to have another dtype or shape than the matching call's."""
+        """Whether an input has another dtype or shape than the matching call's, as far as that is known."""
         if ValueSite(self.rank, reader, position, True) in self.blocked_inputs:
             return True
         other = self.log.matching_call(reader)
         wanted = self.log.reference.log[other].inputs[position : position + 1] if other is not None else ()
-        types = {self.types.get(value) for value in (self.log.log[reader].inputs[position], *wanted)}
-        return None not in types and len(types) > 1
+        return any(self._are_of_two_types(self.log.log[reader].inputs[position], value) for value in wanted)
+
+    def _are_of_two_types(self, first: str, second: str) -> bool:
+        types = self.types.get(first), self.types.get(second)
+        return None not in types and types[0] != types[1]
 
     def _is_of_new(self, index: int | None) -> bool:
         """Whether a value is computed of right values alone, by new calls and by calls that read what these give.
@@ -409,7 +437,7 @@ class ReaderExchanges:
             at = _position_there(reference.log[reader], self.log.log[mine], position) if is_alike else position
             here, there = ValueSite(self.rank, mine, at, True), ValueSite(self.rank, reader, position, True)
             # The reader's input cannot be exchanged, so its output is.
-            if not is_alike or here in self.blocked_inputs:
+            if not is_alike or self._is_of_other_type(mine, at):
                 if self.may_take_outputs_of(mine, reader):
                     plan.add(self._of_join(mine, reader))
                 elif not is_alike or self._reads_right_beside(mine):

@@ -239,3 +239,17 @@ def test_a_call_behind_a_missing_cast_that_has_another_argument_is_not_passed() 
     blocked = [ValueSite(0, 0, 0, True), ValueSite(0, 0, 0)]
     plan = plan_of(blamed, [log], {0: [("s", "S")]}, blocked, types=types)
     assert not any(group.is_lead for group in plan.groups) and "also reads another value" in plan.problems[0]
+
+
+def test_a_missing_cast_hides_no_wrong_value_that_comes_from_before_it() -> None:
+    """`exp` has another argument. It is a defect of its own, although its value is of another dtype behind `t`."""
+    exp = call("exp", "c", "e", None)._replace(scalars=(("eps", "1"),))
+    reference = [exp, call("_to_copy", "e", "b", 0), call("t", "b", "u", 1), call("_to_copy", "w", "v", None)]
+    reference += [call("mm", "uv", "m", 2, 3), call("add", "mf", "s", 4, None)]
+    wrong = exp._replace(outputs=("E",), scalars=(("eps", "2"),))
+    candidate = [wrong, call("t", "E", "U", 0), call("mm", "Uw", "M", 1, None), call("add", "Mf", "S", 2, None)]
+    types = dict.fromkeys("ceEUwMsSf", "float32[2]") | dict.fromkeys("buvm", "bfloat16[2]")
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[3], ranks=(0,), candidate=None, reference=3)
+    plan = plan_of(blamed, [log], {0: [("s", "S")]}, types=types)
+    assert not any(group.is_lead for group in plan.groups) and "also reads another value" in plan.problems[0]

@@ -65,15 +65,19 @@ def culprit_in(
     logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
 ) -> Culprit | None:
     """Return the call to blame, or None, as `find_culprit` does. `logs` is the result of `ready_logs`."""
-    return next(iter(culprits_in(logs, differing, first)), None)
+    return next(iter(culprits_in(logs, differing, first, max_calls=1)), None)
 
 
 def culprits_in(
-    logs: Sequence[CandidateLog], differing: Differing, first: tuple[int, Pair] | None = None
+    logs: Sequence[CandidateLog],
+    differing: Differing,
+    first: tuple[int, Pair] | None = None,
+    max_calls: int | None = None,
 ) -> list[Culprit]:
     """Return the calls that may be to blame for the first tensor that has such calls, the likeliest call first.
 
-    The tensor `first` is searched before those of `differing`. Returns an empty list if no tensor has such calls.
+    The tensor `first` is searched before those of `differing`. Returns at most `max_calls` calls, all if it is None,
+    and an empty list if no tensor has such calls.
     """
     joined, known = JoinedLogs([log.log for log in logs]), JoinedLogs([log.reference.log for log in logs])
     # The record `first` comes first, and is not searched twice.
@@ -86,7 +90,7 @@ def culprits_in(
             others = Walk(logs, joined, known)
             for record in records:
                 others.from_record(*record)
-            culprits = [_culprit_of(parting, walk, others.found) for parting in ordered(walk)]
+            culprits = [_culprit_of(parting, walk, others.found) for parting in ordered(walk)[:max_calls]]
             return [with_chain(culprit, rank, pair, logs, joined, known) for culprit in culprits]
     return []
 

@@ -108,7 +108,7 @@ class Search:
         first = replace(first, holds=held_as(self.recordings["reference"], self.recordings["candidate"], key))
         pair = self._digest("reference", key), self._digest("candidate", key)
         ready = ready_logs(logs["reference"], logs["candidate"])
-        culprits = culprits_in(ready, differing, (key.rank, pair))[:MAX_CULPRITS]
+        culprits = culprits_in(ready, differing, (key.rank, pair), MAX_CULPRITS)
         if not culprits:
             return first
         culprit = culprits[0]

@@ -11,9 +11,9 @@ Budgets, on 2 cores: 8 s for the inner loop, 5 s with a kept graph, 0.5 s of it 
 45 s from process start to report, 10 GiB in all processes together, and a comparison (recording included) that costs
 5% or less of the two systems' step time.
 
-The figure is the seconds of the three cases beyond their steps' own calls. A step's calls are torch's, and multiply
-matrices in bfloat16: on a CPU without instructions for it they took 92 of 110 s. The collectives among them are
-measured beside gloo's by bench_collectives.
+The figure is the seconds of the three cases beyond their steps' own calls. These are torch's operators and our
+collectives (bench_collectives). Among them are products in bfloat16: on a CPU without instructions for it, the steps
+took 92 of 110 s.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@
 5. All other calls with the same wrong argument, on any rank, have their outputs exchanged too. Such an exchange only
    takes place if the call reads right inputs, so it cannot hide another defect. For an update, the same wrong optimizer
    setting counts as the same argument (`wrong_setting`).
-6. It reads the wrong one of several right values: all inputs misread in the same way are exchanged (`misreads`).
+6. It reads another right value than its match: all inputs misread in the same way are exchanged (`misreads`).
 
 Example for 2, where the candidate has an extra `mul`:
 
@@ -102,8 +102,8 @@ def plan_of(
     """Return all exchanges of values between the two systems for a cause.
 
     - `differing`: for each rank, the digests of the records that differ.
-    - `blocked`: sites whose values cannot be exchanged, because their dtypes or shapes differ. The outputs of their
-      readers are exchanged instead.
+    - `blocked`: sites whose values cannot be exchanged, because their dtypes or shapes differ. Their readers are used
+      instead.
     - `arguments`: finds further calls with the same wrong argument or optimizer setting.
     - `types`: the dtype and shape of each digest, as far as they are known.
     """
@@ -139,7 +139,7 @@ def plan_of(
             plan.groups.append(WrongCall(rank, call, tuple(draft.candidate), tuple(draft.reference), is_lead))
     for read in misreads_like(culprit, logs) if plan.groups else ():
         if (read.rank, read.mine) not in own:
-            readers = ReaderExchanges(logs[read.rank], read.rank, pairs.get(read.rank, []), blocked, messages)
+            readers = ReaderExchanges(logs[read.rank], read.rank, pairs.get(read.rank, []), blocked, messages, types)
             if (draft := readers.of_misread(read)).candidate:
                 call = logs[read.rank].log[read.mine]
                 plan.groups.append(
@@ -201,7 +201,7 @@ def _sites(culprit: Culprit, logs: Sequence[CandidateLog]) -> Sites:
 def _receivers(sites: Sites, logs: Sequence[CandidateLog]) -> Sites:
     """Return the extra collectives that bring the outputs of extra calls to other ranks, one for each of these ranks.
 
-    For example, a bucket whose parts one rank joins in a wrong order is wrong on all ranks.
+    For example, a bucket whose parts a rank joins in a wrong order is wrong on all ranks.
     """
     joined, known = JoinedLogs([log.log for log in logs]), {rank for rank, _, _ in sites}
     found = dict[int, int]()

@@ -1,13 +1,13 @@
-"""Find all calls that read a wrong one of several right values in the same way as the blamed call.
+"""Find all calls that read a wrong input in the same way as the blamed call.
 
-Example: a pipeline's backward of micro-batch 2 reads the activations that micro-batch 1 kept. Each call that reads one
-of them is wrong by itself, and all of them are one cause:
+Example: a pipeline's backward of micro-batch 2 reads the activations that micro-batch 1 kept. Each call that reads
+such an activation is wrong by itself, and together they are a single cause:
 
     reference    silu x2 -> a2 (forward, 2)    mul g a2 (backward, 2)    mm h a2 (backward, 2)
     candidate    silu x2 -> a2 (forward, 2)    mul g a1 (backward, 2)    mm h a1 (backward, 2)
 
 Two ways are known: another micro-batch's value of the same call, and a value left from before the step, which the
-reference never has, where the reference reads one that the step computes.
+reference never has, where the reference reads a value that the step computes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BEFORE_THE_STEP, ANOTHER_MICRO_BATCH = "before the step", "another micro-batch"
 
 
 class Misread(NamedTuple):
-    """An input that is not the one which the matching call reads: the call's rank, its index in the candidate's log and
+    """An input that differs from the matching call's: the call's rank, its index in the candidate's log and
     its match's in the reference's, and the position of the input in either.
     """
 

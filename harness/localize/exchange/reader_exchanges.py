@@ -1,9 +1,10 @@
-"""Plan exchanges at the readers of a wrong call, for a call whose own output has no match to exchange it with.
+"""Plan exchanges at the readers of a wrong call whose own output has no counterpart in the other system.
 
-1. An extra call's output becomes what the match of its reader reads. If its readers are extra too, their readers count.
+1. An extra call's output becomes the value that the match of its reader reads. If a reader is extra too, its own
+   readers are used.
 2. A missing call's output is given to the calls that should read it.
-3. Behind a missing cast, values have another dtype. The exchange is at the first input or output where the reference's
-   value fits:
+3. Behind a missing cast, values have another dtype. The exchange is at the first input or output that has the dtype of
+   the reference's value:
 
     reference    cast x -> y    mm y w -> a    cast a -> b    sum b -> l
     candidate                   mm x v -> A                   sum A -> L        sum reads b in place of A
@@ -305,7 +306,9 @@ class ReaderExchanges:
     def _of_shown(self, index: int) -> Draft:
         """Return the exchanges for records that have an output of call `index`, if the reference's values fit there."""
         plan, call, reference = Draft(), self.log.log[index], self.log.reference
-        for wanted, held in ((wanted, held) for wanted, held in self.pairs if held in call.outputs):
+        for wanted, held in self.pairs:
+            if held not in call.outputs:
+                continue
             made = next(iter(reference.all_with(wanted)), None)
             if made is not None and self._is_of_one_type(held, wanted):
                 here = ValueSite(self.rank, index, call.outputs.index(held))
@@ -330,51 +333,51 @@ class ReaderExchanges:
         return Draft([self._at_reader(here, there)], self._at_readers_there(here, there))
 
     def _is_of_one_type(self, first: str, second: str) -> bool:
-        """Whether two values are known to have one dtype and shape."""
+        """Whether two values are known to have the same dtype and shape."""
         return self.types.get(first) is not None and self.types.get(first) == self.types.get(second)
 
     def _reads_right_beside(self, reader: int) -> bool:
-        """Whether all inputs of a call are right, apart from those that calls with blocked outputs or new calls give.
+        """Whether all inputs of a call are right, apart from those that passed calls and new calls give.
 
         With a wrong other input, an exchange of the output would hide a second defect. An input is right if the
-        matching call reads it; for a new call, if the reference has it.
+        matching call reads it; for a new call, if the reference has it. An input of another dtype is right if only a
+        cast is missing before it: the calls that computed it read right inputs and have the arguments of their matches.
         """
-        call, other = self.log.log[reader], self.log.matching_call(reader)
-        if other is not None and self.is_blocked(reader) and not self._is_behind_casts(reader):
-            return False
-        right = self.log.reference.values if other is None else self.log.reference.log[other].inputs
-        return all(
-            value in right
-            or producer in self.passed
-            or self._is_of_new(producer)
-            or (self._is_of_other_type(reader, position) and self._is_behind_casts(producer, value))
-            for position, (value, producer) in enumerate(
-                zip(call.inputs, self.log.input_producers(reader), strict=False)
-            )
-        )
-
-    def _is_behind_casts(self, index: int | None, value: str = "") -> bool:
-        """Whether a value of another dtype than due is computed of right values by calls that have the arguments of
-        their matches: then only a cast is missing. `index` is the call that gives it, None for a value from before the
-        step.
-        """
-        pending, seen = [(index, value)], set[int]()
+        pending, seen = [reader], set[int]()
         while pending:
-            current, value = pending.pop()
-            if (
-                value in self.log.reference.values
-                or current in self.passed
-                or current in seen
-                or self._is_of_new(current)
-            ):
+            if (current := pending.pop()) in seen:
                 continue
-            if current is None or not self.is_blocked(current) or (other := self.log.matching_call(current)) is None:
-                return False
             seen.add(current)
-            if self.log.log[current].scalars != self.log.reference.log[other].scalars:
+            call, other = self.log.log[current], self.log.matching_call(current)
+            partner = self.log.reference.log[other] if other is not None else None
+            if partner is not None and self.is_blocked(current) and call.scalars != partner.scalars:
                 return False
-            pending += zip(self.log.input_producers(current), self.log.log[current].inputs, strict=False)
+            right = self.log.reference.values if partner is None else partner.inputs
+            for position, (value, producer) in enumerate(
+                zip(call.inputs, self.log.input_producers(current), strict=False)
+            ):
+                if value in right or producer in self.passed or self._is_of_new(producer):
+                    continue
+                if not self._is_of_other_type(current, position):
+                    return False
+                if self._is_uncast(current, position):
+                    continue
+                if producer is None or not self.is_blocked(producer):
+                    return False
+                pending.append(producer)
         return True
+
+    def _is_uncast(self, reader: int, position: int) -> bool:
+        """Whether the matching call reads the output of a missing call, such as a cast, and `reader` that call's
+        input.
+        """
+        other, reference = self.log.matching_call(reader), self.log.reference
+        makers = reference.input_producers(other)[position : position + 1] if other is not None else ()
+        value = self.log.log[reader].inputs[position]
+        return any(
+            maker is not None and self.log.matching_here(maker) is None and value in reference.log[maker].inputs
+            for maker in makers
+        )
 
     def _is_of_other_type(self, reader: int, position: int) -> bool:
         """Whether an input has another dtype or shape than the matching call's, as far as that is known."""
@@ -474,8 +477,8 @@ class ReaderExchanges:
         """
         call, plan = self.log.reference.log[index], Draft()
         for wanted, held in self.pairs:
-            made = self.log.producer(wanted, held)
-            if wanted not in call.outputs or made is None or held not in self.log.log[made].outputs:
+            made = self.log.producer(wanted, held) if wanted in call.outputs else None
+            if made is None or held not in self.log.log[made].outputs:
                 continue
             # The record's own call has a match with the wanted value: the missing call's output only equals it, as
             # zeros do.

@@ -7,8 +7,8 @@ the step are equal. With the candidate's, the reference computes the candidate's
    then equal the reference's, nothing else is wrong.
 2. Otherwise the next call to blame is searched in the log of that run, and exchanged as well. It belongs to the same
    cause, such as a backward call, or is another cause. At most `MAX_ROUNDS` runs.
-3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped. If one of
-   them made no tensor equal, the step also runs with each cause alone, since one may suffice.
+3. If there are several causes, the step runs without each of them. A cause that is not needed is dropped. If a
+   cause made no tensor equal, the step also runs with each cause alone, since a single cause may suffice.
 4. The reference's step runs with the candidate's values at the same calls. If it then computes the candidate's records,
    these values explain the whole difference.
 
@@ -233,7 +233,7 @@ class Verifier:
         """Return the calls that may be to blame for the differences of a candidate's recording, the likeliest first."""
         pairs = self._pairs(recording)
         rank = next(iter(pairs), None)
-        return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]))[:MAX_CULPRITS]
+        return [] if rank is None else culprits_in(logs, pairs, (rank, pairs[rank][0]), MAX_CULPRITS)
 
     def _exchanged_already(
         self, culprit: Culprit, planned: ExchangePlan, causes: Sequence[Cause], run: ExchangedRun

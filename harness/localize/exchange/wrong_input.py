@@ -1,4 +1,4 @@
-"""Whether a blamed call can be the cause at all: it must read right values, and give a wrong one."""
+"""Whether a blamed call can be the cause at all: its inputs must be right, and its output wrong."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     - The call reads a wrong value, so an earlier call is wrong.
     - Only the reference makes the call, and it reads a value that the candidate does not have.
     - Only the candidate makes the call, but its output is a value that the reference also has, and that a reader needs.
-    - The call's output is in another tensor's place, but it reads what only the candidate joins in a bucket, which may
+    - The call's output is in another tensor's place, but it reads a bucket that only the candidate joins. The bucket may
       have exchanged the values.
     """
     log = logs[culprit.rank]
@@ -67,7 +67,7 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
 
 
 def extra_before(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Culprit]:
-    """Return the extra calls whose outputs an extra call reads: one of them may be wrong first.
+    """Return the extra calls whose outputs an extra call reads: the first wrong call may be among them.
 
     For example, only the candidate transposes a value, and then copies it.
     """
@@ -78,7 +78,7 @@ def extra_before(culprit: Culprit, logs: Sequence[CandidateLog]) -> list[Culprit
 
 
 def _is_of_a_bucket(log: CandidateLog, index: int) -> bool:
-    """Whether a call returns what calls that only the candidate makes have joined: they may have exchanged values."""
+    """Whether extra calls have joined the values that a call returns: they may have exchanged them."""
     pending, seen = [index], set[int]()
     while pending:
         if (current := pending.pop()) not in seen and log.matching_call(current) is None:
@@ -134,7 +134,7 @@ def _moved(log: CandidateLog, index: int) -> list[tuple[str, int | None]]:
 
 
 def _reads_moved(logs: Sequence[CandidateLog], rank: int, index: int) -> bool:
-    """Whether a call reads right values only, or what calls return that just move such values."""
+    """Whether a call reads only right values, or outputs of calls that just move such values."""
     log = logs[rank]
     return all(
         value in log.reference.values or (by is not None and _only_moves(logs, rank, by))

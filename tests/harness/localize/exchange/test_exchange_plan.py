@@ -253,3 +253,26 @@ def test_a_missing_cast_hides_no_wrong_value_that_comes_from_before_it() -> None
     blamed = Culprit(how="lacks", call=reference[3], ranks=(0,), candidate=None, reference=3)
     plan = plan_of(blamed, [log], {0: [("s", "S")]}, types=types)
     assert not any(group.is_lead for group in plan.groups) and "also reads another value" in plan.problems[0]
+
+
+def test_a_missing_cast_hides_no_other_tensor_that_is_read_in_its_region() -> None:
+    """`mm` reads the other chunk's activation, which the reference casts as well, elsewhere."""
+    casts = [call("_to_copy", given, made, None) for given, made in ("ab", "xy", "wv")]
+    reference = [*casts, call("mm", "bv", "m", 0, 2), call("add", "mf", "s", 3, None)]
+    candidate = [call("mm", "xw", "M", None, None), call("add", "Mf", "S", 0, None)]
+    types = dict.fromkeys("axwMsSf", "float32[2]") | dict.fromkeys("byvm", "bfloat16[2]")
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[2], ranks=(0,), candidate=None, reference=2)
+    plan = plan_of(blamed, [log], {0: [("s", "S")]}, types=types)
+    assert not any(group.is_lead for group in plan.groups) and "also reads another value" in plan.problems[0]
+
+
+def test_a_missing_cast_hides_no_other_missing_call_before_its_exchange() -> None:
+    reference = [call("_to_copy", "w", "v", None), call("mul", "f", "g", None), call("mm", "bv", "m", None, 0)]
+    reference += [call("add", "mg", "s", 2, 1)]
+    candidate = [call("mm", "bw", "M", None, None), call("add", "Mf", "S", 0, None)]
+    types = dict.fromkeys("wMsSfg", "float32[2]") | dict.fromkeys("bvm", "bfloat16[2]")
+    log = CandidateLog(candidate, ReferenceLog(reference))
+    blamed = Culprit(how="lacks", call=reference[0], ranks=(0,), candidate=None, reference=0)
+    plan = plan_of(blamed, [log], {0: [("s", "S")]}, types=types)
+    assert not any(group.is_lead for group in plan.groups) and "also reads another value" in plan.problems[0]

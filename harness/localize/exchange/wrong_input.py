@@ -19,8 +19,8 @@ def wrong_input(culprit: Culprit, logs: Sequence[CandidateLog]) -> str:
     - The call reads a wrong value, so an earlier call is wrong.
     - Only the reference makes the call, and it reads a value that the candidate does not have.
     - Only the candidate makes the call, but its output is a value that the reference also has, and that a reader needs.
-    - The call's output is in another tensor's place, but it reads a bucket that only the candidate joins. The bucket may
-      have exchanged the values.
+    - The call's output is in another tensor's place, but it reads a bucket that only the candidate joins. The bucket
+      may have exchanged the values.
     """
     log = logs[culprit.rank]
     if culprit.candidate is None:
